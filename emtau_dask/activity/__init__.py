@@ -1,0 +1,32 @@
+"""Activity policies: which rows the next E-step scores. Knows NumPy; nothing of mixtures or storage."""
+
+from emtau_dask.activity.full import FullEM
+from emtau_dask.activity.lazy import EMLazy
+from emtau_dask.activity.named import ALGORITHMS, as_policy
+from emtau_dask.activity.policy import (
+    ActivityPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    RowState,
+    Schedule,
+)
+from emtau_dask.activity.star import EMStar
+from emtau_dask.activity.tau import EMTau
+
+__all__ = [
+    "ALGORITHMS",
+    "ActivityPolicy",
+    "EMLazy",
+    "EMStar",
+    "EMTau",
+    "Evidence",
+    "FullEM",
+    "NextPass",
+    "PassSummary",
+    "RowArray",
+    "RowState",
+    "Schedule",
+    "as_policy",
+]

@@ -1,0 +1,1 @@
+"""One chunk's task, passes over chunks, starts, K-means and the iteration loop."""

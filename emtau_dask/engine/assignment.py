@@ -1,0 +1,221 @@
+"""Passes that turn responsibilities from elsewhere than an E-step into sufficient statistics.
+
+K-means assignments, random and given responsibilities differ only in how a
+block of rows gets its responsibilities; the pass over chunks is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.passes import run_pass
+from emtau_dask.engine.problem import ChunkLoader, Problem
+from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.estep import block_rows
+from emtau_dask.mixture.statistics import (
+    PairwiseMerger,
+    SufficientStatistics,
+    block_statistics,
+    merge,
+    zero,
+)
+from emtau_dask.storage import ChunkReader, Source
+
+__all__ = [
+    "Assignment",
+    "GivenResponsibilities",
+    "NearestCentre",
+    "RandomResponsibilities",
+    "nearest",
+    "statistics_under",
+]
+
+
+class Assignment(Protocol):
+    """Gives responsibilities to the rows of one chunk."""
+
+    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return the assignment for one chunk, with what it reads for it."""
+        ...
+
+    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
+        """Return responsibilities (n, K) of a block.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d)
+        positions : ndarray of shape (n,)
+            The rows' positions in the chunk.
+        start : int
+            Global number of the chunk's first row.
+        """
+        ...
+
+
+def nearest(rows: Floats, centres: Floats) -> Ints:
+    """Return the index of each row's nearest centre; ties go to the lowest."""
+    origin = centres.mean(axis=0)
+    centred = centres - origin
+    scores = (rows - origin) @ (-2.0 * centred.T)
+    scores += np.einsum("ij,ij->i", centred, centred)
+    labels: Ints = scores.argmin(axis=1)
+    return labels
+
+
+@dataclass(frozen=True, eq=False)
+class NearestCentre:
+    """Hard assignment to the nearest centre; equal centres share their rows equally.
+
+    Attributes
+    ----------
+    centres : ndarray of shape (K, d)
+    """
+
+    centres: Floats
+
+    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return itself."""
+        return self
+
+    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
+        """Return 1 for the nearest centre, or 1/m for each of m equal ones."""
+        _, first, group = np.unique(self.centres, axis=0, return_index=True, return_inverse=True)
+        same = group.reshape(-1)[:, np.newaxis] == np.arange(len(first))
+        shares = (same / same.sum(axis=0)).T
+        order = np.argsort(first)
+        distinct: Floats = shares[order][nearest(rows, self.centres[first[order]])]
+        return distinct
+
+
+@dataclass(frozen=True)
+class RandomResponsibilities:
+    """Uniform draws, addressed by global row number and normalised to 1 per row."""
+
+    seed: int
+    n_components: int
+
+    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return itself."""
+        return self
+
+    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
+        """Return the block's draws."""
+        first, last = int(positions[0]), int(positions[-1]) + 1
+        draws = row_uniforms(self.seed, RESPONSIBILITY, start + first, start + last, self.n_components)
+        chosen = draws[positions - first]
+        normalised: Floats = chosen / chosen.sum(axis=1, keepdims=True)
+        return normalised
+
+
+@dataclass(frozen=True, eq=False)
+class GivenResponsibilities:
+    """Responsibilities that the user gives, read chunk by chunk and checked."""
+
+    reader: ChunkReader
+    values: NDArray[Any] | None = None
+
+    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return itself with the chunk's responsibilities loaded."""
+        values, _ = self.reader.load(chunk, blocks)
+        return GivenResponsibilities(self.reader, values)
+
+    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
+        """Return the block's responsibilities.
+
+        Raises
+        ------
+        InvalidDataError
+            A value is negative or not finite, or a row does not sum to 1 within 1e-6.
+        """
+        assert self.values is not None
+        values = self.values[positions].astype(np.float64)
+        sums = values.sum(axis=1)
+        good = (np.abs(sums - 1.0) <= 1e-6) & (values >= 0).all(axis=1)
+        if not good.all():
+            i = int(np.argmin(good))
+            raise InvalidDataError(
+                f"responsibilities_init of row {start + positions[i]} is {values[i]} (sum {sums[i]:.6g}); "
+                "each must be at least 0 and finite, and they must sum to 1 within 1e-6."
+            )
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class _StatisticsTask:
+    loader: ChunkLoader
+    assignment: Assignment
+    structure: CovarianceStructure
+    n_components: int
+
+    def __call__(
+        self,
+        chunk: int,
+        assignment_blocks: Sequence[NDArray[Any]],
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> SufficientStatistics:
+        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        assignment = self.assignment.prepare(chunk, assignment_blocks)
+        positions = loaded.positions()
+        weights = loaded.weights_at(positions)
+        n_features = loaded.rows.shape[1]
+        workspace = np.empty((block_rows(self.n_components, n_features), n_features))
+        merger = PairwiseMerger(self.structure)
+        for where, rows in loaded.blocks(positions, workspace):
+            responsibilities = assignment.responsibilities(rows, positions[where], loaded.start)
+            if weights is not None:
+                responsibilities = responsibilities * weights[where, np.newaxis]
+            merger.push(block_statistics(self.structure, rows, responsibilities))
+        return merger.total() or zero(self.structure, self.n_components, n_features)
+
+
+class _NoSource:
+    """Stands for the source of an assignment that reads nothing."""
+
+    def references(self, chunk: int) -> list[Any]:
+        return []
+
+    def graph(self, chunks: Sequence[int]) -> dict[Any, Any]:
+        return {}
+
+
+def statistics_under(
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    source: Source | None = None,
+    stage: str,
+    observer: FitObserver,
+) -> SufficientStatistics:
+    """Return the statistics of all rows under an assignment, in one pass.
+
+    Parameters
+    ----------
+    problem : Problem
+    assignment : Assignment
+    source : Source, optional
+        What the assignment reads, in the problem's chunks.
+    stage : str
+    observer : FitObserver
+    """
+    total = run_pass(
+        _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
+        partial(merge, problem.structure),
+        [source or _NoSource(), *problem.sources],
+        problem.chunks,
+        name="assign",
+        stage=stage,
+        observer=observer,
+    )
+    assert total is not None
+    return total

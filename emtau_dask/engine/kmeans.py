@@ -1,0 +1,92 @@
+"""K-means over chunks: Lloyd's algorithm on the same passes and tree as EM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.cluster import KMeans, kmeans_plusplus
+
+from emtau_dask.engine.assignment import NearestCentre, statistics_under
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.problem import Problem
+from emtau_dask.engine.sampling import RowSample, sample_rows, sample_size
+from emtau_dask.mixture.arrays import Floats, frozen
+from emtau_dask.mixture.statistics import SufficientStatistics
+
+__all__ = ["KMeansOutcome", "kmeans", "plusplus_seeds"]
+
+RELATIVE_TOLERANCE = 1e-4
+SEED_LIMIT = 2**32
+
+
+@dataclass(frozen=True, eq=False)
+class KMeansOutcome:
+    """A finished run.
+
+    Attributes
+    ----------
+    centres : ndarray of shape (K, d)
+        The means of the last assignment.
+    statistics : SufficientStatistics
+        Of all rows under the last assignment, in the problem's covariance structure.
+    n_iter : int
+        Passes over the rows.
+    converged : bool
+    """
+
+    centres: Floats
+    statistics: SufficientStatistics
+    n_iter: int
+    converged: bool
+
+
+def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
+    """Return k-means++ seeds (Arthur and Vassilvitskii 2007) among the rows of a sample, (K, d)."""
+    centres, _ = kmeans_plusplus(
+        sample.rows, n_components, sample_weight=sample.weights, random_state=seed % SEED_LIMIT
+    )
+    return frozen(centres)
+
+
+def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int = 300) -> KMeansOutcome:
+    """Run k-means: to convergence on a bounded sample, then by Lloyd passes over all rows.
+
+    Stops when the centres' squared movement is at most 1e-4 of the features'
+    mean variance (scikit-learn's default). A centre left without rows moves onto
+    the occupied one with the most rows, and shares them.
+
+    Parameters
+    ----------
+    problem : Problem
+    seed : int
+    observer : FitObserver
+    max_iter : int
+        Passes over the rows, at least 1.
+
+    Returns
+    -------
+    KMeansOutcome
+    """
+    sample = sample_rows(problem, seed, sample_size(problem.n_features), observer)
+    start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
+        sample.rows, sample_weight=sample.weights
+    )
+    centres = frozen(start.cluster_centers_)
+    tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
+    for n_iter in range(1, max_iter + 1):
+        statistics = statistics_under(
+            problem, NearestCentre(centres), stage=f"k-means {n_iter}", observer=observer
+        )
+        empty = statistics.weights == 0
+        if empty.any():
+            heaviest = int(np.argmax(statistics.weights))
+            observer.note(f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}")
+            moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
+            centres = frozen(moved)
+            continue
+        movement = float(((statistics.means - centres) ** 2).sum())
+        centres = statistics.means
+        if movement <= tolerance:
+            return KMeansOutcome(centres, statistics, n_iter, True)
+    return KMeansOutcome(centres, statistics, max_iter, False)

@@ -1,0 +1,53 @@
+"""How a fit tells of its progress."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from emtau_dask.engine.history import IterationRecord
+from emtau_dask.mixture.parameters import MixtureParameters
+
+__all__ = ["FitObserver", "SilentObserver"]
+
+
+class FitObserver(Protocol):
+    """Told of every pass, chunk and iteration; must not raise."""
+
+    def stage(self, name: str, chunks: int) -> None:
+        """A pass over ``chunks`` chunks begins."""
+        ...
+
+    def chunk_done(self) -> None:
+        """One of them is done; may be called from another thread."""
+        ...
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        """An iteration is complete; ``parameters`` are those of its M-step."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Something the user should know happened."""
+        ...
+
+    def close(self) -> None:
+        """The fit is over."""
+        ...
+
+
+class SilentObserver:
+    """Tells nobody."""
+
+    def stage(self, name: str, chunks: int) -> None:
+        """Ignore."""
+
+    def chunk_done(self) -> None:
+        """Ignore."""
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        """Ignore."""
+
+    def note(self, message: str) -> None:
+        """Ignore."""
+
+    def close(self) -> None:
+        """Ignore."""

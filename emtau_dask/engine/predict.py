@@ -1,0 +1,69 @@
+"""Scoring rows with a fitted mixture, block by block: labels, responsibilities, log-likelihoods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.engine.problem import LoadedChunk
+from emtau_dask.mixture.arrays import Floats
+from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
+from emtau_dask.mixture.parameters import MixtureParameters
+
+__all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring"]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One thing to compute for every row.
+
+    Attributes
+    ----------
+    pick : callable (responsibilities (n, K), log_likelihoods (n,)) -> ndarray
+    dtype : dtype
+    per_component : bool
+        Whether it has a column for each component.
+    """
+
+    pick: Callable[[Floats, Floats], NDArray[Any]]
+    dtype: np.dtype[Any]
+    per_component: bool = False
+
+    def __call__(
+        self, rows: NDArray[Any], parameters: MixtureParameters, block_info: Any = None
+    ) -> NDArray[Any]:
+        """Return it for ``rows`` (n, d); ``block_info`` is dask's, for messages.
+
+        Raises
+        ------
+        InvalidDataError
+            A row holds NaN or infinity.
+        """
+        start, chunk = 0, 0
+        if block_info:
+            chunk = block_info[0]["chunk-location"][0]
+            location = block_info[0]["array-location"][0][0]
+            start = 0 if np.isnan(location) else int(location)
+        shape = (len(rows), parameters.n_components) if self.per_component else (len(rows),)
+        result = np.empty(shape, dtype=self.dtype)
+        loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
+        for where, responsibilities, log_likelihoods in _scored(loaded, parameters):
+            result[where] = self.pick(responsibilities, log_likelihoods)
+        return result
+
+
+def _scored(loaded: LoadedChunk, parameters: MixtureParameters) -> Iterator[tuple[slice, Floats, Floats]]:
+    n_components, n_features = parameters.n_components, parameters.n_features
+    workspace = EStepWorkspace(block_rows(n_components, n_features), n_components, n_features)
+    log_scales = parameters.log_scales
+    for where, rows in loaded.blocks(loaded.positions(), workspace.rows):
+        yield where, *e_step(rows, parameters, log_scales, workspace)
+
+
+LABELS = Scoring(lambda w, ll: w.argmax(axis=1), np.dtype(np.intp))
+RESPONSIBILITIES = Scoring(lambda w, ll: w, np.dtype(np.float64), per_component=True)
+LOG_LIKELIHOODS = Scoring(lambda w, ll: ll, np.dtype(np.float64))

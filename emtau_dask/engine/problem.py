@@ -1,0 +1,243 @@
+"""What is fitted: the rows, their weights, and the shape of the mixture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.engine.blas import hold_single_thread
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.passes import run_pass
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.storage import ChunkReader, Source
+from emtau_dask.storage.arrays import describe_bad_value
+
+__all__ = ["ChunkLoader", "LoadedChunk", "Problem", "pose"]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedChunk:
+    """A chunk in memory, as stored, with the rows of positive weight picked out.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n, d)
+    weights : ndarray of shape (n,) or None
+        None where every row weighs 1.
+    present : ndarray of intp or None
+        Positions of the rows of positive weight; None where all are.
+    start : int
+        Global number of the first row.
+    bytes_read : int
+    chunk : int
+    """
+
+    rows: NDArray[Any]
+    weights: Floats | None
+    present: Ints | None
+    start: int
+    bytes_read: int
+    chunk: int
+
+    def positions(self) -> Ints:
+        """Return the positions of the rows of positive weight."""
+        return np.arange(len(self.rows)) if self.present is None else self.present
+
+    def blocks(self, positions: Ints, workspace: Floats) -> Iterator[tuple[slice, Floats]]:
+        """Gather rows into ``workspace``, a block at a time, as float64 in C order.
+
+        Parameters
+        ----------
+        positions : ndarray of intp
+            Rows of the chunk, in order.
+        workspace : ndarray of shape (block rows, d)
+            Overwritten by each block.
+
+        Yields
+        ------
+        where : slice
+            The block's place in ``positions``.
+        rows : ndarray of shape (at most block rows, d)
+            A view of ``workspace``.
+
+        Raises
+        ------
+        InvalidDataError
+            A row holds NaN or infinity.
+        """
+        size = len(workspace)
+        everything = len(positions) == len(self.rows)
+        for begin in range(0, len(positions), size):
+            where = slice(begin, min(begin + size, len(positions)))
+            block = workspace[: where.stop - begin]
+            block[...] = self.rows[where] if everything else self.rows[positions[where]]
+            if not np.isfinite(block).all():
+                row, value = describe_bad_value(block, self.start + positions[where])
+                raise InvalidDataError(
+                    f"row {row} (chunk {self.chunk}, its row {row - self.start}) of X contains {value}. "
+                    "Every value must be finite: drop or impute the row."
+                )
+            yield where, block
+
+    def weights_at(self, positions: Ints) -> Floats | None:
+        """Return the weights of ``positions``, None where every row weighs 1."""
+        return None if self.weights is None else self.weights[positions]
+
+
+@dataclass(frozen=True)
+class ChunkLoader:
+    """Loads a chunk's rows and weights inside a task."""
+
+    rows: ChunkReader
+    weights: ChunkReader | None
+    offsets: tuple[int, ...]
+
+    def load(
+        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]]
+    ) -> LoadedChunk:
+        """Return the chunk."""
+        hold_single_thread()
+        rows, bytes_read = self.rows.load(chunk, row_blocks)
+        weights, present = None, None
+        if self.weights is not None:
+            stored, weight_bytes = self.weights.load(chunk, weight_blocks)
+            weights = stored.astype(np.float64)
+            bytes_read += weight_bytes
+            if not (weights > 0).all():
+                present = np.flatnonzero(weights > 0)
+        return LoadedChunk(rows, weights, present, self.offsets[chunk], bytes_read, chunk)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data and the mixture's shape; the counts are of rows of positive weight.
+
+    Attributes
+    ----------
+    rows : Source
+        (N, d).
+    weights : Source or None
+        (N,), in the same chunks.
+    n_components : int
+    structure : CovarianceStructure
+    n_present : int
+        Rows of positive weight.
+    total_weight : float
+        ``Σ s_n``.
+    """
+
+    rows: Source
+    weights: Source | None
+    n_components: int
+    structure: CovarianceStructure
+    n_present: int
+    total_weight: float
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self.rows.shape[1]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Global number of each chunk's first row, and the number of rows."""
+        return (0, *accumulate(self.rows.chunk_rows))
+
+    @property
+    def chunks(self) -> list[int]:
+        """The chunks that hold rows."""
+        return [chunk for chunk, rows in enumerate(self.rows.chunk_rows) if rows]
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources that a pass over the rows reads."""
+        return [self.rows] if self.weights is None else [self.rows, self.weights]
+
+    def loader(self) -> ChunkLoader:
+        """Return what tasks take along to load chunks."""
+        weights = None if self.weights is None else self.weights.reader()
+        return ChunkLoader(self.rows.reader(), weights, self.offsets)
+
+
+@dataclass(frozen=True)
+class _WeightTotals:
+    weight: float
+    present: int
+
+    def plus(self, other: _WeightTotals) -> _WeightTotals:
+        return _WeightTotals(self.weight + other.weight, self.present + other.present)
+
+
+@dataclass(frozen=True)
+class _WeightTask:
+    reader: ChunkReader
+    offsets: tuple[int, ...]
+
+    def __call__(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
+        weights, _ = self.reader.load(chunk, blocks)
+        good = np.isfinite(weights) & (weights >= 0)
+        if not good.all():
+            position = int(np.argmin(good))
+            raise InvalidDataError(
+                f"sample_weight is {weights[position]} at row {self.offsets[chunk] + position} "
+                f"(chunk {chunk}); weights must be finite and at least 0."
+            )
+        return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)))
+
+
+def pose(
+    rows: Source,
+    weights: Source | None,
+    n_components: int,
+    structure: CovarianceStructure,
+    observer: FitObserver,
+) -> Problem:
+    """Return the problem after checking it; reads the weights, where there are any, and no rows.
+
+    Raises
+    ------
+    InvalidDataError
+        No rows, fewer rows of positive weight than components, or weights that
+        are negative, not finite, all zero, or not one for each row.
+    """
+    n_rows = rows.shape[0]
+    if n_rows == 0:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={rows.shape}) while a minimum of 1 is required."
+        )
+    n_present, total_weight = n_rows, float(n_rows)
+    if weights is not None:
+        if weights.shape[0] != n_rows:
+            raise InvalidDataError(
+                f"sample_weight has {weights.shape[0]} values, X has {n_rows} rows; give one for each row."
+            )
+        weights = weights.aligned(rows.chunk_rows)
+        offsets = (0, *accumulate(rows.chunk_rows))
+        totals = run_pass(
+            _WeightTask(weights.reader(), offsets),
+            _WeightTotals.plus,
+            [weights],
+            [chunk for chunk, size in enumerate(rows.chunk_rows) if size],
+            name="weights",
+            stage="weights",
+            observer=observer,
+        )
+        assert totals is not None
+        n_present, total_weight = totals.present, totals.weight
+        if n_present == 0:
+            raise InvalidDataError("every sample_weight is 0; at least one row must have a positive weight.")
+    if n_present < n_components:
+        counted = "" if weights is None else " of positive weight"
+        raise InvalidDataError(
+            f"Expected n_samples >= n_components but got n_components = {n_components}, "
+            f"n_samples = {n_present}{counted}. Lower n_components or give more rows."
+        )
+    return Problem(rows, weights, n_components, structure, n_present, total_weight)

@@ -1,0 +1,151 @@
+"""A bounded random sample of the rows, the same under any chunking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.passes import run_pass
+from emtau_dask.engine.problem import ChunkLoader, Problem
+from emtau_dask.engine.rowrandom import PRIORITY, row_uniforms
+from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.storage import ChunkReader
+
+__all__ = ["RowSample", "sample_rows", "sample_size"]
+
+SAMPLE_ELEMENTS = 2**21
+MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS = 2**12, 2**16
+DRAW_ROWS = 2**18
+
+
+def sample_size(n_features: int) -> int:
+    """Return how many rows a sample has at most: 16 MiB of float64, within 4,096 to 65,536 rows."""
+    return max(MIN_SAMPLE_ROWS, min(MAX_SAMPLE_ROWS, SAMPLE_ELEMENTS // n_features))
+
+
+@dataclass(frozen=True, eq=False)
+class RowSample:
+    """Rows drawn without replacement, each row of positive weight equally likely, in random order.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (m, d), float64
+    weights : ndarray of shape (m,)
+    numbers : ndarray of shape (m,)
+        Global row numbers.
+    """
+
+    rows: Floats
+    weights: Floats
+    numbers: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    priorities: Floats
+    numbers: Ints
+
+    def lowest(self, size: int) -> _Draw:
+        order = np.lexsort((self.numbers, self.priorities))[:size]
+        return _Draw(self.priorities[order], self.numbers[order])
+
+
+def _merge_draws(size: int, a: _Draw, b: _Draw) -> _Draw:
+    both = _Draw(np.append(a.priorities, b.priorities), np.append(a.numbers, b.numbers))
+    return both.lowest(size)
+
+
+@dataclass(frozen=True)
+class _DrawTask:
+    seed: int
+    size: int
+    offsets: tuple[int, ...]
+    weights: ChunkReader | None
+
+    def __call__(self, chunk: int, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
+        start, stop = self.offsets[chunk], self.offsets[chunk + 1]
+        present = None
+        if self.weights is not None:
+            present = self.weights.load(chunk, weight_blocks)[0] > 0
+        drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
+        for first in range(start, stop, DRAW_ROWS):
+            last = min(first + DRAW_ROWS, stop)
+            priorities = row_uniforms(self.seed, PRIORITY, first, last, 1)[:, 0]
+            numbers = np.arange(first, last)
+            if present is not None:
+                here = present[first - start : last - start]
+                priorities, numbers = priorities[here], numbers[here]
+            drawn = _merge_draws(self.size, drawn, _Draw(priorities, numbers))
+        return drawn
+
+
+@dataclass(frozen=True, eq=False)
+class _TakeTask:
+    loader: ChunkLoader
+    numbers: Ints
+
+    def __call__(
+        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
+    ) -> RowSample:
+        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        low, high = np.searchsorted(self.numbers, self.loader.offsets[chunk : chunk + 2])
+        positions = self.numbers[low:high] - loaded.start
+        rows = np.empty((len(positions), loaded.rows.shape[1]))
+        for _ in loaded.blocks(positions, rows):
+            pass
+        weights = loaded.weights_at(positions)
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, self.numbers[low:high])
+
+
+def _join(a: RowSample, b: RowSample) -> RowSample:
+    return RowSample(
+        np.concatenate([a.rows, b.rows]),
+        np.append(a.weights, b.weights),
+        np.append(a.numbers, b.numbers),
+    )
+
+
+def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -> RowSample:
+    """Return ``size`` rows, or all of them where there are fewer.
+
+    The rows with the lowest of random priorities addressed by global row
+    number: the first pass draws and reads no rows, the second reads only the
+    chunks that hold chosen ones.
+
+    Raises
+    ------
+    InvalidDataError
+        A chosen row holds NaN or infinity.
+    """
+    weights = problem.weights
+    draw = run_pass(
+        _DrawTask(seed, size, problem.offsets, None if weights is None else weights.reader()),
+        partial(_merge_draws, size),
+        [] if weights is None else [weights],
+        problem.chunks,
+        name="draw",
+        stage="sample",
+        observer=observer,
+    )
+    assert draw is not None
+    chosen = draw.lowest(size).numbers
+    ascending = np.sort(chosen)
+    holders = np.unique(np.searchsorted(problem.offsets, ascending, side="right") - 1)
+    sample = run_pass(
+        _TakeTask(problem.loader(), ascending),
+        _join,
+        problem.sources,
+        [int(chunk) for chunk in holders],
+        name="take",
+        stage="sample rows",
+        observer=observer,
+    )
+    assert sample is not None
+    order = np.searchsorted(sample.numbers, chosen)
+    return RowSample(sample.rows[order], sample.weights[order], chosen)

@@ -1,0 +1,247 @@
+"""The task of an EM iteration: a partial E-step over one chunk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.activity import ActivityPolicy, Evidence
+from emtau_dask.engine.problem import ChunkLoader, LoadedChunk
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.arrays import Bools, Floats, Ints
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
+from emtau_dask.mixture.parameters import MixtureParameters, entropy
+from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, block_statistics, merge
+from emtau_dask.storage import Generation
+
+__all__ = ["EStepTask", "HeldRows", "PassTotals", "RowTracking", "merge_held", "merge_totals"]
+
+ACTIVE = "active"
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """What inactive rows contribute to every later M-step and bound.
+
+    Attributes
+    ----------
+    statistics : SufficientStatistics
+        Under the responsibilities that they keep.
+    entropy : float
+        ``−Σ s_n w_nk ln w_nk``, nats.
+    """
+
+    statistics: SufficientStatistics
+    entropy: float
+
+
+@dataclass(frozen=True, eq=False)
+class PassTotals:
+    """The merged result of a pass.
+
+    Attributes
+    ----------
+    statistics : SufficientStatistics or None
+        Of the rows scored; None where a chunk had none.
+    log_likelihood : float
+        ``Σ s_n ln p(x_n)`` over them, nats.
+    leaving : HeldRows or None
+        Those of them that go inactive now.
+    scored : int
+        Rows scored.
+    remaining : tuple of (chunk, rows left active)
+    bytes_read : int
+    """
+
+    statistics: SufficientStatistics | None
+    log_likelihood: float
+    leaving: HeldRows | None
+    scored: int
+    remaining: tuple[tuple[int, int], ...]
+    bytes_read: int
+
+
+def merge_held(structure: CovarianceStructure, a: HeldRows | None, b: HeldRows | None) -> HeldRows | None:
+    """Return the contributions of both; None stands for no rows."""
+    if a is None or b is None:
+        return a or b
+    return HeldRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)
+
+
+def merge_totals(structure: CovarianceStructure, a: PassTotals, b: PassTotals) -> PassTotals:
+    """Return the totals of both parts of a pass."""
+    statistics = (
+        a.statistics or b.statistics
+        if a.statistics is None or b.statistics is None
+        else merge(structure, a.statistics, b.statistics)
+    )
+    return PassTotals(
+        statistics,
+        a.log_likelihood + b.log_likelihood,
+        merge_held(structure, a.leaving, b.leaving),
+        a.scored + b.scored,
+        a.remaining + b.remaining,
+        a.bytes_read + b.bytes_read,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RowTracking:
+    """Where a task finds and leaves row state, for policies that keep any.
+
+    Attributes
+    ----------
+    policy : ActivityPolicy
+    read : mapping of int to Generation
+        By chunk; a chunk that is not in it starts afresh, every row active.
+    write : Generation
+    kept : frozenset of str
+        Arrays whose values inactive rows keep; others are stored as zero there.
+    """
+
+    policy: ActivityPolicy
+    read: Mapping[int, Generation]
+    write: Generation
+    kept: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    statistics: SufficientStatistics | None
+    log_likelihood: float
+    evidence: Evidence
+
+
+@dataclass(frozen=True, eq=False)
+class EStepTask:
+    """A partial E-step over one chunk: ``task(chunk, *blocks) -> PassTotals``.
+
+    Attributes
+    ----------
+    loader : ChunkLoader
+    parameters : MixtureParameters
+        Θ of the iteration before.
+    iteration : int
+    tracking : RowTracking or None
+        None where every row is always active.
+    """
+
+    loader: ChunkLoader
+    parameters: MixtureParameters
+    iteration: int
+    tracking: RowTracking | None
+
+    def __call__(
+        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
+    ) -> PassTotals:
+        """Score the chunk's active rows; a repeated call reads and writes the same."""
+        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        if self.tracking is None:
+            scores = self._score(loaded, loaded.positions())
+            scored = len(scores.evidence.labels)
+            return PassTotals(
+                scores.statistics, scores.log_likelihood, None, scored, ((chunk, scored),), loaded.bytes_read
+            )
+        state = self._state(self.tracking, loaded)
+        positions = np.flatnonzero(state[ACTIVE])
+        scores = self._score(loaded, positions)
+        before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
+        after, stays = self.tracking.policy.update(before, scores.evidence)
+        self._write(self.tracking, chunk, state, after, positions, stays)
+        return PassTotals(
+            scores.statistics,
+            scores.log_likelihood,
+            self._held(loaded, positions[~stays]),
+            len(positions),
+            ((chunk, int(np.count_nonzero(stays))),),
+            loaded.bytes_read,
+        )
+
+    def _state(self, tracking: RowTracking, loaded: LoadedChunk) -> dict[str, NDArray[Any]]:
+        n_rows = len(loaded.rows)
+        if loaded.chunk in tracking.read:
+            return tracking.read[loaded.chunk].read(loaded.chunk, n_rows)
+        state = {name: np.zeros(n_rows, dtype=array.dtype) for name, array in tracking.write.arrays.items()}
+        state[ACTIVE][loaded.positions()] = True
+        return state
+
+    def _write(
+        self,
+        tracking: RowTracking,
+        chunk: int,
+        state: Mapping[str, NDArray[Any]],
+        after: Mapping[str, NDArray[Any]],
+        positions: Ints,
+        stays: Bools,
+    ) -> None:
+        active = np.zeros_like(state[ACTIVE])
+        active[positions] = stays
+        written = {ACTIVE: active}
+        for name, values in after.items():
+            kept = name in tracking.kept
+            written[name] = state[name].copy() if kept else np.zeros_like(state[name])
+            written[name][positions] = values if kept else np.where(stays, values, 0)
+        tracking.write.write(chunk, written)
+
+    def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
+        structure = self.parameters.structure
+        weights = loaded.weights_at(positions)
+        merger, entropies = PairwiseMerger(structure), []
+        for where, rows, responsibilities, _ in self._scored_blocks(loaded, positions):
+            row_entropy = entropy(responsibilities)
+            if weights is not None:
+                responsibilities *= weights[where, np.newaxis]
+                row_entropy *= weights[where]
+            entropies.append(float(row_entropy.sum()))
+            merger.push(block_statistics(structure, rows, responsibilities))
+        statistics = merger.total()
+        return None if statistics is None else HeldRows(statistics, math.fsum(entropies))
+
+    def _score(self, loaded: LoadedChunk, positions: Ints) -> _Scores:
+        structure = self.parameters.structure
+        weights = loaded.weights_at(positions)
+        labels: Ints = np.empty(len(positions), dtype=np.intp)
+        confidence: Floats = np.empty(len(positions))
+        log_likelihoods: Floats = np.empty(len(positions))
+        merger, sums = PairwiseMerger(structure), []
+        for where, rows, responsibilities, block_likelihoods in self._scored_blocks(loaded, positions):
+            log_likelihoods[where] = block_likelihoods
+            labels[where] = responsibilities.argmax(axis=1)
+            confidence[where] = responsibilities.max(axis=1)
+            if weights is not None:
+                responsibilities *= weights[where, np.newaxis]
+                block_likelihoods *= weights[where]
+            sums.append(float(block_likelihoods.sum()))
+            merger.push(block_statistics(structure, rows, responsibilities))
+        evidence = Evidence(self.iteration, labels, confidence, log_likelihoods)
+        return _Scores(merger.total(), math.fsum(sums), evidence)
+
+    def _scored_blocks(
+        self, loaded: LoadedChunk, positions: Ints
+    ) -> Iterator[tuple[slice, Floats, Floats, Floats]]:
+        """Yield each block's place, rows, responsibilities and log-likelihoods; all but the first reused."""
+        parameters = self.parameters
+        n_components, n_features = parameters.n_components, parameters.n_features
+        size = max(1, min(block_rows(n_components, n_features), len(positions)))
+        workspace = EStepWorkspace(size, n_components, n_features)
+        log_scales = parameters.log_scales
+        for where, rows in loaded.blocks(positions, workspace.rows):
+            responsibilities, log_likelihoods = e_step(rows, parameters, log_scales, workspace)
+            self._check_reach(loaded, positions[where], log_likelihoods)
+            yield where, rows, responsibilities, log_likelihoods
+
+    def _check_reach(self, loaded: LoadedChunk, positions: Ints, log_likelihoods: Floats) -> None:
+        reachable = np.isfinite(log_likelihoods)
+        if not reachable.all():
+            position = int(positions[np.argmin(reachable)])
+            raise InvalidDataError(
+                f"row {loaded.start + position} (chunk {loaded.chunk}, its row {position}) of X is so far "
+                "from every component that its density is beyond the range of float64 (distances above "
+                "about 1e154 standard deviations). Remove the row or scale the features."
+            )

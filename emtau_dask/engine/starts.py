@@ -1,0 +1,143 @@
+"""Starting parameters Θ₀, in bounded memory, the same for a seed under any chunking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from emtau_dask.engine.assignment import (
+    GivenResponsibilities,
+    NearestCentre,
+    RandomResponsibilities,
+    statistics_under,
+)
+from emtau_dask.engine.kmeans import kmeans, plusplus_seeds
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.problem import Problem
+from emtau_dask.engine.sampling import sample_rows, sample_size
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.arrays import Floats, frozen
+from emtau_dask.mixture.parameters import MixtureParameters, m_step
+from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.storage import Source
+
+__all__ = ["STARTS", "GivenParameters", "starting_parameters", "start_from_responsibilities"]
+
+KMEANS_PASSES = 10
+SPARE_ROWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class GivenParameters:
+    """Starting parameters that the user gives; None where the start decides.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (K,) or None
+    means : ndarray of shape (K, d) or None
+    precisions : (covariances, precisions_cholesky) or None
+    """
+
+    weights: Floats | None = None
+    means: Floats | None = None
+    precisions: tuple[Floats, Floats] | None = None
+
+
+def _kmeans_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
+    return kmeans(problem, seed, observer, max_iter=KMEANS_PASSES).statistics
+
+
+def _seeded_start(problem: Problem, seeds: Floats, observer: FitObserver) -> SufficientStatistics:
+    return statistics_under(problem, NearestCentre(seeds), stage="nearest seed", observer=observer)
+
+
+def _plusplus_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
+    sample = sample_rows(problem, seed, sample_size(problem.n_features), observer)
+    return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed), observer)
+
+
+def _random_rows_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
+    n_components = problem.n_components
+    sample = sample_rows(problem, seed, SPARE_ROWS * n_components, observer)
+    _, first = np.unique(sample.rows, axis=0, return_index=True)
+    distinct = sample.rows[np.sort(first)[:n_components]]
+    return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))), observer)
+
+
+def _random_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
+    assignment = RandomResponsibilities(seed, problem.n_components)
+    return statistics_under(problem, assignment, stage="random responsibilities", observer=observer)
+
+
+STARTS: Mapping[str, Callable[[Problem, int, FitObserver], SufficientStatistics]] = MappingProxyType(
+    {
+        "kmeans": _kmeans_start,
+        "k-means++": _plusplus_start,
+        "random": _random_start,
+        "random_from_data": _random_rows_start,
+    }
+)
+"""What ``init_params`` names: each returns the statistics whose M-step is Θ₀."""
+
+
+def start_from_responsibilities(
+    problem: Problem, responsibilities: Source, observer: FitObserver
+) -> SufficientStatistics:
+    """Return the statistics of all rows under given responsibilities.
+
+    Raises
+    ------
+    InvalidDataError
+        Wrong shape, negative or not finite, or a row that does not sum to 1 within 1e-6.
+    """
+    wanted = (problem.rows.shape[0], problem.n_components)
+    if responsibilities.shape != wanted:
+        raise InvalidDataError(
+            f"responsibilities_init has shape {responsibilities.shape}; expected {wanted}, rows x components."
+        )
+    aligned = responsibilities.aligned(problem.rows.chunk_rows)
+    return statistics_under(
+        problem,
+        GivenResponsibilities(aligned.reader()),
+        source=aligned,
+        stage="given responsibilities",
+        observer=observer,
+    )
+
+
+def starting_parameters(
+    problem: Problem,
+    given: GivenParameters,
+    statistics: Callable[[], SufficientStatistics],
+    reg_covar: float,
+) -> MixtureParameters:
+    """Return Θ₀: the given parameters, and the M-step of ``statistics()`` for the rest.
+
+    Parameters
+    ----------
+    problem : Problem
+    given : GivenParameters
+    statistics : callable () -> SufficientStatistics
+        Called only where something is not given.
+    reg_covar : float
+
+    Raises
+    ------
+    SingularComponentError
+        The start itself is singular.
+    """
+    structure = problem.structure
+    if given.weights is not None and given.means is not None and given.precisions is not None:
+        return MixtureParameters(structure.name, given.weights, given.means, *given.precisions)
+    start = m_step(statistics(), structure, reg_covar)
+    covariances, factors = given.precisions or (start.covariances, start.precisions_cholesky)
+    return MixtureParameters(
+        structure.name,
+        start.weights if given.weights is None else given.weights,
+        start.means if given.means is None else given.means,
+        covariances,
+        factors,
+    )

@@ -1,0 +1,58 @@
+"""Every error that the package raises on purpose, under one base class."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "EmtauError",
+    "InvalidDataError",
+    "InvalidDtypeError",
+    "SingularComponentError",
+]
+
+
+class EmtauError(Exception):
+    """Base class of every error that emtau_dask raises on purpose."""
+
+
+class InvalidDataError(EmtauError, ValueError):
+    """Data, weights, responsibilities or parameters that cannot be used.
+
+    The message names the value, the limit and the remedy; for NaN and infinity
+    also the first bad chunk and row.
+    """
+
+
+class InvalidDtypeError(InvalidDataError, TypeError):
+    """Data of a kind that is not real numbers (complex, object, strings)."""
+
+
+class ConfigError(EmtauError, ValueError):
+    """A run config or setting that cannot be used; names the key."""
+
+
+class SingularComponentError(EmtauError, ValueError):
+    """A component collapsed: no weight left, or no positive-definite covariance.
+
+    Attributes
+    ----------
+    component : int
+        Index of the component (0-based); for tied covariances, -1.
+    weight : float
+        Its weight, in (weighted) rows.
+    """
+
+    def __init__(self, component: int, weight: float, reason: str) -> None:
+        self.component = component
+        self.weight = weight
+        self.reason = reason
+        name = "the shared covariance" if component < 0 else f"component {component}"
+        super().__init__(
+            "Fitting the mixture model failed because some components have ill-defined empirical "
+            "covariance (for instance caused by singleton or collapsed samples). Try to decrease the "
+            "number of components, increase reg_covar, or scale the input data. "
+            f"Here {name} (weight {weight:.6g} rows): {reason}."
+        )
+
+    def __reduce__(self) -> tuple[type[SingularComponentError], tuple[int, float, str]]:
+        return type(self), (self.component, self.weight, self.reason)

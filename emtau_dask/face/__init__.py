@@ -1,0 +1,1 @@
+"""What users touch: the estimator, run configs, the command line."""

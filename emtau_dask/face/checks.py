@@ -1,0 +1,57 @@
+"""Checks of the estimator's settings, before any data is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+from emtau_dask.engine.starts import STARTS
+from emtau_dask.errors import ConfigError
+from emtau_dask.mixture.covariance import STRUCTURES
+
+__all__ = ["check_settings"]
+
+Check = Callable[[Any], bool]
+
+
+def _integer(minimum: int) -> tuple[Check, str]:
+    return (
+        lambda value: isinstance(value, Integral) and not isinstance(value, bool) and value >= minimum,
+        f"an integer of at least {minimum}",
+    )
+
+
+def _number() -> tuple[Check, str]:
+    return (
+        lambda value: isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < float("inf"),
+        "a finite number of at least 0",
+    )
+
+
+def _choice(names: Any) -> tuple[Check, str]:
+    return (lambda value: isinstance(value, str) and value in names), f"one of {', '.join(map(repr, names))}"
+
+
+_LIMITS: dict[str, tuple[Check, str]] = {
+    "n_components": _integer(1),
+    "covariance_type": _choice(STRUCTURES),
+    "tol": _number(),
+    "reg_covar": _number(),
+    "max_iter": _integer(0),
+    "n_init": _integer(1),
+    "init_params": _choice(STARTS),
+    "checkpoint_every": _integer(1),
+}
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raise `ConfigError` for the first setting that is impossible, naming value and limit."""
+    for name, (allowed, limit) in _LIMITS.items():
+        if not allowed(settings[name]):
+            raise ConfigError(f"{name} is {settings[name]!r}; it must be {limit}.")
+    if settings["checkpoint"] is not None:
+        raise ConfigError(
+            f"checkpoint is {settings['checkpoint']!r}, but this version cannot write checkpoints yet; "
+            "leave it at None."
+        )

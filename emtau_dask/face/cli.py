@@ -1,0 +1,281 @@
+"""The command `emtau`."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from emtau_dask.errors import ConfigError, EmtauError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emtau_dask.face.config import RunConfig
+    from emtau_dask.face.config_data import DatasetOptions
+
+__all__ = ["main"]
+
+FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    """Turns errors into one line on standard error and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (KeyboardInterrupt, click.Abort) as error:
+            _fail(ctx, error, "interrupted", INTERRUPTED)
+        except ConfigError as error:
+            _fail(ctx, error, str(error), BAD_USAGE)
+        except EmtauError as error:
+            _fail(ctx, error, str(error), FAILED)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise
+            what = f"{type(error).__name__}: {error}"
+            _fail(ctx, error, f"{what} (use --debug for the traceback)", FAILED)
+
+
+def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
+    if ctx.find_root().meta.get("emtau.debug"):
+        traceback.print_exception(error, file=sys.stderr)
+    click.echo(f"emtau: {' '.join(message.split())}", err=True)
+    ctx.exit(code)
+
+
+def _remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().meta["emtau.debug"] = True
+
+
+_debug = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_debug,
+    help="Show the traceback of an error.",
+)
+
+
+def _run_options(command: Command) -> Command:
+    """Add the options of commands that run a config."""
+    for option in (
+        _debug,
+        click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core."),
+        click.option("--scheduler", help="threads (others are not available yet)."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a key, as in model.n_init=3.",
+        ),
+        click.argument("config", type=click.Path(path_type=Path)),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="emtau_dask")
+@_debug
+def main() -> None:
+    """Gaussian mixtures fitted by EM with partial E-steps, on data larger than memory.
+
+    Exit codes: 0 done; 1 failed; 2 wrong usage or config; 3 stopped at max_iter
+    without converging, results written all the same; 130 interrupted.
+    """
+
+
+@main.command()
+@_run_options
+@click.option("--overwrite", is_flag=True, help="Replace the results of an earlier run.")
+@click.option("--plan", is_flag=True, hidden=True)
+@click.pass_context
+def fit(
+    ctx: click.Context,
+    config: Path,
+    overrides: tuple[str, ...],
+    scheduler: str | None,
+    workers: int | None,
+    overwrite: bool,
+    plan: bool,
+) -> None:
+    """Fit what CONFIG (a YAML file) describes and write what its output asks for."""
+    if plan:
+        raise click.UsageError("--plan is not available yet")
+    run_config = _load(config, overrides, scheduler, workers)
+    from emtau_dask.face.report_tables import component_table, fit_table
+    from emtau_dask.face.runs import run_fit
+
+    result = run_fit(run_config, overwrite=overwrite, progress=sys.stderr)
+    console = _console()
+    console.print(component_table(result.model, result.label_counts))
+    console.print(fit_table(result.model, result.inputs.rows.shape[0]))
+    for what, path in (("model", result.model_path), ("labels", result.labels_path)):
+        if path is not None:
+            click.echo(f"{what} saved in {path}")
+    if result.model.stop_reason_ == "max-iter":
+        click.echo(
+            f"emtau: stopped at stop.max_iter = {run_config.stop.max_iter} without converging to stop.tol = "
+            f"{run_config.stop.tol:g}; the results are written. Raise one of them for a converged fit.",
+            err=True,
+        )
+        ctx.exit(NOT_CONVERGED)
+
+
+@main.command()
+@_run_options
+def compare(config: Path, overrides: tuple[str, ...], scheduler: str | None, workers: int | None) -> None:
+    """Run the algorithms that CONFIG lists on the same data from the same start."""
+    run_config = _load(config, overrides, scheduler, workers)
+    if not run_config.algorithm.compare:
+        raise ConfigError("algorithm.compare = [] must list the algorithms to compare, such as [{name: em}]")
+    from emtau_dask.face.compare import run_compare
+
+    run_compare(run_config, _console())
+
+
+@main.command()
+@click.argument("run_or_model", type=click.Path(path_type=Path))
+@click.argument("data")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--proba", is_flag=True, help="Also write each row's responsibilities.")
+@click.option("--scores", is_flag=True, help="Also write each row's log-likelihood, in nats.")
+@click.option("--array", help="Member of DATA, where it is a zarr group.")
+@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet.")
+@click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
+@click.option("--overwrite", is_flag=True, help="Replace zarr data at OUT.")
+@_debug
+def predict(
+    run_or_model: Path,
+    data: str,
+    out: Path,
+    proba: bool,
+    scores: bool,
+    array: str | None,
+    columns: str | None,
+    workers: int | None,
+    overwrite: bool,
+) -> None:
+    """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
+
+    RUN_OR_MODEL is a saved model, or the folder of a run that saved one as
+    model.zarr. DATA is a zarr array or group, an .npy or a parquet file.
+    """
+    from emtau_dask.face.runs import run_predict
+
+    counts = run_predict(
+        run_or_model,
+        data,
+        out,
+        array=array,
+        columns=columns.split(",") if columns else None,
+        probabilities=proba,
+        scores=scores,
+        workers=workers,
+        overwrite=overwrite,
+        progress=sys.stderr,
+    )
+    click.echo(f"{counts.sum():,} rows labelled in {out}")
+
+
+@main.group()
+def dataset() -> None:
+    """Write a dataset to a zarr group with the arrays X and labels."""
+
+
+def _dataset_options(command: Command) -> Command:
+    """Add the options of every dataset."""
+    for option in (
+        _debug,
+        click.option("--overwrite", is_flag=True, help="Replace zarr data at OUT."),
+        click.option("--chunk-rows", type=click.IntRange(1), help="Rows in a chunk."),
+        click.argument("out", type=click.Path(path_type=Path)),
+    ):
+        command = option(command)
+    return command
+
+
+@dataset.command()
+@_dataset_options
+def digits(out: Path, chunk_rows: int | None, overwrite: bool) -> None:
+    """Handwritten digits that come with scikit-learn (1797 × 64)."""
+    from emtau_dask.face.config_data import DigitsOptions
+
+    _make(DigitsOptions(chunk_rows=chunk_rows), out, overwrite)
+
+
+@dataset.command()
+@_dataset_options
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def example1(out: Path, chunk_rows: int | None, overwrite: bool, seed: int) -> None:
+    """The EM-Tau paper's Example 1: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1)."""
+    from emtau_dask.face.config_data import Example1Options
+
+    _make(Example1Options(chunk_rows=chunk_rows, seed=seed), out, overwrite)
+
+
+@dataset.command()
+@_dataset_options
+@click.option(
+    "--source", metavar="FILE.npz", help="MNIST images (X) and digits (y); else they are downloaded."
+)
+def mnist(out: Path, chunk_rows: int | None, overwrite: bool, source: str | None) -> None:
+    """The EM-Tau paper's Example 2: MNIST digits 1, 2, 4, 5 and 6, by 42 principal components."""
+    from emtau_dask.face.config_data import MnistOptions
+
+    _make(MnistOptions(chunk_rows=chunk_rows, source=source), out, overwrite)
+
+
+@dataset.command()
+@_dataset_options
+@click.option("--rows", type=click.IntRange(1), default=1_000_000, show_default=True)
+@click.option("--features", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--components", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def mixture(
+    out: Path, chunk_rows: int | None, overwrite: bool, rows: int, features: int, components: int, seed: int
+) -> None:
+    """A synthetic Gaussian mixture of any size, streamed to disk."""
+    from emtau_dask.face.config_data import MixtureOptions
+
+    options = MixtureOptions(
+        chunk_rows=chunk_rows, rows=rows, features=features, components=components, seed=seed
+    )
+    _make(options, out, overwrite)
+
+
+def _make(options: DatasetOptions, out: Path, overwrite: bool) -> None:
+    from emtau_dask.face.datasets import make_dataset
+    from emtau_dask.face.progress import watching
+
+    with watching(sys.stderr) as observer:
+        rows, features = make_dataset(options, out, overwrite=overwrite, observer=observer)
+    click.echo(f"{rows:,} rows × {features} features written to {out}")
+
+
+def _load(config: Path, overrides: tuple[str, ...], scheduler: str | None, workers: int | None) -> RunConfig:
+    from emtau_dask.face.config import load_config
+
+    flags = [f"cluster.scheduler={scheduler}"] if scheduler is not None else []
+    flags += [f"cluster.workers={workers}"] if workers is not None else []
+    return load_config(config, [*overrides, *flags])
+
+
+def _console() -> Console:
+    """Return a console on standard output, wide enough for tables where it is no terminal."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)

@@ -1,0 +1,227 @@
+"""Run configs: what a YAML file may say, checked before any work starts.
+
+A config has the sections `data`, `model`, `algorithm`, `stop`, `checkpoint`,
+`cluster` and `output`. Relative paths are relative to the working directory,
+those of `output` to `output.directory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainValidator, ValidationError, model_validator
+
+from emtau_dask.errors import ConfigError
+from emtau_dask.face.config_algorithms import Algorithm, RunEMTau, Section
+from emtau_dask.face.config_data import DataSection
+from emtau_dask.face.config_errors import explain
+from emtau_dask.face.config_fields import boolean, choice, expected, number, optional, text, whole
+from emtau_dask.face.config_yaml import apply_override, read_yaml
+
+__all__ = [
+    "ClusterSection",
+    "DataSection",
+    "ModelSection",
+    "OutputSection",
+    "RunConfig",
+    "StopSection",
+    "load_config",
+]
+
+
+class InitSection(Section):
+    """A start by given responsibilities, drawn from a flat Dirichlet distribution.
+
+    Attributes
+    ----------
+    dirichlet_seed : int
+        ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
+    """
+
+    dirichlet_seed: Annotated[int, whole(0)]
+
+
+class ModelSection(Section):
+    """The mixture and its start; the names are scikit-learn's."""
+
+    n_components: Annotated[int, whole(1)]
+    covariance_type: Annotated[
+        Literal["full", "tied", "diag", "spherical"], choice("full", "tied", "diag", "spherical")
+    ] = "full"
+    reg_covar: Annotated[float, number(0.0)] = 1e-6
+    n_init: Annotated[int, whole(1)] = 1
+    init_params: Annotated[
+        Literal["kmeans", "k-means++", "random", "random_from_data"],
+        choice("kmeans", "k-means++", "random", "random_from_data"),
+    ] = "kmeans"
+    init: InitSection | None = None
+    random_state: Annotated[int, whole(0)] = 0
+
+    @model_validator(mode="after")
+    def _one_given_start(self) -> ModelSection:
+        if self.init is not None and self.n_init > 1:
+            raise expected(f"without n_init={self.n_init} where init gives the start: one start, one fit")
+        return self
+
+
+class StopSection(Section):
+    """When a fit stops.
+
+    Attributes
+    ----------
+    tol : float
+        Change of the lower bound, in nats per row; 0 never stops by it.
+    max_iter : int
+        Iterations at most.
+    """
+
+    tol: Annotated[float, number(0.0)] = 1e-5
+    max_iter: Annotated[int, whole(1)] = 500
+
+
+class CheckpointSection(Section):
+    """Where a run is committed, and after how many iterations."""
+
+    path: Annotated[str | None, optional(text("a path"))] = None
+    every: Annotated[int, whole(1)] = 1
+
+
+def _scheduler(value: object) -> object:
+    if isinstance(value, str) and value.startswith(("tcp://", "tls://")):
+        return value
+    return choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT").func(value)  # type: ignore[call-arg]
+
+
+class ClusterSection(Section):
+    """What computes.
+
+    Attributes
+    ----------
+    scheduler : str
+        ``threads``, ``processes``, or the address of a dask scheduler.
+    workers : int or None
+        Threads of the scheduler ``threads``; worker processes of a cluster. None: one for each core.
+    threads : int
+        Threads in each worker process of a cluster.
+    memory_limit : str or None
+        Memory of each worker process of a cluster, such as ``2GB``.
+    """
+
+    scheduler: Annotated[str, PlainValidator(_scheduler)] = "threads"
+    workers: Annotated[int | None, optional(whole(1))] = None
+    threads: Annotated[int, whole(1)] = 1
+    memory_limit: Annotated[str | None, optional(text("an amount of memory such as 2GB"))] = None
+
+
+class OutputSection(Section):
+    """What a run leaves behind.
+
+    Attributes
+    ----------
+    directory : str
+        Folder of the results; ``runs/<name of the config>`` unless given.
+    model : str or None
+        The fitted model.
+    labels : str or None
+        Zarr group with the array `labels` and what the next two ask for.
+    probabilities, scores : bool
+        Also write each row's responsibilities; its log-likelihood.
+    report : str or None
+        A page about the run.
+    """
+
+    directory: Annotated[str, text("a folder")]
+    model: Annotated[str | None, optional(text("a path"))] = "model.zarr"
+    labels: Annotated[str | None, optional(text("a path"))] = "labels.zarr"
+    probabilities: Annotated[bool, boolean()] = False
+    scores: Annotated[bool, boolean()] = False
+    report: Annotated[str | None, optional(text("a path"))] = None
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> OutputSection:
+        if self.labels is None and (self.probabilities or self.scores):
+            raise expected(
+                "given labels where probabilities or scores are asked for: they go to the same place"
+            )
+        return self
+
+    def place(self, name: str) -> Path:
+        """Return the path of the result `name`, below `directory` unless absolute."""
+        return Path(self.directory) / name
+
+
+def _empty_is_default(value: Any) -> Any:
+    return {} if value is None else value
+
+
+_OrDefault = BeforeValidator(_empty_is_default)
+
+
+class RunConfig(Section):
+    """A whole run config; see the sections for the keys."""
+
+    data: DataSection
+    model: ModelSection
+    algorithm: Annotated[Algorithm, _OrDefault] = RunEMTau()
+    stop: Annotated[StopSection, _OrDefault] = StopSection()
+    checkpoint: Annotated[CheckpointSection, _OrDefault] = CheckpointSection()
+    cluster: Annotated[ClusterSection, _OrDefault] = ClusterSection()
+    output: OutputSection
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a run config.
+
+    Parameters
+    ----------
+    path : str or Path
+        A YAML file.
+    overrides : sequence of str
+        Settings ``section.key=value`` that win over the file's, values in YAML.
+
+    Returns
+    -------
+    RunConfig
+        The config, frozen.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or a key is unknown or missing, or a value has the
+        wrong type or cannot be; the message names key, value, limit and nearest valid one.
+    """
+    path = Path(path)
+    content = read_yaml(path)
+    for override in overrides:
+        content = apply_override(content, override)
+    output = content.get("output")
+    if output is None or isinstance(output, dict):
+        content = {**content, "output": {"directory": f"runs/{path.stem}", **(output or {})}}
+    try:
+        config = RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(explain(error, content, RunConfig)) from None
+    _refuse_unavailable(config)
+    return config
+
+
+def _refuse_unavailable(config: RunConfig) -> None:
+    """Refuse what the schema knows and this version cannot do."""
+    cluster, checkpoint, report = config.cluster, config.checkpoint.path, config.output.report
+    unavailable = [
+        (checkpoint is not None, "checkpoint.path", checkpoint, "leave it out; the run cannot be resumed"),
+        (cluster.scheduler != "threads", "cluster.scheduler", cluster.scheduler, "use threads"),
+        (cluster.threads != 1, "cluster.threads", cluster.threads, "leave it out and set cluster.workers"),
+        (
+            cluster.memory_limit is not None,
+            "cluster.memory_limit",
+            cluster.memory_limit,
+            "leave it out; smaller chunks use less memory",
+        ),
+        (report is not None, "output.report", report, "leave it out"),
+    ]
+    for asked, key, value, remedy in unavailable:
+        if asked:
+            raise ConfigError(f"{key} = {value!r} is not available yet: {remedy}")

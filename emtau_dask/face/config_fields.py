@@ -1,0 +1,124 @@
+"""Field types of a run config: each refuses a wrong value in words of its own.
+
+An error raised here carries the expectation and, where there is one, the nearest
+valid value; `emtau_dask.face.config_errors` puts the key and the value before it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
+
+__all__ = ["boolean", "choice", "expected", "number", "optional", "strings", "text", "whole"]
+
+
+def expected(what: str, nearest: object = None) -> PydanticCustomError:
+    """Return the error for a value that is not `what`."""
+    hint = "" if nearest is None else f"; the nearest valid value is {nearest}"
+    return PydanticCustomError("expected", "{message}", {"message": f"must be {what}{hint}"})
+
+
+def check_whole(value: object, minimum: int, what: str | None = None) -> int:
+    """Return `value` if it is an integer of at least `minimum`."""
+    what = what or f"a whole number of {minimum} or more"
+    if isinstance(value, float) and value.is_integer():
+        raise expected(what, max(minimum, int(value)))
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise expected(what, _unquoted(value))
+    if value < minimum:
+        raise expected(what, minimum)
+    return value
+
+
+def check_number(value: object, low: float, high: float, what: str, *, above_low: bool = False) -> float:
+    """Return `value` as a float if it is finite and between `low` and `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise expected(what, _unquoted(value))
+    result = float(value)
+    if not math.isfinite(result):
+        raise expected(what)
+    if result < low or (above_low and result == low):
+        raise expected(what, None if above_low else f"{low:g}")
+    if result > high:
+        raise expected(what, f"{high:g}")
+    return result
+
+
+def whole(minimum: int) -> PlainValidator:
+    """Return a validator for integers of at least `minimum`."""
+    return PlainValidator(lambda value: check_whole(value, minimum))
+
+
+def number(minimum: float) -> PlainValidator:
+    """Return a validator for finite numbers of at least `minimum`."""
+    what = f"a finite number of {minimum:g} or more"
+    return PlainValidator(lambda value: check_number(value, minimum, math.inf, what))
+
+
+def choice(*names: str) -> PlainValidator:
+    """Return a validator for one of a few names."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value in names:
+            return value
+        near = difflib.get_close_matches(str(value), names, n=1)
+        raise expected(f"one of {', '.join(names)}", near[0] if near else None)
+
+    return PlainValidator(check)
+
+
+def text(what: str) -> PlainValidator:
+    """Return a validator for a string that is not empty, described as `what`."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise expected(f"{what}, as text", None if value in (None, "") else f"{value!r}")
+        return value
+
+    return PlainValidator(check)
+
+
+def strings(what: str) -> PlainValidator:
+    """Return a validator for a list of distinct names, described as `what`."""
+
+    def check(value: object) -> tuple[str, ...]:
+        names = tuple(value) if isinstance(value, list | tuple) else ()
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise expected(f"a list of {what}")
+        if len(set(names)) < len(names):
+            raise expected(f"a list of {what} without repeats")
+        return names
+
+    return PlainValidator(check)
+
+
+def boolean() -> PlainValidator:
+    """Return a validator for ``true`` and ``false``."""
+
+    def check(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise expected("true or false")
+        return value
+
+    return PlainValidator(check)
+
+
+def optional(validator: PlainValidator) -> PlainValidator:
+    """Return `validator` with ``null`` allowed as well."""
+    inner: Callable[[Any], Any] = validator.func  # type: ignore[assignment]
+    return PlainValidator(lambda value: None if value is None else inner(value))
+
+
+def _unquoted(value: object) -> str | None:
+    """Return the number that a quoted value spells, if it does."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return f"{float(value):g} (without quotes)"
+    except ValueError:
+        return None

@@ -1,0 +1,485 @@
+"""`GaussianMixture`: the estimator that users of scikit-learn and dask expect."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from emtau_dask.activity import ALGORITHMS, as_policy
+from emtau_dask.engine.blas import single_threaded_libraries
+from emtau_dask.engine.history import FitHistory
+from emtau_dask.engine.loop import EmOutcome, EmSettings, iterate, temporary_row_state
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring
+from emtau_dask.engine.problem import Problem, pose
+from emtau_dask.engine.starts import (
+    STARTS,
+    GivenParameters,
+    start_from_responsibilities,
+    starting_parameters,
+)
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.face.checks import check_settings
+from emtau_dask.face.data import checked_array, checked_lazy, fit_source, row_values_source
+from emtau_dask.face.modelfile import load_model, save_model
+from emtau_dask.face.progress import observer_for
+from emtau_dask.mixture.parameters import (
+    MixtureParameters,
+    check_means,
+    check_precisions,
+    check_weights,
+)
+from emtau_dask.mixture.arrays import frozen
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.storage import Source, as_dask
+
+__all__ = ["GaussianMixture"]
+
+SEEDS = 2**31 - 1
+
+
+class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
+    """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
+
+    Parameters
+    ----------
+    n_components : int, default=1
+        Number of components K.
+    covariance_type : {"full", "tied", "diag", "spherical"}, default="full"
+    algorithm : {"em", "em-tau", "em-star", "em-lazy"} or policy, default="em-tau"
+        Which rows each E-step scores: a name, for the policy's defaults, or an
+        object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, or one's own with the
+        methods of `emtau_dask.activity.ActivityPolicy`.
+    tol : float, default=1e-5
+        The fit stops when the lower bound changes by less; nats per row. 0
+        never stops by it.
+    reg_covar : float, default=1e-6
+        Added to every variance.
+    max_iter : int, default=500
+    n_init : int, default=1
+        Starts to try; the one with the best final bound supplies every fitted
+        attribute.
+    init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
+        Bounded memory on data of any size; a seed gives the same start under
+        any chunking. ``"k-means++"`` and ``"random_from_data"`` assign every row
+        to its nearest seed.
+    weights_init : array-like of shape (n_components,), optional
+        Above 0, summing to 1.
+    means_init : array-like of shape (n_components, n_features), optional
+    precisions_init : array-like, optional
+        Inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+    random_state : int, RandomState, Generator or None
+    warm_start : bool, default=False
+        Start from the parameters of the last fit; ``n_init`` is then ignored.
+    checkpoint : None
+        Reserved.
+    checkpoint_every : int, default=1
+        Reserved.
+    verbose : int, default=0
+        1 prints progress to standard output.
+
+    Attributes
+    ----------
+    weights_ : ndarray of shape (n_components,), float64
+    means_ : ndarray of shape (n_components, n_features), float64
+    covariances_, precisions_, precisions_cholesky_ : ndarray, float64
+        (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+    stop_reason_ : {"tol", "no-active-rows", "max-iter"}
+    converged_ : bool
+        True iff ``stop_reason_`` is ``"tol"``. For ``EMTau(revisit=None)`` and
+        `EMStar` that does not imply a stationary point of the log-likelihood:
+        the parameters may stop because the rows froze.
+    n_iter_ : int
+    lower_bound_ : float
+        Last lower bound of the log-likelihood, before the last M-step; nats per
+        (weighted) row.
+    lower_bounds_ : list of float
+        Of every iteration.
+    history_ : FitHistory
+        One `IterationRecord` an iteration; ``history_.work`` is the number of
+        passes over the data that the scored rows amount to.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features,)
+        Where the data names its features.
+
+    References
+    ----------
+    Fajardo and Liang, "On the EM-Tau Algorithm: a new EM style algorithm with
+    partial E-steps". Neal and Hinton 1998, "A view of the EM algorithm that
+    justifies incremental, sparse, and other variants".
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from emtau_dask import EMTau, GaussianMixture
+    >>> X = da.random.default_rng(0).normal(size=(1000, 2), chunks=(250, 2))
+    >>> gm = GaussianMixture(2, algorithm=EMTau(tau=20), random_state=0).fit(X)
+    >>> gm.means_.shape
+    (2, 2)
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: str = "full",
+        algorithm: Any = "em-tau",
+        tol: float = 1e-5,
+        reg_covar: float = 1e-6,
+        max_iter: int = 500,
+        n_init: int = 1,
+        init_params: str = "kmeans",
+        weights_init: Any = None,
+        means_init: Any = None,
+        precisions_init: Any = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+        checkpoint: Any = None,
+        checkpoint_every: int = 1,
+        verbose: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.algorithm = algorithm
+        self.tol = tol
+        self.reg_covar = reg_covar
+        self.max_iter = max_iter
+        self.n_init = n_init
+        self.init_params = init_params
+        self.weights_init = weights_init
+        self.means_init = means_init
+        self.precisions_init = precisions_init
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.checkpoint = checkpoint
+        self.checkpoint_every = checkpoint_every
+        self.verbose = verbose
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm."""
+        nested = any(name.startswith("algorithm__") for name in params)
+        algorithm = params.get("algorithm", self.algorithm)
+        if nested and isinstance(algorithm, str) and algorithm in ALGORITHMS:
+            params = {
+                "algorithm": as_policy(algorithm),
+                **{k: v for k, v in params.items() if k != "algorithm"},
+            }
+        super().set_params(**params)
+        return self
+
+    def fit(
+        self, X: Any, y: Any = None, *, sample_weight: Any = None, responsibilities_init: Any = None
+    ) -> Self:
+        """Fit the mixture.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+        y : ignored
+        sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
+            At least 0; a row of weight 0 is as if absent.
+        responsibilities_init : dask array, zarr array or array-like of shape (n_samples, n_components), optional
+            The start, instead of ``init_params``; rows sum to 1 within 1e-6.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            The data, weights or starting values cannot be used.
+        ConfigError
+            A setting is impossible.
+        SingularComponentError
+            A component collapsed; names the remedies.
+
+        Warns
+        -----
+        ConvergenceWarning
+            ``max_iter`` was reached first.
+        """
+        settings = self.get_params(deep=False)
+        check_settings(settings)
+        policy = as_policy(self.algorithm)
+        policy.row_arrays(self.n_components, self.max_iter)
+        rows = fit_source(self, X)
+        observer = observer_for(self.verbose)
+        try:
+            with single_threaded_libraries():
+                problem = pose(
+                    rows,
+                    row_values_source(sample_weight, ndim=1, what="sample_weight"),
+                    self.n_components,
+                    structure_named(self.covariance_type),
+                    observer,
+                )
+                given = self._given(problem)
+                responsibilities = row_values_source(
+                    responsibilities_init, ndim=2, what="responsibilities_init"
+                )
+                outcome = self._best_run(problem, policy, given, responsibilities, observer)
+        finally:
+            observer.close()
+        self._publish(outcome.parameters, outcome.history, outcome.stop_reason)
+        if outcome.stop_reason == "max-iter" and self.max_iter > 0:
+            warnings.warn(
+                "Best performing initialization did not converge. Try different init parameters, or "
+                "increase max_iter, tol, or check for degenerate data.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def _given(self, problem: Problem) -> GivenParameters:
+        K, d = problem.n_components, problem.n_features
+        weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
+        return GivenParameters(
+            None if weights is None else check_weights(weights, K),
+            None if means is None else check_means(means, K, d),
+            None if precisions is None else check_precisions(precisions, problem.structure, K, d),
+        )
+
+    def _best_run(
+        self,
+        problem: Problem,
+        policy: Any,
+        given: GivenParameters,
+        responsibilities: Source | None,
+        observer: FitObserver,
+    ) -> EmOutcome:
+        warm = self.warm_start and hasattr(self, "converged_")
+        settings = EmSettings(self.tol, self.max_iter, self.reg_covar, self.lower_bound_ if warm else None)
+        best: EmOutcome | None = None
+        seeds = _Seeds(self.random_state)
+        for _ in range(1 if warm else self.n_init):
+            seed = seeds.draw()
+            if warm:
+                start = self._fitted_parameters(problem)
+            elif responsibilities is not None:
+                statistics = start_from_responsibilities(problem, responsibilities, observer)
+                start = starting_parameters(
+                    problem, GivenParameters(), lambda s=statistics: s, self.reg_covar
+                )
+            else:
+                begin = STARTS[self.init_params]
+                start = starting_parameters(
+                    problem, given, lambda s=seed: begin(problem, s, observer), self.reg_covar
+                )
+            with temporary_row_state(problem, policy, self.max_iter) as row_state:
+                outcome = iterate(problem, start, policy, settings, row_state, observer)
+            if best is None or outcome.lower_bound > best.lower_bound:
+                best = outcome
+        assert best is not None
+        return best
+
+    def _fitted_parameters(self, problem: Problem) -> MixtureParameters:
+        parameters = self._parameters
+        expected = (self.covariance_type, problem.n_components, problem.n_features)
+        found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
+        if found != expected:
+            raise InvalidDataError(
+                f"warm_start: the last fit had (covariance_type, components, features) = {found}, this one has "
+                f"{expected}. Set warm_start=False, or use a new estimator."
+            )
+        return parameters
+
+    @property
+    def _parameters(self) -> MixtureParameters:
+        return MixtureParameters(
+            self._fitted_type,
+            frozen(self.weights_),
+            frozen(self.means_),
+            frozen(self.covariances_),
+            frozen(self.precisions_cholesky_),
+        )
+
+    def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
+        self._fitted_type = parameters.covariance_type
+        self.weights_ = np.array(parameters.weights)
+        self.means_ = np.array(parameters.means)
+        self.covariances_ = np.array(parameters.covariances)
+        self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
+        self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
+        self.history_ = history
+        self.n_iter_ = len(history)
+        self.lower_bounds_ = [record.lower_bound for record in history]
+        self.lower_bound_ = self.lower_bounds_[-1] if self.lower_bounds_ else -np.inf
+        self.stop_reason_ = stop_reason
+        self.converged_ = stop_reason == "tol"
+
+    def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""
+        return self.fit(X, y, **fit_params).predict(X)
+
+    def _score(self, X: Any, scoring: Scoring) -> Any:
+        check_is_fitted(self)
+        lazy = checked_lazy(self, X)
+        parameters = self._parameters
+        if lazy is None:
+            return scoring(checked_array(self, X, reset=False), parameters)
+        array = as_dask(lazy).rechunk({1: -1})
+        layout: dict[str, Any] = (
+            {"chunks": (array.chunks[0], (parameters.n_components,))}
+            if scoring.per_component
+            else {"drop_axis": 1}
+        )
+        return da.map_blocks(
+            scoring,
+            array,
+            parameters,
+            dtype=scoring.dtype,
+            meta=np.empty((0,) * (1 + scoring.per_component), scoring.dtype),
+            **layout,
+        )
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable component of each row.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask and zarr, of shape (n_samples,), intp
+        """
+        return self._score(X, LABELS)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return responsibilities, (n_samples, n_components) float64; lazy for dask and zarr."""
+        return self._score(X, RESPONSIBILITIES)
+
+    def score_samples(self, X: Any) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
+        return self._score(X, LOG_LIKELIHOODS)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log-likelihood of X, nats per row; computes where X is lazy."""
+        return float(np.asarray(self.score_samples(X).mean()))
+
+    def _n_parameters(self) -> int:
+        K, d = self.means_.shape
+        return int(structure_named(self._fitted_type).n_parameters(K, d) + K * d + K - 1)
+
+    def bic(self, X: Any) -> float:
+        """Return the Bayesian information criterion on X; lower is better."""
+        n_rows = _n_rows(X)
+        return -2 * self.score(X) * n_rows + self._n_parameters() * float(np.log(n_rows))
+
+    def aic(self, X: Any) -> float:
+        """Return the Akaike information criterion on X; lower is better."""
+        return -2 * self.score(X) * _n_rows(X) + 2 * self._n_parameters()
+
+    def sample(self, n_samples: int = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Draw rows from the fitted mixture, in order of component.
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features)
+        y : ndarray of shape (n_samples,)
+            Components.
+        """
+        check_is_fitted(self)
+        if n_samples < 1:
+            raise InvalidDataError(
+                f"Invalid value for 'n_samples': {n_samples}. The sampling requires at least one sample."
+            )
+        generator = np.random.default_rng(_Seeds(self.random_state).draw())
+        counts = generator.multinomial(n_samples, self.weights_ / self.weights_.sum())
+        structure = structure_named(self._fitted_type)
+        normals = generator.standard_normal((n_samples, self.n_features_in_))
+        labels = np.repeat(np.arange(len(counts)), counts)
+        rows = np.empty_like(normals)
+        for k in range(len(counts)):
+            members = labels == k
+            rows[members] = self.means_[k] + structure.draw(normals[members], self.covariances_, k)
+        return rows, labels
+
+    def save(self, path: Any) -> None:
+        """Write the fitted model as a zarr group, without pickle.
+
+        Parameters
+        ----------
+        path : str, Path or zarr store
+            Must not hold anything yet.
+
+        Raises
+        ------
+        InvalidDataError
+            Something is there already.
+        """
+        check_is_fitted(self)
+        save_model(self, path)
+
+    @classmethod
+    def load(cls, path: Any) -> Self:
+        """Read a model that `save` wrote; runs no code from it.
+
+        Raises
+        ------
+        InvalidDataError
+            It holds no model of this version.
+        """
+        return load_model(cls, path)
+
+    def to_sklearn(self) -> SklearnMixture:
+        """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters."""
+        check_is_fitted(self)
+        shared = {
+            "n_components",
+            "tol",
+            "reg_covar",
+            "max_iter",
+            "n_init",
+            "init_params",
+            "random_state",
+            "warm_start",
+        }
+        settings = {name: value for name, value in self.get_params(deep=False).items() if name in shared}
+        twin = SklearnMixture(covariance_type=self._fitted_type, **settings)
+        for name in _COPIED:
+            if hasattr(self, name):
+                setattr(twin, name, getattr(self, name))
+        return twin
+
+
+_COPIED = (
+    "weights_",
+    "means_",
+    "covariances_",
+    "precisions_",
+    "precisions_cholesky_",
+    "converged_",
+    "n_iter_",
+    "lower_bound_",
+    "lower_bounds_",
+    "n_features_in_",
+    "feature_names_in_",
+)
+
+
+class _Seeds:
+    """Integer seeds from whatever scikit-learn or NumPy calls a random state."""
+
+    def __init__(self, random_state: Any) -> None:
+        is_generator = isinstance(random_state, np.random.Generator)
+        self._state = random_state if is_generator else check_random_state(random_state)
+
+    def draw(self) -> int:
+        pick = getattr(self._state, "integers", None) or self._state.randint
+        return int(pick(SEEDS))
+
+
+def _n_rows(X: Any) -> int:
+    shape = getattr(X, "shape", None)
+    return int(shape[0]) if shape else len(X)

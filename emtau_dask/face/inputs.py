@@ -1,0 +1,139 @@
+"""From the `data` section of a run config to open sources; a dataset is made where it is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emtau_dask.errors import ConfigError, InvalidDataError
+from emtau_dask.face.config import RunConfig
+from emtau_dask.face.config_data import DataSection, MnistOptions
+from emtau_dask.storage import Source, open_source
+
+if TYPE_CHECKING:
+    from emtau_dask.engine.observer import FitObserver
+
+__all__ = ["Inputs", "open_inputs"]
+
+PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads.
+
+    Attributes
+    ----------
+    path : str
+        Where the rows are.
+    rows : Source
+        Shape (N, d).
+    weights : Source or None
+        Row weights, shape (N,).
+    labels : Source or None
+        Known labels, shape (N,).
+    """
+
+    path: str
+    rows: Source
+    weights: Source | None
+    labels: Source | None
+
+
+def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
+    """Open a run's data; first make the dataset that it names, where it is not there yet.
+
+    Parameters
+    ----------
+    config : RunConfig
+    overwrite : bool
+        Replace a dataset made with other options.
+    observer : FitObserver
+        Told while a dataset is made.
+
+    Returns
+    -------
+    Inputs
+        Nothing but metadata has been read.
+
+    Raises
+    ------
+    ConfigError
+        If weights or labels are named in a way that the data's format does not have.
+    InvalidDataError
+        If something is not there, is unreadable, or has another number of rows.
+    """
+    data = config.data
+    path = data.path or str(config.output.place(f"{data.dataset}.zarr"))
+    _provide_dataset(data, path, overwrite, observer)
+    if data.array is not None and (_is_parquet(path) or path.endswith(".npy")):
+        raise ConfigError(f"data.array = {data.array!r} names a member of a zarr group, but {path} is none")
+    weights = _open_column(path, "data.weights", data.weights)
+    labels = _open_column(path, "data.labels", data.labels)
+    rows = open_source(path, array=data.array, columns=_feature_columns(data, path))
+    for key, column in (("data.weights", weights), ("data.labels", labels)):
+        if column is not None and column.shape != rows.shape[:1]:
+            raise InvalidDataError(
+                f"{key} has shape {column.shape}, but {path} has {rows.shape[0]:,} rows; "
+                "give one value for each row"
+            )
+    return Inputs(path, rows, weights, labels)
+
+
+def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: FitObserver) -> None:
+    options = data.dataset_options
+    if options is None:
+        return
+    from emtau_dask.face.datasets import holds_dataset, make_dataset
+
+    place = Path(path)
+    if not place.exists():
+        if isinstance(options, MnistOptions) and options.source is None:
+            raise InvalidDataError(
+                f"{path} does not exist; make it with: emtau dataset mnist {path} --source FILE.npz "
+                "(or without --source, which downloads MNIST)"
+            )
+        make_dataset(options, place, observer=observer)
+    elif not holds_dataset(options, place):
+        if not overwrite:
+            raise InvalidDataError(
+                f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
+                "use --overwrite to make it anew, or another data.path"
+            )
+        make_dataset(options, place, overwrite=True, observer=observer)
+
+
+def _open_column(path: str, key: str, name: str | None) -> Source | None:
+    if name is None:
+        return None
+    if "://" in name or "/" in name or name.endswith(PATH_SUFFIXES):
+        return open_source(name)
+    if _is_parquet(path):
+        from emtau_dask.storage.parquet_source import open_parquet
+
+        return open_parquet(path, [name], squeeze=True)
+    if path.endswith(".npy"):
+        raise ConfigError(f"{key} = {name!r} is a name, but {path} has no names; give the path of a file")
+    return open_source(path, array=name)
+
+
+def _feature_columns(data: DataSection, path: str) -> tuple[str, ...] | None:
+    """Return the columns that are features: not the one of weights, not the one of labels."""
+    others = {name for name in (data.weights, data.labels) if name is not None}
+    if data.columns is not None or not others or not _is_parquet(path):
+        return data.columns
+    return tuple(name for name in _parquet_names(path) if name not in others)
+
+
+def _is_parquet(path: str) -> bool:
+    place = Path(path)
+    return place.suffix in (".parquet", ".pq") or (place.is_dir() and any(place.glob("*.parquet")))
+
+
+def _parquet_names(path: str) -> list[str]:
+    import pyarrow.parquet as pq
+
+    first = next(iter(sorted(Path(path).rglob("*.parquet"))), Path(path))
+    names: list[str] = pq.read_schema(first).names
+    return names

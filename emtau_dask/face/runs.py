@@ -1,0 +1,251 @@
+"""From a run config to its fit and its results."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import dask
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask.activity import ALGORITHMS
+from emtau_dask.errors import ConfigError
+from emtau_dask.face.estimator import GaussianMixture
+from emtau_dask.face.inputs import Inputs, open_inputs
+from emtau_dask.face.labelling import write_labels
+from emtau_dask.face.progress import progress_to, watching
+from emtau_dask.face.zarr_rows import refuse_existing
+from emtau_dask.storage import open_source
+
+if TYPE_CHECKING:
+    from emtau_dask.face.config import RunConfig
+    from emtau_dask.face.config_algorithms import Section
+
+__all__ = [
+    "RunResult",
+    "compute_threads",
+    "estimator_of",
+    "policy_of",
+    "run_fit",
+    "run_predict",
+    "starting_responsibilities",
+]
+
+MAX_START_BYTES = 2**30
+
+_NOT_PARAMETERS = {"name", "compare", "published"}
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """What a run leaves.
+
+    Attributes
+    ----------
+    model : GaussianMixture
+        Fitted.
+    inputs : Inputs
+        What it was fitted to.
+    label_counts : ndarray of shape (K,) or None
+        Rows of each label, where labels were written.
+    model_path, labels_path : Path or None
+        Where they are saved.
+    """
+
+    model: GaussianMixture
+    inputs: Inputs
+    label_counts: NDArray[np.int64] | None
+    model_path: Path | None
+    labels_path: Path | None
+
+
+def policy_of(settings: Section) -> Any:
+    """Return the activity policy that an entry of the `algorithm` section describes.
+
+    Parameters
+    ----------
+    settings : Section
+        Any of the algorithms that fit a mixture, not k-means.
+
+    Returns
+    -------
+    ActivityPolicy
+    """
+    parameters = settings.model_dump(exclude=_NOT_PARAMETERS)
+    return ALGORITHMS[settings.model_dump()["name"]](**parameters)
+
+
+def estimator_of(config: RunConfig, settings: Section | None = None) -> GaussianMixture:
+    """Return the estimator of a run, not fitted.
+
+    Parameters
+    ----------
+    config : RunConfig
+    settings : Section or None
+        Another algorithm than the config's own, for a comparison.
+
+    Returns
+    -------
+    GaussianMixture
+    """
+    model, stop = config.model, config.stop
+    return GaussianMixture(
+        model.n_components,
+        covariance_type=model.covariance_type,
+        algorithm=policy_of(settings or config.algorithm),
+        tol=stop.tol,
+        reg_covar=model.reg_covar,
+        max_iter=stop.max_iter,
+        n_init=model.n_init,
+        init_params=model.init_params,
+        random_state=model.random_state,
+        verbose=1,
+    )
+
+
+def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float64] | None:
+    """Return the responsibilities that `model.init` starts from, shape (rows, K), or None.
+
+    Raises
+    ------
+    ConfigError
+        If they would take more than 1 GiB.
+    """
+    if config.model.init is None:
+        return None
+    k, seed = config.model.n_components, config.model.init.dirichlet_seed
+    if rows * k * 8 > MAX_START_BYTES:
+        raise ConfigError(
+            f"model.init.dirichlet_seed = {seed} needs {rows:,} × {k} responsibilities in memory, more than "
+            f"{MAX_START_BYTES // 2**30} GiB; use model.init_params for data of this size"
+        )
+    return np.random.default_rng(seed).dirichlet(np.ones(k), rows)
+
+
+@contextmanager
+def compute_threads(config: RunConfig) -> Iterator[None]:
+    """Compute on the threads that `cluster` asks for, inside the block."""
+    settings: dict[str, Any] = {"scheduler": "threads"}
+    if config.cluster.workers is not None:
+        settings["num_workers"] = config.cluster.workers
+    with dask.config.set(settings):
+        yield
+
+
+def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:
+    """Fit what a config describes, and write what its `output` asks for.
+
+    Parameters
+    ----------
+    config : RunConfig
+    overwrite : bool
+        Replace results of an earlier run.
+    progress : text stream
+        Where progress is shown.
+
+    Returns
+    -------
+    RunResult
+        Also where the fit stopped at `stop.max_iter`; its model says so.
+
+    Raises
+    ------
+    EmtauError
+        If results exist and may not be replaced, or the data or the settings cannot be used.
+    """
+    output = config.output
+    model_path = output.place(output.model) if output.model else None
+    labels_path = output.place(output.labels) if output.labels else None
+    for path in (model_path, labels_path):
+        if path is not None:
+            refuse_existing(path, overwrite)
+    with watching(progress) as observer:
+        inputs = open_inputs(config, overwrite=overwrite, observer=observer)
+    with compute_threads(config), progress_to(progress), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = estimator_of(config).fit(
+            inputs.rows,
+            sample_weight=inputs.weights,
+            responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
+        )
+    if model_path is not None:
+        if model_path.exists():
+            shutil.rmtree(model_path)
+        model_path.parent.mkdir(parents=True, exist_ok=True)
+        model.save(str(model_path))
+    counts = None
+    if labels_path is not None:
+        with watching(progress) as observer:
+            counts = write_labels(
+                model,
+                inputs.rows,
+                labels_path,
+                observer=observer,
+                probabilities=output.probabilities,
+                scores=output.scores,
+                workers=config.cluster.workers,
+                overwrite=overwrite,
+            )
+    return RunResult(model, inputs, counts, model_path, labels_path)
+
+
+def run_predict(
+    model: Path,
+    data: str,
+    out: Path,
+    *,
+    array: str | None,
+    columns: Sequence[str] | None,
+    probabilities: bool,
+    scores: bool,
+    workers: int | None,
+    overwrite: bool,
+    progress: TextIO,
+) -> NDArray[np.int64]:
+    """Label stored rows with a saved model.
+
+    Parameters
+    ----------
+    model : Path
+        A saved model, or the folder of a run that holds ``model.zarr``.
+    data : str
+        A zarr array or group, an ``.npy`` file, a parquet file or folder.
+    out : Path
+        The zarr group to write; see `write_labels` for this and the other parameters.
+    array, columns : str, sequence of str, or None
+        Member of a zarr group; columns of a parquet source.
+    progress : text stream
+        Where progress is shown.
+
+    Returns
+    -------
+    ndarray of shape (K,)
+        Rows of each label.
+
+    Raises
+    ------
+    EmtauError
+        If the model or the data cannot be read or do not fit, or `out` may not be replaced.
+    """
+    refuse_existing(out, overwrite)
+    inner = model / "model.zarr"
+    fitted = GaussianMixture.load(str(inner if inner.exists() else model))
+    rows = open_source(data, array=array, columns=columns)
+    with watching(progress) as observer:
+        return write_labels(
+            fitted,
+            rows,
+            out,
+            observer=observer,
+            probabilities=probabilities,
+            scores=scores,
+            workers=workers,
+            overwrite=overwrite,
+        )

@@ -1,0 +1,277 @@
+"""The four covariance structures, as records of the few operations in which they differ.
+
+Everything else in the package is written once, against `CovarianceStructure`;
+`STRUCTURES` is the only place where a covariance type is looked up.
+
+Shapes: K components, d features, n rows of a block.
+
+============ ===================== =======================
+structure    covariances, scatter  precisions_cholesky
+============ ===================== =======================
+full         (K, d, d)             (K, d, d)
+tied         (d, d)                (d, d)
+diag         (K, d)                (K, d)
+spherical    (K,)                  (K,)
+============ ===================== =======================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.arrays import Floats, symmetric
+from emtau_dask.mixture.factor import (
+    check_variances,
+    covariance_of_factor,
+    factor_of_precision,
+    precision_factor,
+)
+
+__all__ = ["STRUCTURES", "CovarianceStructure", "structure_named"]
+
+
+@dataclass(frozen=True)
+class CovarianceStructure:
+    """What one covariance type does differently.
+
+    Attributes
+    ----------
+    name : str
+        scikit-learn's name of the covariance type.
+    shape : callable (K, d) -> tuple of int
+        Shape of the covariances, of their scatter and of the precision factors.
+    whiten : callable (differences (n, d), precisions_cholesky, k, out (n, d)) -> None
+        Rows relative to μ_k, in units of component k's standard deviations.
+    add_scatter : callable (scatter, k, roots (n, d)) -> None
+        Add ``Σ_n roots_n roots_nᵀ`` to component k's part of ``scatter``, in
+        place; ``roots`` are rows about a centre, each times √weight.
+    outer : callable (weights (K,), vectors (K, d)) -> scatter
+        ``weights_k · vectors_k vectors_kᵀ`` in the structure's shape.
+    covariances : callable (scatter, weights (K,), d, reg_covar) -> covariances
+        Maximum-likelihood covariances plus ``reg_covar`` on the diagonal.
+    factor : callable (covariances, means, weights) -> precisions_cholesky
+        Raises `SingularComponentError`.
+    log_det : callable (precisions_cholesky, K, d) -> (K,)
+        ln |P_k|, half the log-determinant of the precision.
+    distances : callable (scatter, precisions_cholesky) -> float
+        ``Σ_k tr(Σ_k⁻¹ S_k)``.
+    precisions : callable (precisions_cholesky) -> precisions
+    from_precisions : callable (precisions) -> (covariances, precisions_cholesky)
+        Raises `InvalidDataError` where they are not positive definite.
+    n_parameters : callable (K, d) -> int
+        Free parameters of the covariances.
+    draw : callable (normals (n, d), covariances, k) -> (n, d)
+        Standard-normal draws given component k's covariance.
+    """
+
+    name: str
+    shape: Callable[[int, int], tuple[int, ...]]
+    whiten: Callable[[Floats, Floats, int, Floats], None]
+    add_scatter: Callable[[Floats, int, Floats], None]
+    outer: Callable[[Floats, Floats], Floats]
+    covariances: Callable[[Floats, Floats, int, float], Floats]
+    factor: Callable[[Floats, Floats, Floats], Floats]
+    log_det: Callable[[Floats, int, int], Floats]
+    distances: Callable[[Floats, Floats], float]
+    precisions: Callable[[Floats], Floats]
+    from_precisions: Callable[[Floats], tuple[Floats, Floats]]
+    n_parameters: Callable[[int, int], int]
+    draw: Callable[[Floats, Floats, int], Floats]
+
+
+def _outer_products(weights: Floats, vectors: Floats) -> Floats:
+    return vectors[:, :, np.newaxis] * vectors[:, np.newaxis, :] * weights[:, np.newaxis, np.newaxis]
+
+
+def _with_reg(matrix: Floats, reg_covar: float) -> Floats:
+    result = symmetric(matrix)
+    diagonal = np.einsum("...ii->...i", result)
+    diagonal += reg_covar
+    return result
+
+
+def _log_diagonal(factors: Floats) -> Floats:
+    logs: Floats = np.log(np.einsum("...ii->...i", factors)).sum(axis=-1)
+    return logs
+
+
+def _upper_times(normals: Floats, covariance: Floats) -> Floats:
+    return normals @ np.linalg.cholesky(covariance).T
+
+
+def _checked_factor(precision: Floats, name: str) -> Floats:
+    tolerance = 1e-8 * float(np.abs(precision).max())
+    positive = bool((np.diagonal(precision) > 0).all())
+    factor = (
+        factor_of_precision(precision)
+        if positive and np.allclose(precision, precision.T, rtol=0.0, atol=tolerance)
+        else None
+    )
+    if factor is None:
+        raise InvalidDataError(
+            f"'{name} precision' should be symmetric, positive-definite; precisions_init is not. "
+            "Give the inverse of a covariance matrix."
+        )
+    return factor
+
+
+def _full_from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
+    factors = np.stack([_checked_factor(p, "full") for p in precisions])
+    return np.stack([covariance_of_factor(f) for f in factors]), factors
+
+
+def _tied_from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
+    factor = _checked_factor(precisions, "tied")
+    return covariance_of_factor(factor), factor
+
+
+def _positive(precisions: Floats, name: str) -> tuple[Floats, Floats]:
+    if not (precisions > 0).all():
+        raise InvalidDataError(
+            f"'{name} precision' should be positive; the smallest of precisions_init is "
+            f"{precisions.min():.6g}. Give inverse variances above 0."
+        )
+    return 1.0 / precisions, np.sqrt(precisions)
+
+
+def _whiten_full(differences: Floats, factors: Floats, k: int, out: Floats) -> None:
+    np.matmul(differences, factors[k], out=out)
+
+
+def _whiten_tied(differences: Floats, factor: Floats, k: int, out: Floats) -> None:
+    np.matmul(differences, factor, out=out)
+
+
+def _whiten_scaled(differences: Floats, factors: Floats, k: int, out: Floats) -> None:
+    np.multiply(differences, factors[k], out=out)
+
+
+def _add_full(scatter: Floats, k: int, roots: Floats) -> None:
+    scatter[k] += roots.T @ roots
+
+
+def _add_tied(scatter: Floats, k: int, roots: Floats) -> None:
+    scatter += roots.T @ roots
+
+
+def _add_diag(scatter: Floats, k: int, roots: Floats) -> None:
+    scatter[k] += np.einsum("ij,ij->j", roots, roots)
+
+
+def _add_spherical(scatter: Floats, k: int, roots: Floats) -> None:
+    scatter[k] += np.einsum("ij,ij->j", roots, roots).sum()
+
+
+def _factor_full(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+    return np.stack([precision_factor(covariances[k], means[k], k, weights[k]) for k in range(len(weights))])
+
+
+def _factor_tied(covariance: Floats, means: Floats, weights: Floats) -> Floats:
+    return precision_factor(covariance, np.abs(means).max(axis=0), -1, float(weights.sum()))
+
+
+def _factor_diag(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+    for k, variances in enumerate(covariances):
+        check_variances(variances, means[k], k, weights[k])
+    return 1.0 / np.sqrt(covariances)
+
+
+def _factor_spherical(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+    for k in range(len(weights)):
+        magnitude = np.sqrt(np.mean(means[k] ** 2, keepdims=True))
+        check_variances(covariances[k : k + 1], magnitude, k, weights[k])
+    return 1.0 / np.sqrt(covariances)
+
+
+def _whitened_trace(scatter: Floats, factor: Floats) -> float:
+    return float(np.einsum("...ij,...ik,...kj->", factor, scatter, factor, optimize=True))
+
+
+FULL = CovarianceStructure(
+    name="full",
+    shape=lambda K, d: (K, d, d),
+    whiten=_whiten_full,
+    add_scatter=_add_full,
+    outer=_outer_products,
+    covariances=lambda scatter, weights, d, reg: _with_reg(scatter / weights[:, np.newaxis, np.newaxis], reg),
+    factor=_factor_full,
+    log_det=lambda factors, K, d: _log_diagonal(factors),
+    distances=_whitened_trace,
+    precisions=lambda factors: symmetric(factors @ factors.swapaxes(-1, -2)),
+    from_precisions=_full_from_precisions,
+    n_parameters=lambda K, d: K * d * (d + 1) // 2,
+    draw=lambda normals, covariances, k: _upper_times(normals, covariances[k]),
+)
+
+TIED = CovarianceStructure(
+    name="tied",
+    shape=lambda K, d: (d, d),
+    whiten=_whiten_tied,
+    add_scatter=_add_tied,
+    outer=lambda weights, vectors: _outer_products(weights, vectors).sum(axis=0),
+    covariances=lambda scatter, weights, d, reg: _with_reg(scatter / weights.sum(), reg),
+    factor=_factor_tied,
+    log_det=lambda factor, K, d: np.repeat(_log_diagonal(factor), K),
+    distances=_whitened_trace,
+    precisions=lambda factor: symmetric(factor @ factor.T),
+    from_precisions=_tied_from_precisions,
+    n_parameters=lambda K, d: d * (d + 1) // 2,
+    draw=lambda normals, covariance, k: _upper_times(normals, covariance),
+)
+
+DIAG = CovarianceStructure(
+    name="diag",
+    shape=lambda K, d: (K, d),
+    whiten=_whiten_scaled,
+    add_scatter=_add_diag,
+    outer=lambda weights, vectors: weights[:, np.newaxis] * vectors**2,
+    covariances=lambda scatter, weights, d, reg: scatter / weights[:, np.newaxis] + reg,
+    factor=_factor_diag,
+    log_det=lambda factors, K, d: np.log(factors).sum(axis=1),
+    distances=lambda scatter, factors: float((scatter * factors**2).sum()),
+    precisions=lambda factors: factors**2,
+    from_precisions=lambda precisions: _positive(precisions, "diag"),
+    n_parameters=lambda K, d: K * d,
+    draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
+)
+
+SPHERICAL = CovarianceStructure(
+    name="spherical",
+    shape=lambda K, d: (K,),
+    whiten=_whiten_scaled,
+    add_scatter=_add_spherical,
+    outer=lambda weights, vectors: weights * (vectors**2).sum(axis=1),
+    covariances=lambda scatter, weights, d, reg: scatter / (weights * d) + reg,
+    factor=_factor_spherical,
+    log_det=lambda factors, K, d: d * np.log(factors),
+    distances=lambda scatter, factors: float((scatter * factors**2).sum()),
+    precisions=lambda factors: factors**2,
+    from_precisions=lambda precisions: _positive(precisions, "spherical"),
+    n_parameters=lambda K, d: K,
+    draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
+)
+
+STRUCTURES: Mapping[str, CovarianceStructure] = MappingProxyType(
+    {structure.name: structure for structure in (FULL, TIED, DIAG, SPHERICAL)}
+)
+
+
+def structure_named(covariance_type: str) -> CovarianceStructure:
+    """Return the structure of a covariance type.
+
+    Raises
+    ------
+    InvalidDataError
+        There is no such type; names the ones there are.
+    """
+    try:
+        return STRUCTURES[covariance_type]
+    except (KeyError, TypeError):
+        raise InvalidDataError(
+            f"covariance_type is {covariance_type!r}; use one of {', '.join(map(repr, STRUCTURES))}."
+        ) from None

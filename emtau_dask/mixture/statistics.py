@@ -1,0 +1,137 @@
+"""Sufficient statistics of a mixture: zero, of a block, merged.
+
+What the M-step needs of any set of rows are the sums of
+``s_n w_nk · (1, x, x xᵀ)``. They are held centred, as (weight, mean, scatter
+about the mean), and merged pairwise (Chan, Golub and LeVeque 1983, "Algorithms
+for computing the sample variance", eq. 2.1), because ``E[x²] − μ²`` loses all
+its digits on data far from the origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emtau_dask.mixture.arrays import Floats, frozen
+from emtau_dask.mixture.covariance import CovarianceStructure
+
+__all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "merge", "zero"]
+
+
+@dataclass(frozen=True, eq=False)
+class SufficientStatistics:
+    """Sums over rows, per component, in centred form; float64, read-only.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (K,)
+        ``Σ_n s_n w_nk``, in weighted rows.
+    means : ndarray of shape (K, d)
+        Weighted means; zero where the weight is.
+    scatter : ndarray
+        Weighted scatter about the means, in the covariance structure's shape:
+        (K, d, d), (d, d) summed over components, (K, d), or (K,) summed over
+        features.
+    """
+
+    weights: Floats
+    means: Floats
+    scatter: Floats
+
+
+def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> SufficientStatistics:
+    """Return the statistics of no rows: the identity of `merge`."""
+    return SufficientStatistics(
+        frozen(np.zeros(n_components)),
+        frozen(np.zeros((n_components, n_features))),
+        frozen(np.zeros(structure.shape(n_components, n_features))),
+    )
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+
+
+def merge(
+    structure: CovarianceStructure, a: SufficientStatistics, b: SufficientStatistics
+) -> SufficientStatistics:
+    """Return the statistics of the rows of ``a`` and ``b`` together.
+
+    Associative and commutative to rounding; ``merge(zero, s)`` equals ``s`` bit
+    for bit.
+    """
+    weights = a.weights + b.weights
+    share = _share(b.weights, weights)
+    shift = b.means - a.means
+    return SufficientStatistics(
+        frozen(weights),
+        frozen(a.means + share[:, np.newaxis] * shift),
+        frozen(a.scatter + b.scatter + structure.outer(a.weights * share, shift)),
+    )
+
+
+def block_statistics(
+    structure: CovarianceStructure, rows: Floats, responsibilities: Floats
+) -> SufficientStatistics:
+    """Return the statistics of one block of rows.
+
+    Two passes over the block (means, then scatter about them), the second of
+    which also corrects the means for the rounding of the first (Chan et al.
+    1983, eq. 1.7), so that neither the distance from the origin nor a collapse
+    onto identical rows costs digits.
+
+    Parameters
+    ----------
+    structure : CovarianceStructure
+    rows : ndarray of shape (n, d), float64
+    responsibilities : ndarray of shape (n, K), float64
+        Times the row weights.
+    """
+    n_components = responsibilities.shape[1]
+    weights = responsibilities.sum(axis=0)
+    means = responsibilities.T @ rows
+    np.divide(means, weights[:, np.newaxis], out=means, where=weights[:, np.newaxis] > 0)
+    scatter = np.zeros(structure.shape(n_components, rows.shape[1]))
+    corrections = np.zeros_like(means)
+    residuals = np.empty_like(rows)
+    roots = np.sqrt(responsibilities)
+    for k in range(n_components):
+        np.subtract(rows, means[k], out=residuals)
+        corrections[k] = responsibilities[:, k] @ residuals
+        residuals *= roots[:, k : k + 1]
+        structure.add_scatter(scatter, k, residuals)
+    np.divide(corrections, weights[:, np.newaxis], out=corrections, where=weights[:, np.newaxis] > 0)
+    scatter -= structure.outer(weights, corrections)
+    return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
+
+
+class PairwiseMerger:
+    """Merge a stream of statistics as a balanced tree, holding log₂ of their number.
+
+    Merging one after another would add a rounding of the mean for every block;
+    a balanced tree adds one for every level.
+    """
+
+    def __init__(self, structure: CovarianceStructure) -> None:
+        self._structure = structure
+        self._levels: list[SufficientStatistics | None] = []
+
+    def push(self, statistics: SufficientStatistics) -> None:
+        """Add the statistics of the next block."""
+        carry: SufficientStatistics = statistics
+        for level, held in enumerate(self._levels):
+            if held is None:
+                self._levels[level] = carry
+                return
+            carry = merge(self._structure, held, carry)
+            self._levels[level] = None
+        self._levels.append(carry)
+
+    def total(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks so far, None where there were none."""
+        result: SufficientStatistics | None = None
+        for held in self._levels:
+            if held is not None:
+                result = held if result is None else merge(self._structure, held, result)
+        return result

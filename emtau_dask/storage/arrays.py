@@ -1,0 +1,69 @@
+"""Checks of array-likes that every source shares."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError
+
+__all__ = ["check_dtype", "check_shape", "describe_bad_value", "even_chunks"]
+
+CHUNK_BYTES = 2**24
+
+
+def check_dtype(dtype: np.dtype[Any], what: str) -> None:
+    """Raise `InvalidDtypeError` unless ``dtype`` is real numbers of at most 8 bytes."""
+    if dtype.kind not in "fiub":
+        raise InvalidDtypeError(
+            f"{what} has dtype {dtype}: argument must be real numbers (floating, integer or bool), not "
+            f"a string, object or complex number. Convert it, for example with .astype('float64')."
+        )
+    if dtype.itemsize > 8:
+        raise InvalidDtypeError(
+            f"{what} has dtype {dtype} of {dtype.itemsize} bytes; at most float64 (8 bytes) is used. "
+            "Convert it with .astype('float64')."
+        )
+
+
+def check_shape(shape: tuple[int, ...], ndim: int, what: str) -> None:
+    """Raise `InvalidDataError` unless ``shape`` has ``ndim`` axes and at least one column."""
+    if len(shape) != ndim:
+        wanted = "rows x features" if ndim == 2 else "rows"
+        raise InvalidDataError(
+            f"{what} has shape {tuple(shape)} ({len(shape)} axes); expected {ndim} ({wanted}). "
+            "Reshape your data, with array.reshape(-1, 1) for a single feature."
+        )
+    if ndim == 2 and shape[1] == 0:
+        raise InvalidDataError(
+            f"{what} has 0 feature(s) (shape={tuple(shape)}) while a minimum of 1 is required."
+        )
+
+
+def even_chunks(n_rows: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
+    """Return row counts of chunks of at most ``chunk_bytes`` each, the last one shorter."""
+    if n_rows == 0:
+        return ()
+    rows = max(1, chunk_bytes // max(row_bytes, 1))
+    return tuple(min(rows, n_rows - start) for start in range(0, n_rows, rows))
+
+
+def describe_bad_value(values: NDArray[Any], row_numbers: NDArray[np.intp]) -> tuple[int, str]:
+    """Return the global row of the first NaN or infinity in ``values``, and what it is.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n, d) or (n,)
+        At least one of them not finite.
+    row_numbers : ndarray of shape (n,)
+        Their global row numbers.
+    """
+    bad = ~np.isfinite(values)
+    position = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    value = values[position]
+    name = "NaN" if math.isnan(value) else f"infinity ({value})"
+    column = f" (feature {position[1]})" if values.ndim == 2 else ""
+    return int(row_numbers[position[0]]), f"{name}{column}"

@@ -1,0 +1,152 @@
+"""Anything a user has to a `Source`: arrays of any kind, and paths."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.storage.arrays import check_dtype, check_shape
+from emtau_dask.storage.parquet_source import open_parquet
+from emtau_dask.storage.sources import (
+    ChunkReader,
+    GraphSource,
+    RangeSource,
+    Source,
+    npy_source,
+    numpy_source,
+)
+from emtau_dask.storage.zarr_source import open_zarr, plain_zarr_of, zarr_source
+
+__all__ = ["as_dask", "as_source", "is_lazy", "open_source"]
+
+
+def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
+    """Open stored rows by path.
+
+    Parameters
+    ----------
+    path : str
+        A zarr array or group, a ``.npy`` file, or a parquet file or folder.
+    array : str, optional
+        The member of a zarr group.
+    columns : sequence of str, optional
+        Parquet columns that are the features; by default all.
+
+    Returns
+    -------
+    Source
+        Nothing but metadata has been read.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing is there, or it is none of these.
+    """
+    location = Path(path)
+    if "://" not in path and not location.exists():
+        raise InvalidDataError(
+            f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
+        )
+    if location.suffix == ".npy":
+        return npy_source(path)
+    is_parquet = location.suffix in (".parquet", ".pq")
+    if is_parquet or (location.is_dir() and any(location.glob("*.parquet"))):
+        return open_parquet(path, columns)
+    if columns is not None:
+        raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")
+    return open_zarr(path, array)
+
+
+def is_lazy(data: object) -> bool:
+    """Return whether ``data`` is chunked (a dask or zarr array or a source), not an array in memory."""
+    return isinstance(data, (da.Array, zarr.Array, RangeSource, GraphSource))
+
+
+def as_source(data: Any, *, ndim: int, what: str) -> Source:
+    """Return ``data`` as a source after checking its axes and dtype.
+
+    Parameters
+    ----------
+    data : Source, dask array, zarr array or ndarray
+    ndim : int
+        1 (a value for each row) or 2 (rows x features).
+    what : str
+        Its name in error messages.
+
+    Raises
+    ------
+    InvalidDataError
+        Wrong number of axes, or no feature.
+    InvalidDtypeError
+        Not real numbers.
+
+    Warns
+    -----
+    UserWarning
+        The dask array has unknown chunk sizes, which are computed on a copy.
+    """
+    if isinstance(data, da.Array):
+        check_shape(data.shape, ndim, what)
+        check_dtype(data.dtype, what)
+        if np.isnan(data.shape[0]):
+            data = _with_known_chunks(data, what)
+        plain = plain_zarr_of(data)
+        if plain is not None:
+            return zarr_source(plain, data.chunks[0])
+        return GraphSource(data)
+    if isinstance(data, (RangeSource, GraphSource)):
+        source: Source = data
+    elif isinstance(data, zarr.Array):
+        source = zarr_source(data)
+    else:
+        source = numpy_source(np.asarray(data))
+    check_shape(source.shape, ndim, what)
+    check_dtype(source.dtype, what)
+    return source
+
+
+def _with_known_chunks(array: da.Array, what: str) -> da.Array:
+    warnings.warn(
+        f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass over it. "
+        f"Call {what}.compute_chunk_sizes() once to avoid that.",
+        stacklevel=4,
+    )
+    return array.copy().compute_chunk_sizes()
+
+
+def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
+    rows, _ = reader.load(block_info[None]["chunk-location"][0], [])
+    return np.asarray(rows)
+
+
+def as_dask(data: Any) -> da.Array:
+    """Return chunked data (a source, a zarr array, a dask array) as a lazy dask array.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the source's shape and dtype, one chunk for each of its chunks.
+    """
+    if isinstance(data, da.Array):
+        return data
+    if isinstance(data, zarr.Array):
+        data = zarr_source(data)
+    if isinstance(data, GraphSource):
+        return data.array
+    reader = data.reader()
+    chunks = (data.chunk_rows, *((size,) for size in data.shape[1:]))
+    return da.map_blocks(
+        _load_block,
+        reader,
+        chunks=chunks,
+        dtype=data.dtype,
+        meta=np.empty((0,) * len(data.shape), data.dtype),
+    )

@@ -1,0 +1,242 @@
+"""Chunked data as the engine reads it: a port with few verbs, and its in-memory and graph forms.
+
+A source is either *addressable* (a task gets a small reader and a chunk number
+and reads the chunk itself) or a *graph* (a chunk is computed by tasks of the
+user's own, on which the engine's task depends). The engine does not tell the
+two apart: an addressable source has no references and an empty graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.storage.arrays import even_chunks
+
+__all__ = [
+    "ChunkReader",
+    "GraphSource",
+    "NumpySource",
+    "RangeReader",
+    "RangeSource",
+    "Source",
+    "npy_source",
+    "numpy_source",
+]
+
+
+class ChunkReader(Protocol):
+    """What travels into a task to turn a chunk number into rows; small and picklable."""
+
+    def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+        """Return a chunk's values and the bytes read for them.
+
+        Parameters
+        ----------
+        chunk : int
+        blocks : sequence of ndarray
+            The computed references of the chunk; empty for an addressable source.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Chunked rows: shape (n, d), or (n,) for one value a row."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and features where there are any."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As stored."""
+        ...
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        """Rows of each chunk; chunks of 0 rows are allowed."""
+        ...
+
+    def reader(self) -> ChunkReader:
+        """Return the reader that tasks take along."""
+        ...
+
+    def references(self, chunk: int) -> list[Hashable]:
+        """Return the keys of the tasks that a chunk's task depends on."""
+        ...
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        """Return the tasks behind the references of ``chunks``, and no others."""
+        ...
+
+    def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
+        """Return the same rows in chunks of ``chunk_rows`` rows."""
+        ...
+
+
+class RangeReader(Protocol):
+    """Reads any range of rows of something addressable; picklable."""
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return rows ``start`` to ``stop`` and the stored bytes read for them."""
+        ...
+
+
+@dataclass(frozen=True)
+class RangeSource:
+    """An addressable source over a `RangeReader`."""
+
+    ranges: RangeReader
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: tuple[int, ...]
+
+    def reader(self) -> ChunkReader:
+        """Return a reader that knows where each chunk begins."""
+        return RangeChunkReader(self.ranges, (0, *accumulate(self.chunk_rows)))
+
+    def references(self, chunk: int) -> list[Hashable]:
+        """Return nothing: the task reads the chunk itself."""
+        return []
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        """Return nothing."""
+        return {}
+
+    def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
+        """Return the same rows cut elsewhere; nothing is read."""
+        return replace(self, chunk_rows=chunk_rows)
+
+
+@dataclass(frozen=True)
+class RangeChunkReader:
+    """Chunk numbers to row ranges."""
+
+    ranges: RangeReader
+    offsets: tuple[int, ...]
+
+    def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+        """Read the chunk."""
+        return self.ranges.read(self.offsets[chunk], self.offsets[chunk + 1])
+
+
+@dataclass(frozen=True, eq=False)
+class NumpySource:
+    """Reads an array in memory (or a memory map that the user made)."""
+
+    array: NDArray[Any]
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return a view."""
+        rows = self.array[start:stop]
+        return rows, rows.nbytes
+
+
+@dataclass(frozen=True)
+class NpyReader:
+    """Reads a ``.npy`` file through a memory map that lives only as long as one read."""
+
+    path: str
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return a copy of the rows."""
+        rows = np.array(np.load(self.path, mmap_mode="r")[start:stop])
+        return rows, rows.nbytes
+
+
+def numpy_source(array: NDArray[Any]) -> RangeSource:
+    """Return an in-memory array as a source, in chunks of about 16 MiB."""
+    row_bytes = array.nbytes // max(len(array), 1)
+    return RangeSource(NumpySource(array), array.shape, array.dtype, even_chunks(len(array), row_bytes))
+
+
+def npy_source(path: str) -> RangeSource:
+    """Return a ``.npy`` file as a source, in chunks of about 16 MiB; nothing is read but its header.
+
+    Raises
+    ------
+    InvalidDataError
+        It is no ``.npy`` file, or one that holds Python objects.
+    """
+    try:
+        header = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:
+        raise InvalidDataError(
+            f"{path} cannot be memory-mapped as a .npy file ({error}); write it with numpy.save."
+        ) from error
+    row_bytes = header.nbytes // max(len(header), 1) if header.ndim else 0
+    n_rows = header.shape[0] if header.ndim else 0
+    reader = NpyReader(str(Path(path).absolute()))
+    return RangeSource(reader, header.shape, header.dtype, even_chunks(n_rows, row_bytes))
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """Puts the blocks of a chunk, which may be split over features, together."""
+
+    def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+        """Return the chunk; its bytes are those of the decoded blocks."""
+        parts = [np.asarray(block) for block in blocks]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return rows, rows.nbytes
+
+
+class GraphSource:
+    """Any dask array: its own optimised tasks, and one reference for each block of a chunk."""
+
+    def __init__(self, array: da.Array) -> None:
+        self.array = array
+        (optimised,) = dask.optimize(array)
+        graph = optimised.__dask_graph__()
+        self._graph: HighLevelGraph = (
+            graph
+            if isinstance(graph, HighLevelGraph)
+            else HighLevelGraph.from_collections(optimised.name, graph)
+        )
+        self._keys = optimised.__dask_keys__()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and features where there are any."""
+        return cast("tuple[int, ...]", self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dask array's dtype."""
+        return cast("np.dtype[Any]", self.array.dtype)
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        """The dask array's row chunks."""
+        return cast("tuple[int, ...]", self.array.chunks[0])
+
+    def reader(self) -> ChunkReader:
+        """Return a reader that only puts blocks together."""
+        return BlockReader()
+
+    def references(self, chunk: int) -> list[Hashable]:
+        """Return the keys of the chunk's blocks."""
+        keys = self._keys[chunk]
+        return list(keys) if isinstance(keys, list) else [keys]
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        """Return the part of the array's optimised graph that ``chunks`` need."""
+        wanted = {key for chunk in chunks for key in self.references(chunk)}
+        return dict(self._graph.cull(wanted))
+
+    def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
+        """Return the rows rechunked by dask, where they do not have these chunks already."""
+        if chunk_rows == self.chunk_rows:
+            return self
+        return GraphSource(self.array.rechunk({0: chunk_rows}))
