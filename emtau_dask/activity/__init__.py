@@ -14,9 +14,11 @@ from emtau_dask.activity.policy import (
 )
 from emtau_dask.activity.star import EMStar
 from emtau_dask.activity.tau import EMTau
+from emtau_dask.activity.traced import SCORED_AT, Traced
 
 __all__ = [
     "ALGORITHMS",
+    "SCORED_AT",
     "ActivityPolicy",
     "EMLazy",
     "EMStar",
@@ -28,5 +30,6 @@ __all__ = [
     "RowArray",
     "RowState",
     "Schedule",
+    "Traced",
     "as_policy",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.passes import run_pass
+from emtau_dask.engine.passes import NO_SOURCE, run_pass
 from emtau_dask.engine.problem import ChunkLoader, Problem
 from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
 from emtau_dask.errors import InvalidDataError
@@ -179,16 +179,6 @@ class _StatisticsTask:
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
 
-class _NoSource:
-    """Stands for the source of an assignment that reads nothing."""
-
-    def references(self, chunk: int) -> list[Any]:
-        return []
-
-    def graph(self, chunks: Sequence[int]) -> dict[Any, Any]:
-        return {}
-
-
 def statistics_under(
     problem: Problem,
     assignment: Assignment,
@@ -211,7 +201,7 @@ def statistics_under(
     total = run_pass(
         _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
         partial(merge, problem.structure),
-        [source or _NoSource(), *problem.sources],
+        [source or NO_SOURCE, *problem.sources],
         problem.chunks,
         name="assign",
         stage=stage,

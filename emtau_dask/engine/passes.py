@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import dask
@@ -13,12 +13,37 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.storage import Source
 
-__all__ = ["run_pass"]
+__all__ = ["NO_SOURCE", "ChunkInput", "run_pass"]
 
 T = TypeVar("T")
 FAN_IN = 8
+
+
+class ChunkInput(Protocol):
+    """The half of a `Source` that decides what a chunk's task depends on."""
+
+    def references(self, chunk: int) -> list[Hashable]:
+        """Return the keys of the tasks that a chunk's task depends on."""
+        ...
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        """Return the tasks behind the references of ``chunks``."""
+        ...
+
+
+class _NoSource:
+    """Nothing to read: no references, no tasks."""
+
+    def references(self, chunk: int) -> list[Hashable]:
+        return []
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        return {}
+
+
+NO_SOURCE: ChunkInput = _NoSource()
+"""Stands in the place of an input that a task does not have."""
 
 
 def _merge_all(merge: Callable[[T, T], T], results: Sequence[T]) -> T:
@@ -54,7 +79,7 @@ def _reduction(
 def run_pass(
     task: Callable[..., T],
     merge: Callable[[T, T], T],
-    sources: Sequence[Source],
+    sources: Sequence[ChunkInput],
     chunks: Sequence[int],
     *,
     name: str,
@@ -72,8 +97,8 @@ def run_pass(
         ``blocks`` are the computed references of the chunk, a list for each
         source; the task holds the sources' readers.
     merge : callable (T, T) -> T
-    sources : sequence of Source
-        All of the same chunks.
+    sources : sequence of ChunkInput
+        Sources, all of the same chunks.
     chunks : sequence of int
         Those to process; exactly one task each, none for others.
     name : str

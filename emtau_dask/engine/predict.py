@@ -64,6 +64,18 @@ def _scored(loaded: LoadedChunk, parameters: MixtureParameters) -> Iterator[tupl
         yield where, *e_step(rows, parameters, log_scales, workspace)
 
 
-LABELS = Scoring(lambda w, ll: w.argmax(axis=1), np.dtype(np.intp))
-RESPONSIBILITIES = Scoring(lambda w, ll: w, np.dtype(np.float64), per_component=True)
-LOG_LIKELIHOODS = Scoring(lambda w, ll: ll, np.dtype(np.float64))
+def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+    return responsibilities.argmax(axis=1)
+
+
+def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+    return responsibilities
+
+
+def _log_likelihoods(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+    return log_likelihoods
+
+
+LABELS = Scoring(_labels, np.dtype(np.intp))
+RESPONSIBILITIES = Scoring(_responsibilities, np.dtype(np.float64), per_component=True)
+LOG_LIKELIHOODS = Scoring(_log_likelihoods, np.dtype(np.float64))

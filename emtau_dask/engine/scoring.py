@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,11 +111,8 @@ class RowTracking:
     kept: frozenset[str]
 
 
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    statistics: SufficientStatistics | None
-    log_likelihood: float
-    evidence: Evidence
+def _unrecorded(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
+    """Record nothing: no policy asks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,20 +140,19 @@ class EStepTask:
         """Score the chunk's active rows; a repeated call reads and writes the same."""
         loaded = self.loader.load(chunk, row_blocks, weight_blocks)
         if self.tracking is None:
-            scores = self._score(loaded, loaded.positions())
-            scored = len(scores.evidence.labels)
-            return PassTotals(
-                scores.statistics, scores.log_likelihood, None, scored, ((chunk, scored),), loaded.bytes_read
-            )
+            positions = loaded.positions()
+            statistics, log_likelihood = self._score(loaded, positions, _unrecorded)
+            n = len(positions)
+            return PassTotals(statistics, log_likelihood, None, n, ((chunk, n),), loaded.bytes_read)
         state = self._state(self.tracking, loaded)
         positions = np.flatnonzero(state[ACTIVE])
-        scores = self._score(loaded, positions)
+        statistics, log_likelihood, evidence = self._evidence(loaded, positions)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
-        after, stays = self.tracking.policy.update(before, scores.evidence)
+        after, stays = self.tracking.policy.update(before, evidence)
         self._write(self.tracking, chunk, state, after, positions, stays)
         return PassTotals(
-            scores.statistics,
-            scores.log_likelihood,
+            statistics,
+            log_likelihood,
             self._held(loaded, positions[~stays]),
             len(positions),
             ((chunk, int(np.count_nonzero(stays))),),
@@ -203,24 +199,34 @@ class EStepTask:
         statistics = merger.total()
         return None if statistics is None else HeldRows(statistics, math.fsum(entropies))
 
-    def _score(self, loaded: LoadedChunk, positions: Ints) -> _Scores:
+    def _evidence(
+        self, loaded: LoadedChunk, positions: Ints
+    ) -> tuple[SufficientStatistics | None, float, Evidence]:
+        n = len(positions)
+        evidence = Evidence(self.iteration, np.empty(n, dtype=np.intp), np.empty(n), np.empty(n))
+
+        def record(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
+            evidence.labels[where] = responsibilities.argmax(axis=1)
+            evidence.responsibilities[where] = responsibilities.max(axis=1)
+            evidence.log_likelihoods[where] = log_likelihoods
+
+        return *self._score(loaded, positions, record), evidence
+
+    def _score(
+        self, loaded: LoadedChunk, positions: Ints, record: Callable[[slice, Floats, Floats], None]
+    ) -> tuple[SufficientStatistics | None, float]:
+        """Return the statistics and the log-likelihood of rows; ``record`` sees each block's scores."""
         structure = self.parameters.structure
         weights = loaded.weights_at(positions)
-        labels: Ints = np.empty(len(positions), dtype=np.intp)
-        confidence: Floats = np.empty(len(positions))
-        log_likelihoods: Floats = np.empty(len(positions))
         merger, sums = PairwiseMerger(structure), []
-        for where, rows, responsibilities, block_likelihoods in self._scored_blocks(loaded, positions):
-            log_likelihoods[where] = block_likelihoods
-            labels[where] = responsibilities.argmax(axis=1)
-            confidence[where] = responsibilities.max(axis=1)
+        for where, rows, responsibilities, log_likelihoods in self._scored_blocks(loaded, positions):
+            record(where, responsibilities, log_likelihoods)
             if weights is not None:
                 responsibilities *= weights[where, np.newaxis]
-                block_likelihoods *= weights[where]
-            sums.append(float(block_likelihoods.sum()))
+                log_likelihoods *= weights[where]
+            sums.append(float(log_likelihoods.sum()))
             merger.push(block_statistics(structure, rows, responsibilities))
-        evidence = Evidence(self.iteration, labels, confidence, log_likelihoods)
-        return _Scores(merger.total(), math.fsum(sums), evidence)
+        return merger.total(), math.fsum(sums)
 
     def _scored_blocks(
         self, loaded: LoadedChunk, positions: Ints

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, ValidationError, model_validator
 
 from emtau_dask.errors import ConfigError
 from emtau_dask.face.config_algorithms import Algorithm, RunEMTau, Section
@@ -109,7 +109,7 @@ class ClusterSection(Section):
         Memory of each worker process of a cluster, such as ``2GB``.
     """
 
-    scheduler: Annotated[str, PlainValidator(_scheduler)] = "threads"
+    scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
     workers: Annotated[int | None, optional(whole(1))] = None
     threads: Annotated[int, whole(1)] = 1
     memory_limit: Annotated[str | None, optional(text("an amount of memory such as 2GB"))] = None

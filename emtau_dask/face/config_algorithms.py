@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from emtau_dask.face.config_fields import check_number, check_whole, expected, number, optional, whole
 
@@ -69,7 +69,7 @@ class EMTauSettings(Section):
 
     name: Literal["em-tau"] = "em-tau"
     tau: Annotated[int, whole(1)] = 20
-    revisit: Annotated[Literal["on-empty"] | int | None, PlainValidator(_revisit)] = "on-empty"
+    revisit: Annotated[Literal["on-empty"] | int | None, BeforeValidator(_revisit)] = "on-empty"
 
 
 class EMStarSettings(Section):
@@ -84,7 +84,7 @@ class EMStarSettings(Section):
     """
 
     name: Literal["em-star"] = "em-star"
-    tail: Annotated[Literal["leaves"] | float, PlainValidator(_tail)] = "leaves"
+    tail: Annotated[Literal["leaves"] | float, BeforeValidator(_tail)] = "leaves"
     every: Annotated[int, whole(1)] = 1
 
 
@@ -100,7 +100,7 @@ class EMLazySettings(Section):
     """
 
     name: Literal["em-lazy"] = "em-lazy"
-    threshold: Annotated[float, PlainValidator(_threshold)] = 0.99
+    threshold: Annotated[float, BeforeValidator(_threshold)] = 0.99
     full_every: Annotated[int, whole(1)] = 5
 
 
@@ -131,9 +131,9 @@ class PublishedFigures(Section):
     membership_error: Annotated[float | None, optional(number(0.0))] = None
     seconds: Annotated[float | None, optional(number(0.0))] = None
     classification_error: Annotated[float | None, optional(number(0.0))] = None
-    weights: Annotated[tuple[float, ...] | None, PlainValidator(lambda value: _numbers(value))] = None
-    means: Annotated[tuple[float, ...] | None, PlainValidator(lambda value: _numbers(value))] = None
-    variances: Annotated[tuple[float, ...] | None, PlainValidator(lambda value: _numbers(value))] = None
+    weights: Annotated[tuple[float, ...] | None, BeforeValidator(lambda value: _numbers(value))] = None
+    means: Annotated[tuple[float, ...] | None, BeforeValidator(lambda value: _numbers(value))] = None
+    variances: Annotated[tuple[float, ...] | None, BeforeValidator(lambda value: _numbers(value))] = None
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import PlainValidator
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 __all__ = ["boolean", "choice", "expected", "number", "optional", "strings", "text", "whole"]
@@ -49,18 +49,18 @@ def check_number(value: object, low: float, high: float, what: str, *, above_low
     return result
 
 
-def whole(minimum: int) -> PlainValidator:
+def whole(minimum: int) -> BeforeValidator:
     """Return a validator for integers of at least `minimum`."""
-    return PlainValidator(lambda value: check_whole(value, minimum))
+    return BeforeValidator(lambda value: check_whole(value, minimum))
 
 
-def number(minimum: float) -> PlainValidator:
+def number(minimum: float) -> BeforeValidator:
     """Return a validator for finite numbers of at least `minimum`."""
     what = f"a finite number of {minimum:g} or more"
-    return PlainValidator(lambda value: check_number(value, minimum, math.inf, what))
+    return BeforeValidator(lambda value: check_number(value, minimum, math.inf, what))
 
 
-def choice(*names: str) -> PlainValidator:
+def choice(*names: str) -> BeforeValidator:
     """Return a validator for one of a few names."""
 
     def check(value: object) -> object:
@@ -69,21 +69,21 @@ def choice(*names: str) -> PlainValidator:
         near = difflib.get_close_matches(str(value), names, n=1)
         raise expected(f"one of {', '.join(names)}", near[0] if near else None)
 
-    return PlainValidator(check)
+    return BeforeValidator(check)
 
 
-def text(what: str) -> PlainValidator:
+def text(what: str) -> BeforeValidator:
     """Return a validator for a string that is not empty, described as `what`."""
 
     def check(value: object) -> str:
         if not isinstance(value, str) or not value.strip():
-            raise expected(f"{what}, as text", None if value in (None, "") else f"{value!r}")
+            raise expected(f"{what}, as text", f"'{value}'" if isinstance(value, int | float) else None)
         return value
 
-    return PlainValidator(check)
+    return BeforeValidator(check)
 
 
-def strings(what: str) -> PlainValidator:
+def strings(what: str) -> BeforeValidator:
     """Return a validator for a list of distinct names, described as `what`."""
 
     def check(value: object) -> tuple[str, ...]:
@@ -94,10 +94,10 @@ def strings(what: str) -> PlainValidator:
             raise expected(f"a list of {what} without repeats")
         return names
 
-    return PlainValidator(check)
+    return BeforeValidator(check)
 
 
-def boolean() -> PlainValidator:
+def boolean() -> BeforeValidator:
     """Return a validator for ``true`` and ``false``."""
 
     def check(value: object) -> bool:
@@ -105,13 +105,13 @@ def boolean() -> PlainValidator:
             raise expected("true or false")
         return value
 
-    return PlainValidator(check)
+    return BeforeValidator(check)
 
 
-def optional(validator: PlainValidator) -> PlainValidator:
+def optional(validator: BeforeValidator) -> BeforeValidator:
     """Return `validator` with ``null`` allowed as well."""
     inner: Callable[[Any], Any] = validator.func  # type: ignore[assignment]
-    return PlainValidator(lambda value: None if value is None else inner(value))
+    return BeforeValidator(lambda value: None if value is None else inner(value))
 
 
 def _unquoted(value: object) -> str | None:

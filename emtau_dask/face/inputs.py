@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from emtau_dask.storage import Source, open_source
 if TYPE_CHECKING:
     from emtau_dask.engine.observer import FitObserver
 
-__all__ = ["Inputs", "open_inputs"]
+__all__ = ["Inputs", "open_inputs", "open_rows"]
 
 PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
 
@@ -67,11 +68,9 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     data = config.data
     path = data.path or str(config.output.place(f"{data.dataset}.zarr"))
     _provide_dataset(data, path, overwrite, observer)
-    if data.array is not None and (_is_parquet(path) or path.endswith(".npy")):
-        raise ConfigError(f"data.array = {data.array!r} names a member of a zarr group, but {path} is none")
     weights = _open_column(path, "data.weights", data.weights)
     labels = _open_column(path, "data.labels", data.labels)
-    rows = open_source(path, array=data.array, columns=_feature_columns(data, path))
+    rows = open_rows(path, array=data.array, columns=_feature_columns(data, path))
     for key, column in (("data.weights", weights), ("data.labels", labels)):
         if column is not None and column.shape != rows.shape[:1]:
             raise InvalidDataError(
@@ -79,6 +78,43 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
                 "give one value for each row"
             )
     return Inputs(path, rows, weights, labels)
+
+
+def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) -> Source:
+    """Open stored rows, refusing a choice that the format does not have.
+
+    Parameters
+    ----------
+    path : str
+        A zarr array or group, an ``.npy`` file, a parquet file or folder.
+    array : str or None
+        Member of a zarr group.
+    columns : sequence of str or None
+        Columns of a parquet source.
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    ConfigError
+        If `array` or `columns` is given for a format without.
+    InvalidDataError
+        If nothing readable is there.
+    """
+    parquet = _is_parquet(path)
+    if array is not None and (parquet or path.endswith(".npy")):
+        raise ConfigError(
+            f"array {array!r} (data.array in a config) is a member of a zarr group, but {path} is none; "
+            "leave it out"
+        )
+    if columns is not None and not parquet:
+        raise ConfigError(
+            f"columns {', '.join(columns)} (data.columns in a config) are a parquet file's, but {path} is none; "
+            "leave them out"
+        )
+    return open_source(path, array=array, columns=columns)
 
 
 def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: FitObserver) -> None:

@@ -18,11 +18,10 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask.activity import ALGORITHMS
 from emtau_dask.errors import ConfigError
 from emtau_dask.face.estimator import GaussianMixture
-from emtau_dask.face.inputs import Inputs, open_inputs
+from emtau_dask.face.inputs import Inputs, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
 from emtau_dask.face.progress import progress_to, watching
 from emtau_dask.face.zarr_rows import refuse_existing
-from emtau_dask.storage import open_source
 
 if TYPE_CHECKING:
     from emtau_dask.face.config import RunConfig
@@ -237,7 +236,7 @@ def run_predict(
     refuse_existing(out, overwrite)
     inner = model / "model.zarr"
     fitted = GaussianMixture.load(str(inner if inner.exists() else model))
-    rows = open_source(data, array=array, columns=columns)
+    rows = open_rows(data, array=array, columns=columns)
     with watching(progress) as observer:
         return write_labels(
             fitted,

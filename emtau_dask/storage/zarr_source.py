@@ -20,9 +20,13 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
 
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
 
 __all__ = ["open_zarr", "plain_zarr_of", "zarr_source"]
+
+READ_BUDGET = ReadBudget(2**28)
+COPIES_WHILE_READING = 3
 
 _bytes_read: ContextVar[list[int] | None] = ContextVar("emtau_bytes_read", default=None)
 
@@ -58,8 +62,10 @@ class ZarrReader:
         """Return the rows and the stored (compressed) bytes read for them."""
         sizes: list[int] = []
         token = _bytes_read.set(sizes)
+        row_bytes = self.array.nbytes // max(self.array.shape[0], 1)
         try:
-            rows = np.asarray(self.array[start:stop])
+            with READ_BUDGET.reading(COPIES_WHILE_READING * row_bytes * (stop - start)):
+                rows = np.asarray(self.array[start:stop])
         except Exception as error:
             raise InvalidDataError(
                 f"rows {start} to {stop} of the zarr array {self.array.store_path} cannot be read: "

@@ -61,8 +61,10 @@ def test_same_from_given_responsibilities(fit, case, covariance_type):
     assert_same(fit(starts.chunked(X, "one-chunk"), given, case, covariance_type=covariance_type), run)
 
 
-@pytest.mark.parametrize("chunking", ["one-chunk", "ragged", "zero-row-chunks"])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    ("dtype", "chunking"),
+    [(np.float64, "one-chunk"), (np.float64, "ragged"), (np.float32, "zero-row-chunks")],
+)
 @STRUCTURES
 def test_em_tau_beyond_max_iter_is_full_em_bit_for_bit(fit, covariance_type, dtype, chunking):
     X, k = starts.data("overlapping")

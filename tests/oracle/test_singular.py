@@ -117,7 +117,14 @@ def test_a_component_without_rows_is_refused(fit, reg_covar):
 
 def test_the_error_names_the_component(fit):
     X, means = with_identical_rows(300)
-    with pytest.raises(emtau_dask.SingularComponentError, match=r"(?i)component\s+1\b.*reg_covar"):
+    with pytest.raises(emtau_dask.SingularComponentError, match=r"(?i)\bcomponent 1\b"):
+        fit(starts.chunked(X, "ragged"), start_at(means, "full"), cases.FULL)
+
+
+@pytest.mark.parametrize("remedy", ["number of components", "reg_covar", "scale"])
+def test_the_error_names_the_remedies(fit, remedy):
+    X, means = with_identical_rows(300)
+    with pytest.raises(emtau_dask.SingularComponentError, match=remedy):
         fit(starts.chunked(X, "ragged"), start_at(means, "full"), cases.FULL)
 
 

@@ -32,7 +32,7 @@ def data(name):
     make = {
         "overlapping": lambda: (mixture(360, 3, 3, separation=1.6, seed=7)[0], 3),
         "separated": lambda: (mixture(300, 4, 2, separation=6.0, seed=11)[0], 4),
-        "small": lambda: (mixture(60, 2, 2, separation=1.8, seed=3)[0], 2),
+        "small": lambda: (mixture(40, 2, 2, separation=1.8, seed=3)[0], 2),
         "tall": lambda: (mixture(9000, 3, 3, separation=3.0, seed=5)[0], 3),
         "wide": lambda: (mixture(700, 2, 45, separation=4.0, seed=13)[0], 2),
         "one-feature": lambda: (mixture(400, 2, 1, separation=1.5, seed=17)[0], 2),

@@ -1,0 +1,241 @@
+"""Judging a finished fit row by row, streamed: held responsibilities, errors, confusion with known labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.activity import SCORED_AT
+from emtau_dask.engine.assignment import NearestCentre
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.passes import NO_SOURCE, run_pass
+from emtau_dask.engine.problem import ChunkLoader, Problem
+from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.storage import ChunkReader, Generation, Source
+
+__all__ = ["HeldByCentre", "HeldByIteration", "Verdict", "distinct_labels", "judge"]
+
+
+class Held(Protocol):
+    """The responsibilities that a finished fit holds for each row."""
+
+    def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
+        """Return what is remembered about the rows of a chunk."""
+        ...
+
+    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
+        """Return (n, K) for a block, given what is remembered about its rows."""
+        ...
+
+
+def _responsibilities(rows: Floats, parameters: MixtureParameters) -> tuple[Floats, Floats]:
+    workspace = EStepWorkspace(max(1, len(rows)), parameters.n_components, parameters.n_features)
+    return e_step(rows, parameters, parameters.log_scales, workspace)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldByIteration:
+    """Each row holds the responsibilities of the E-step that last scored it.
+
+    Attributes
+    ----------
+    parameters : tuple of MixtureParameters
+        Θ_0, Θ_1, …; the E-step of iteration i ran under Θ_{i−1}.
+    scored_at : mapping of int to Generation, or None
+        By chunk, with the array ``scored_at``; None where every row was scored
+        in the last iteration.
+    """
+
+    parameters: tuple[MixtureParameters, ...]
+    scored_at: Mapping[int, Generation] | None
+
+    def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
+        """Return each row's last iteration."""
+        if self.scored_at is None:
+            return np.full(n_rows, len(self.parameters) - 1)
+        return self.scored_at[chunk].read(chunk, n_rows)[SCORED_AT]
+
+    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
+        """Return the responsibilities under the parameters of each row's last E-step."""
+        result = np.empty((len(rows), self.parameters[0].n_components))
+        for iteration in np.unique(memory):
+            members = memory == iteration
+            result[members], _ = _responsibilities(rows[members], self.parameters[int(iteration) - 1])
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class HeldByCentre:
+    """Each row belongs to its nearest k-means centre."""
+
+    centres: Floats
+
+    def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
+        """Return nothing of use."""
+        return np.zeros(n_rows, dtype=np.bool_)
+
+    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
+        """Return 1 for the nearest centre."""
+        return NearestCentre(self.centres).responsibilities(rows, np.arange(len(rows)), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Sums over rows; all are additive over chunks.
+
+    Attributes
+    ----------
+    rows : int
+    squared_distance : float
+        ``‖W − W_reference‖²_F`` of the held responsibilities.
+    held, final : ndarray of int, shape (K, number of classes)
+        Rows by component (largest held responsibility; largest final posterior)
+        and known label.
+    log_likelihood : float
+        Under the final parameters, nats.
+    """
+
+    rows: int
+    squared_distance: float
+    held: Ints
+    final: Ints
+    log_likelihood: float
+
+    def plus(self, other: Verdict) -> Verdict:
+        """Return the sums over both parts."""
+        return Verdict(
+            self.rows + other.rows,
+            self.squared_distance + other.squared_distance,
+            self.held + other.held,
+            self.final + other.final,
+            self.log_likelihood + other.log_likelihood,
+        )
+
+
+def _confusion(responsibilities: Floats, classes: Ints, n_classes: int) -> Ints:
+    table = np.zeros((responsibilities.shape[1], n_classes), dtype=np.intp)
+    np.add.at(table, (responsibilities.argmax(axis=1), classes), 1)
+    return table
+
+
+@dataclass(frozen=True, eq=False)
+class _JudgeTask:
+    loader: ChunkLoader
+    labels: ChunkReader | None
+    classes: NDArray[Any]
+    held: Held
+    reference: Held
+    final: MixtureParameters | None
+
+    def __call__(
+        self,
+        chunk: int,
+        label_blocks: Sequence[NDArray[Any]],
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> Verdict:
+        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        n_rows = len(loaded.rows)
+        positions = loaded.positions()
+        classes = np.zeros(n_rows, dtype=np.intp)
+        if self.labels is not None:
+            classes = np.searchsorted(self.classes, self.labels.load(chunk, label_blocks)[0])
+        held_memory = self.held.of_chunk(chunk, n_rows)
+        reference_memory = self.reference.of_chunk(chunk, n_rows)
+        size = block_rows(1, loaded.rows.shape[1])
+        workspace = np.empty((size, loaded.rows.shape[1]))
+        distances, likelihoods, tables = [], [], []
+        for where, rows in loaded.blocks(positions, workspace):
+            at = positions[where]
+            held = self.held.responsibilities(rows, held_memory[at])
+            reference = self.reference.responsibilities(rows, reference_memory[at])
+            final, log_likelihoods = (
+                (held, np.zeros(len(rows))) if self.final is None else _responsibilities(rows, self.final)
+            )
+            distances.append(float(((held - reference) ** 2).sum()))
+            likelihoods.append(float(log_likelihoods.sum()))
+            tables.append([_confusion(table, classes[at], len(self.classes)) for table in (held, final)])
+        held_table, final_table = np.sum(tables, axis=0)
+        return Verdict(len(positions), math.fsum(distances), held_table, final_table, math.fsum(likelihoods))
+
+
+@dataclass(frozen=True)
+class _LabelsTask:
+    reader: ChunkReader
+
+    def __call__(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.unique(self.reader.load(chunk, blocks)[0])
+
+
+def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> NDArray[Any]:
+    """Return the known labels that occur, ascending.
+
+    Parameters
+    ----------
+    problem : Problem
+    labels : Source
+        (N,), in the problem's chunks.
+    observer : FitObserver
+    """
+    found = run_pass(
+        _LabelsTask(labels.reader()),
+        np.union1d,
+        [labels],
+        problem.chunks,
+        name="labels",
+        stage="labels",
+        observer=observer,
+    )
+    assert found is not None
+    return found
+
+
+def judge(
+    problem: Problem,
+    held: Held,
+    reference: Held,
+    final: MixtureParameters | None,
+    labels: Source | None,
+    classes: NDArray[Any],
+    *,
+    stage: str,
+    observer: FitObserver,
+) -> Verdict:
+    """Return the sums that a comparison needs, in one pass over the rows.
+
+    Parameters
+    ----------
+    problem : Problem
+    held : Held
+        Of the fit that is judged.
+    reference : Held
+        Of the fit that it is compared with (traditional EM).
+    final : MixtureParameters or None
+        Its last parameters; None for k-means, whose labels are the held ones.
+    labels : Source or None
+        Known labels (N,), in the problem's chunks.
+    classes : ndarray
+        Their distinct values, ascending; one dummy value where there are none.
+    stage : str
+    observer : FitObserver
+    """
+    verdict = run_pass(
+        _JudgeTask(
+            problem.loader(), None if labels is None else labels.reader(), classes, held, reference, final
+        ),
+        Verdict.plus,
+        [labels or NO_SOURCE, *problem.sources],
+        problem.chunks,
+        name="judge",
+        stage=stage,
+        observer=observer,
+    )
+    assert verdict is not None
+    return verdict

@@ -1,0 +1,264 @@
+"""`emtau compare`: several algorithms on the same data from the same start, judged alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.activity import FullEM, Traced
+from emtau_dask.engine.blas import single_threaded_libraries
+from emtau_dask.engine.history import IterationRecord
+from emtau_dask.engine.judging import (
+    Held,
+    HeldByCentre,
+    HeldByIteration,
+    Verdict,
+    distinct_labels,
+    judge,
+)
+from emtau_dask.engine.kmeans import kmeans
+from emtau_dask.engine.loop import EmOutcome, EmSettings, iterate, temporary_row_state
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.problem import Problem, pose
+from emtau_dask.engine.starts import (
+    STARTS,
+    GivenParameters,
+    start_from_responsibilities,
+    starting_parameters,
+)
+from emtau_dask.face.compare_tables import print_comparison
+from emtau_dask.face.config_algorithms import KMeansSettings, PublishedFigures
+from emtau_dask.face.inputs import open_inputs
+from emtau_dask.face.progress import watching
+from emtau_dask.face.runs import compute_threads, policy_of, starting_responsibilities
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.storage import RowStateStore, Source, as_source
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emtau_dask.face.config import RunConfig
+
+__all__ = ["Comparison", "Judged", "compare", "run_compare"]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One line of a comparison.
+
+    Attributes
+    ----------
+    name : str
+        With the algorithm's parameters.
+    iterations : int
+    work : float
+        Passes over the data that the scored rows amount to.
+    seconds : float
+        Wall-clock time from the common start to the end of the fit.
+    stop_reason : str
+    verdict : Verdict
+        Against traditional EM.
+    parameters : MixtureParameters or None
+        None for k-means.
+    published : PublishedFigures or None
+    """
+
+    name: str
+    iterations: int
+    work: float
+    seconds: float
+    stop_reason: str
+    verdict: Verdict
+    parameters: MixtureParameters | None
+    published: PublishedFigures | None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Traditional EM and everything compared with it.
+
+    Attributes
+    ----------
+    lines : tuple of Judged
+        In the config's order.
+    classes : ndarray
+        The known labels that occur.
+    labelled : bool
+        Whether labels are known at all.
+    """
+
+    lines: tuple[Judged, ...]
+    classes: NDArray[Any]
+    labelled: bool
+
+
+class _Recorder:
+    """Passes everything on to another observer, and keeps the parameters of every iteration."""
+
+    def __init__(self, observer: FitObserver, start: MixtureParameters) -> None:
+        self._observer = observer
+        self.parameters = [start]
+
+    def stage(self, name: str, chunks: int) -> None:
+        self._observer.stage(name, chunks)
+
+    def chunk_done(self) -> None:
+        self._observer.chunk_done()
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        self.parameters.append(parameters)
+        self._observer.iteration(record, parameters)
+
+    def note(self, message: str) -> None:
+        self._observer.note(message)
+
+    def close(self) -> None:
+        self._observer.close()
+
+
+def run_compare(config: RunConfig, console: Console) -> None:
+    """Compare the algorithms that ``algorithm.compare`` lists, and print the tables.
+
+    Parameters
+    ----------
+    config : RunConfig
+    console : rich.console.Console
+        For the tables; progress goes to standard error.
+
+    Raises
+    ------
+    EmtauError
+        The data or settings cannot be used, or a component collapsed.
+    """
+    import sys
+
+    with watching(sys.stderr) as observer, compute_threads(config), single_threaded_libraries():
+        comparison = compare(config, observer)
+    print_comparison(comparison, console)
+
+
+def compare(config: RunConfig, observer: FitObserver) -> Comparison:
+    """Run and judge every algorithm that ``algorithm.compare`` lists.
+
+    Raises
+    ------
+    EmtauError
+    """
+    inputs = open_inputs(config, overwrite=False, observer=observer)
+    structure = structure_named(config.model.covariance_type)
+    problem = pose(inputs.rows, inputs.weights, config.model.n_components, structure, observer)
+    start = _start(config, problem, observer)
+    labels = None if inputs.labels is None else inputs.labels.aligned(problem.rows.chunk_rows)
+    classes = np.zeros(1) if labels is None else distinct_labels(problem, labels, observer)
+
+    def verdict(held: Held, reference: Held, final: MixtureParameters | None, name: str) -> Verdict:
+        return judge(
+            problem, held, reference, final, labels, classes, stage=f"judging {name}", observer=observer
+        )
+
+    runner = _Runner(problem, start, config, observer)
+    reference, lines = runner.reference(), []
+    for settings in config.algorithm.compare:
+        if isinstance(settings, KMeansSettings):
+            lines.append(runner.run_kmeans(settings, reference.held, verdict))
+        elif settings.name == "em":
+            lines.append(reference.judged(getattr(settings, "published", None), verdict))
+        else:
+            lines.append(runner.run(settings, reference.held, verdict))
+    return Comparison(tuple(lines), classes, labels is not None)
+
+
+def _start(config: RunConfig, problem: Problem, observer: FitObserver) -> MixtureParameters:
+    given = starting_responsibilities(config, problem.rows.shape[0])
+    if given is None:
+        begin = STARTS[config.model.init_params]
+        statistics = begin(problem, config.model.random_state, observer)
+    else:
+        source: Source = as_source(given, ndim=2, what="responsibilities_init")
+        statistics = start_from_responsibilities(problem, source, observer)
+    return starting_parameters(problem, GivenParameters(), lambda: statistics, config.model.reg_covar)
+
+
+Judge = Callable[[Held, Held, MixtureParameters | None, str], Verdict]
+
+
+@dataclass(frozen=True, eq=False)
+class _Finished:
+    name: str
+    outcome: EmOutcome
+    held: HeldByIteration
+    seconds: float
+
+    def judged(
+        self, published: PublishedFigures | None, judge_it: Judge, reference: Held | None = None
+    ) -> Judged:
+        outcome = self.outcome
+        return Judged(
+            self.name,
+            len(outcome.history),
+            outcome.history.work,
+            self.seconds,
+            outcome.stop_reason,
+            judge_it(self.held, reference or self.held, outcome.parameters, self.name),
+            outcome.parameters,
+            published,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Runner:
+    problem: Problem
+    start: MixtureParameters
+    config: RunConfig
+    observer: FitObserver
+
+    def _fit(self, name: str, policy: Any, row_state: RowStateStore | None) -> _Finished:
+        stop, model = self.config.stop, self.config.model
+        settings = EmSettings(stop.tol, stop.max_iter, model.reg_covar)
+        recorder = _Recorder(self.observer, self.start)
+        self.observer.note(name)
+        began = time.perf_counter()
+        outcome = iterate(self.problem, self.start, policy, settings, row_state, recorder)
+        seconds = time.perf_counter() - began
+        scored_at = None
+        if row_state is not None:
+            latest = {chunk: row_state.latest(chunk) for chunk in self.problem.chunks}
+            scored_at = {chunk: generation for chunk, generation in latest.items() if generation is not None}
+        return _Finished(name, outcome, HeldByIteration(tuple(recorder.parameters), scored_at), seconds)
+
+    def reference(self) -> _Finished:
+        return self._fit("em", FullEM(), None)
+
+    def run(self, settings: Any, reference: Held, judge_it: Judge) -> Judged:
+        policy = Traced(policy_of(settings))
+        with temporary_row_state(self.problem, policy, self.config.stop.max_iter) as row_state:
+            finished = self._fit(_described(settings), policy, row_state)
+            return finished.judged(settings.published, judge_it, reference)
+
+    def run_kmeans(self, settings: Any, reference: Held, judge_it: Judge) -> Judged:
+        self.observer.note("kmeans")
+        began = time.perf_counter()
+        outcome = kmeans(self.problem, self.config.model.random_state, self.observer)
+        seconds = time.perf_counter() - began
+        return Judged(
+            "kmeans",
+            outcome.n_iter,
+            float(outcome.n_iter),
+            seconds,
+            "tol" if outcome.converged else "max-iter",
+            judge_it(HeldByCentre(outcome.centres), reference, None, "kmeans"),
+            None,
+            settings.published,
+        )
+
+
+def _described(settings: Any) -> str:
+    changed = settings.model_dump(exclude={"name", "published"}, exclude_defaults=True)
+    inner = ", ".join(f"{key}={value}" for key, value in changed.items())
+    return f"{settings.name} {inner}".strip()

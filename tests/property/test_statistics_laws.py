@@ -1,0 +1,135 @@
+"""The laws of sufficient statistics on random rows: identity, order of merging, and any split."""
+
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from references import COVARIANCE_TYPES, LONG, naive_statistics
+
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.statistics import PairwiseMerger, block_statistics, merge, zero
+
+FIELDS = ("weights", "means", "scatter")
+
+structures = st.sampled_from(COVARIANCE_TYPES).map(structure_named)
+
+
+@st.composite
+def tables(draw, max_rows=24):
+    """Rows near or far from the origin, some equal, and responsibilities with zeros among them: n x d, n x K."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    n, d, k = draw(st.integers(1, max_rows)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rng = np.random.default_rng(seed)
+    scales = 10.0 ** rng.integers(-6, 7, size=d)
+    rows = rng.normal(size=(n, d)) * scales + scales * draw(st.sampled_from([0.0, 1.0, -1e3, 1e7]))
+    if draw(st.booleans()):
+        rows[:] = rows[rng.integers(0, max(1, n // 3), size=n)]
+    responsibilities = rng.dirichlet(np.full(k, 0.3), size=n) * rng.choice([0.0, 1.0, 2.5], size=(n, 1))
+    responsibilities[:, rng.random(k) < 0.2] = 0
+    return rows, responsibilities
+
+
+@st.composite
+def splits(draw):
+    """A table and the boundaries of a split into parts, some of them empty."""
+    rows, responsibilities = draw(tables())
+    cuts = draw(st.lists(st.integers(0, len(rows)), max_size=6))
+    return rows, responsibilities, [0, *sorted(cuts), len(rows)]
+
+
+def part_statistics(structure, rows, responsibilities, bounds):
+    return [
+        block_statistics(structure, rows[start:stop], responsibilities[start:stop])
+        for start, stop in pairwise(bounds)
+    ]
+
+
+def fields(statistics):
+    return [getattr(statistics, name).astype(LONG) for name in FIELDS]
+
+
+def assert_same_bits(a, b):
+    for name in FIELDS:
+        assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), name
+
+
+def assert_close(structure, actual, expected, rows, responsibilities):
+    """Equal to rounding: of sums, of means (in units of the rows' magnitude), and of scatters about them."""
+    eps = np.finfo(float).eps
+    weights = responsibilities.astype(LONG).sum(axis=0)
+    resolution = 16 * eps * np.abs(rows).max(axis=0)
+    spread = np.ptp(rows, axis=0)
+    wider = spread + resolution
+    matrix = (1 + 64 * eps) * np.outer(wider, wider).astype(LONG) - np.outer(spread, spread)
+    widths = {
+        "full": lambda: weights[:, None, None] * matrix,
+        "tied": lambda: weights.sum() * matrix,
+        "diag": lambda: weights[:, None] * np.diag(matrix),
+        "spherical": lambda: weights * np.trace(matrix),
+    }
+    limits = {"weights": 64 * eps * weights, "means": resolution, "scatter": widths[structure.name]()}
+    for name, reference in zip(FIELDS, expected, strict=True):
+        error = np.abs(getattr(actual, name).astype(LONG) - reference)
+        assert np.all(error <= limits[name]), name
+
+
+@given(structure=structures, table=tables())
+def test_zero_is_the_identity_bit_for_bit(structure, table):
+    statistics = block_statistics(structure, *table)
+    nothing = zero(structure, table[1].shape[1], table[0].shape[1])
+    assert_same_bits(merge(structure, nothing, statistics), statistics)
+
+
+@given(structure=structures, table=tables())
+def test_zero_is_the_identity_on_the_right(structure, table):
+    statistics = block_statistics(structure, *table)
+    nothing = zero(structure, table[1].shape[1], table[0].shape[1])
+    assert_same_bits(merge(structure, statistics, nothing), statistics)
+
+
+@given(structure=structures, split=splits())
+def test_merging_commutes_to_rounding(structure, split):
+    rows, responsibilities, bounds = split
+    middle = bounds[len(bounds) // 2]
+    a, b = part_statistics(structure, rows, responsibilities, [0, middle, len(rows)])
+    assert_close(structure, merge(structure, a, b), fields(merge(structure, b, a)), rows, responsibilities)
+
+
+@given(structure=structures, table=tables(), where=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_merging_associates_to_rounding(structure, table, where):
+    rows, responsibilities = table
+    bounds = [0, *sorted(round(share * len(rows)) for share in where), len(rows)]
+    a, b, c = part_statistics(structure, rows, responsibilities, bounds)
+    left = merge(structure, merge(structure, a, b), c)
+    right = merge(structure, a, merge(structure, b, c))
+    assert_close(structure, left, fields(right), rows, responsibilities)
+
+
+@settings(deadline=None)
+@given(structure=structures, table=tables())
+def test_a_block_is_the_naive_sum(structure, table):
+    expected = naive_statistics(*table, structure.name)
+    assert_close(structure, block_statistics(structure, *table), expected, *table)
+
+
+@settings(deadline=None)
+@given(structure=structures, split=splits())
+def test_any_split_merged_in_a_chain_is_the_naive_sum(structure, split):
+    rows, responsibilities, bounds = split
+    parts = part_statistics(structure, rows, responsibilities, bounds)
+    merged = reduce(lambda a, b: merge(structure, a, b), parts)
+    expected = naive_statistics(rows, responsibilities, structure.name)
+    assert_close(structure, merged, expected, rows, responsibilities)
+
+
+@settings(deadline=None)
+@given(structure=structures, split=splits())
+def test_any_split_merged_as_a_tree_is_the_naive_sum(structure, split):
+    rows, responsibilities, bounds = split
+    merger = PairwiseMerger(structure)
+    for part in part_statistics(structure, rows, responsibilities, bounds):
+        merger.push(part)
+    expected = naive_statistics(rows, responsibilities, structure.name)
+    assert_close(structure, merger.total(), expected, rows, responsibilities)

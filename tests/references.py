@@ -1,0 +1,55 @@
+"""Naive references that the unit and property tests share: loops in extended precision, nothing of the package."""
+
+import numpy as np
+
+LONG = np.longdouble
+COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
+
+
+def shaped(matrices, covariance_type):
+    """K full scatter matrices as the structure holds them: summed over what it shares."""
+    return {
+        "full": lambda: matrices,
+        "tied": lambda: matrices.sum(axis=0),
+        "diag": lambda: np.array([np.diag(matrix) for matrix in matrices]),
+        "spherical": lambda: np.array([np.trace(matrix) for matrix in matrices]),
+    }[covariance_type]()
+
+
+def naive_statistics(rows, responsibilities, covariance_type):
+    """Weights, means and scatter about the means, row by row, in longdouble."""
+    rows, responsibilities = rows.astype(LONG), responsibilities.astype(LONG)
+    (n, d), k = rows.shape, responsibilities.shape[1]
+    weights, means, scatter = np.zeros(k, LONG), np.zeros((k, d), LONG), np.zeros((k, d, d), LONG)
+    for component in range(k):
+        for row in range(n):
+            weights[component] += responsibilities[row, component]
+            means[component] += responsibilities[row, component] * rows[row]
+        if weights[component] > 0:
+            means[component] /= weights[component]
+        for row in range(n):
+            difference = rows[row] - means[component]
+            scatter[component] += responsibilities[row, component] * np.outer(difference, difference)
+    return weights, means, shaped(scatter, covariance_type)
+
+
+def full_covariances(covariances, covariance_type, k, d):
+    """scikit-learn's shape for a structure -> K full matrices, float64."""
+    return {
+        "full": lambda: np.array(covariances),
+        "tied": lambda: np.array([covariances] * k),
+        "diag": lambda: np.array([np.diag(row) for row in covariances]),
+        "spherical": lambda: np.array([value * np.eye(d) for value in covariances]),
+    }[covariance_type]()
+
+
+def random_covariances(rng, covariance_type, k, d):
+    """Well conditioned covariances in scikit-learn's shape for the structure."""
+    roots = rng.normal(size=(k, d, d)) * 0.4
+    matrices = roots @ roots.swapaxes(1, 2) + np.eye(d) * rng.uniform(0.5, 1.5, size=(k, 1, 1))
+    return {
+        "full": lambda: matrices,
+        "tied": lambda: matrices[0],
+        "diag": lambda: np.array([np.diag(matrix) for matrix in matrices]),
+        "spherical": lambda: np.array([matrix[0, 0] for matrix in matrices]),
+    }[covariance_type]()

@@ -1,0 +1,191 @@
+"""Run configs: what is accepted, and how the rest is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emtau_dask.errors import ConfigError
+from emtau_dask.face.config import RunConfig, load_config
+from emtau_dask.face.config_algorithms import ComparedKMeans, RunEM, RunEMTau
+from emtau_dask.face.config_data import MixtureOptions
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+MINIMAL = """
+data: {path: points.zarr}
+model: {n_components: 3}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    return write(tmp_path, MINIMAL)
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["digits", "example1", "mnist", "large"])
+def test_shipped_configs_are_valid(name: str) -> None:
+    config = load_config(CONFIGS / f"{name}.yaml")
+    assert config.output.directory == f"runs/{name}"
+
+
+def test_defaults_are_the_estimators(minimal: Path) -> None:
+    config = load_config(minimal)
+    assert config.algorithm == RunEMTau(tau=20, revisit="on-empty")
+    assert (config.stop.tol, config.stop.max_iter, config.model.reg_covar) == (1e-5, 500, 1e-6)
+    assert config.output.directory == "runs/run"
+
+
+def test_a_section_left_empty_has_its_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{MINIMAL}\nstop:\nalgorithm:\noutput:\n")
+    assert load_config(path) == load_config(write(tmp_path, MINIMAL))
+
+
+def test_a_number_in_scientific_notation_is_a_number(minimal: Path) -> None:
+    assert load_config(minimal, ["stop.tol=1e-12"]).stop.tol == 1e-12
+
+
+def test_overrides_are_yaml_and_the_last_one_wins(minimal: Path) -> None:
+    config = load_config(minimal, ["algorithm={name: em}", "model.n_components=5", "model.n_components=7"])
+    assert config.algorithm == RunEM()
+    assert config.model.n_components == 7
+
+
+def test_dataset_options_follow_the_dataset(minimal: Path) -> None:
+    config = load_config(minimal, ["data={dataset: mixture, dataset_options: {rows: 10}}"])
+    assert config.data.dataset_options == MixtureOptions(rows=10)
+
+
+def test_compare_lists_algorithms_with_published_figures(minimal: Path) -> None:
+    entry = "{name: kmeans, published: {seconds: 2.68, means: [1, 2.5]}}"
+    config = load_config(minimal, [f"algorithm.compare=[{{name: em}}, {entry}]"])
+    kmeans = config.algorithm.compare[1]
+    assert isinstance(kmeans, ComparedKMeans)
+    assert kmeans.published is not None
+    assert kmeans.published.means == (1.0, 2.5)
+
+
+@pytest.mark.parametrize("name", ["digits", "example1", "mnist", "large"])
+def test_a_config_survives_its_own_dump(name: str) -> None:
+    config = load_config(CONFIGS / f"{name}.yaml")
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.n_componets=3", ["model.n_componets", "3", "nearest valid key is model.n_components"]),
+        ("model.tol=0.5", ["model.tol", "0.5", "nearest valid key is stop.tol"]),
+        ("modle.n_init=2", ["modle", "nearest valid key is model"]),
+        ("model.init={seed: 3}", ["model.init.seed", "nearest valid key is model.init.dirichlet_seed"]),
+        ("data.dataset_options.rows=3", ["data", "given a dataset where dataset_options are set"]),
+        ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "em-tau does not take it"]),
+        ("algorithm.compare=[{name: em, tau: 3}]", ["algorithm.compare[0].tau", "em does not take it"]),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(minimal: Path, override: str, parts: list[str]) -> None:
+    message = refusal(minimal, override)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.n_components=ten", ["model.n_components = 'ten'", "whole number of 1 or more"]),
+        ("model.n_components='10'", ["model.n_components = '10'", "10 (without quotes)"]),
+        ("model.n_components=true", ["model.n_components = True", "whole number"]),
+        ("model.n_components=3.0", ["model.n_components = 3.0", "nearest valid value is 3"]),
+        ("stop.tol=[1]", ["stop.tol = [1]", "finite number of 0 or more"]),
+        ("output.scores=1", ["output.scores = 1", "true or false"]),
+        ("data.columns=x", ["data.columns = 'x'", "a list of column names"]),
+        ("data.path=3", ["data.path = 3", "a path"]),
+        ("stop=3", ["stop = 3", "stop.tol, stop.max_iter"]),
+        ("algorithm.compare=3", ["algorithm.compare = 3", "a list"]),
+    ],
+)
+def test_a_wrong_type_names_what_is_expected(minimal: Path, override: str, parts: list[str]) -> None:
+    message = refusal(minimal, override)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.n_components=0", ["model.n_components = 0", "nearest valid value is 1"]),
+        ("stop.tol=-1", ["stop.tol = -1", "nearest valid value is 0"]),
+        ("stop.tol=.nan", ["stop.tol = nan", "finite"]),
+        ("model.covariance_type=ful", ["model.covariance_type = 'ful'", "nearest valid value is full"]),
+        ("algorithm.name=emtau", ["algorithm.name = 'emtau'", "nearest valid value is em-tau"]),
+        ("algorithm.revisit=onempty", ["algorithm.revisit = 'onempty'", "nearest valid value is on-empty"]),
+        ("algorithm.revisit=0", ["algorithm.revisit = 0", "nearest valid value is 1"]),
+        ("algorithm={name: em-star, tail: 1.5}", ["algorithm.tail = 1.5", "nearest valid value is 1"]),
+        ("algorithm={name: em-lazy, threshold: 0}", ["algorithm.threshold = 0", "above 0"]),
+        ("algorithm.compare=[{tau: 3}]", ["algorithm.compare[0].name is missing"]),
+        ("data.dataset=digit", ["data.dataset = 'digit'", "nearest valid value is digits"]),
+        ("data={}", ["data", "a path or a dataset"]),
+        ("model={}", ["model.n_components is missing"]),
+        ("model={n_components: 2, n_init: 2, init: {dirichlet_seed: 0}}", ["n_init=2", "init"]),
+        ("output={labels: null, scores: true}", ["output", "labels"]),
+    ],
+)
+def test_an_impossible_value_names_the_limit(minimal: Path, override: str, parts: list[str]) -> None:
+    message = refusal(minimal, override)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "checkpoint.path=run.zarr",
+        "cluster.scheduler=processes",
+        "cluster.scheduler=tcp://localhost:8786",
+        "cluster.memory_limit=2GB",
+        "cluster.threads=2",
+        "output.report=report.html",
+    ],
+)
+def test_what_is_not_there_yet_is_refused_and_not_ignored(minimal: Path, override: str) -> None:
+    message = refusal(minimal, override)
+    assert override.partition("=")[0] in message
+    assert "not available yet" in message
+
+
+def test_every_finding_is_reported(minimal: Path) -> None:
+    message = refusal(minimal, "stop.tol=-1", "stop.max_iter=0")
+    assert "stop.tol" in message
+    assert "stop.max_iter" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("data: [", "line"),
+        ("- data", "a mapping of sections"),
+        ("", "holds nothing"),
+        (f"{MINIMAL}\nmodel: {{n_components: 4}}\n", "'model' appears twice"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, part: str) -> None:
+    assert part in refusal(write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("override", ["model.n_components", "=3", "model..tol=3", "stop.tol.x=1"])
+def test_an_override_that_sets_nothing_is_refused(minimal: Path, override: str) -> None:
+    assert "--set" in refusal(minimal, "stop.tol=1", override)

@@ -1,0 +1,252 @@
+"""The four covariance structures against plain linear algebra on full matrices."""
+
+import numpy as np
+import pytest
+from references import COVARIANCE_TYPES, full_covariances, random_covariances, shaped
+from sklearn.mixture import GaussianMixture as SklearnMixture
+
+from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
+from emtau_dask.mixture.covariance import STRUCTURES, structure_named
+from emtau_dask.mixture.factor import covariance_of_factor, factor_of_precision, precision_factor
+
+K, D = 3, 4
+
+
+@pytest.fixture(params=COVARIANCE_TYPES)
+def structure(request):
+    return structure_named(request.param)
+
+
+@pytest.fixture
+def covariances(structure):
+    return random_covariances(np.random.default_rng(5), structure.name, K, D)
+
+
+@pytest.fixture
+def factors(structure, covariances):
+    return structure.factor(covariances, np.zeros((K, D)), np.ones(K))
+
+
+def matrices(structure, values):
+    return full_covariances(values, structure.name, K, D)
+
+
+def scatter_of(structure, full):
+    return shaped(full, structure.name)
+
+
+def test_there_is_a_structure_for_each_covariance_type():
+    assert tuple(STRUCTURES) == COVARIANCE_TYPES
+
+
+@pytest.mark.parametrize("name", ["fulll", None, 3, ["full"]])
+def test_an_unknown_covariance_type_is_refused_with_the_known_ones(name):
+    with pytest.raises(InvalidDataError, match="'full', 'tied', 'diag', 'spherical'"):
+        structure_named(name)
+
+
+def test_shape(structure, covariances):
+    assert structure.shape(K, D) == covariances.shape
+
+
+def test_the_factor_squared_is_the_inverse(structure, covariances, factors):
+    full = matrices(structure, factors)
+    expected = np.linalg.inv(matrices(structure, covariances))
+    assert np.allclose(full @ full.swapaxes(1, 2), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_factor_is_upper_triangular(structure, factors):
+    full = matrices(structure, factors)
+    assert np.array_equal(full, np.triu(full))
+
+
+def test_precisions_are_the_inverse(structure, covariances, factors):
+    expected = np.linalg.inv(matrices(structure, covariances))
+    assert np.allclose(matrices(structure, structure.precisions(factors)), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_precisions_are_exactly_symmetric(structure, factors):
+    full = matrices(structure, structure.precisions(factors))
+    assert np.array_equal(full, full.swapaxes(1, 2))
+
+
+def test_log_det_is_half_the_log_determinant_of_the_precision(structure, covariances, factors):
+    expected = -0.5 * np.linalg.slogdet(matrices(structure, covariances))[1]
+    assert np.allclose(structure.log_det(factors, K, D), expected, rtol=1e-12)
+
+
+def test_whitened_rows_have_the_mahalanobis_distance(structure, covariances, factors):
+    rows = np.random.default_rng(0).normal(size=(9, D))
+    inverses = np.linalg.inv(matrices(structure, covariances))
+    for k in range(K):
+        out = np.empty_like(rows)
+        structure.whiten(rows, factors, k, out)
+        expected = [row @ inverses[k] @ row for row in rows]
+        assert np.allclose((out**2).sum(axis=1), expected, rtol=1e-12)
+
+
+def test_add_scatter_adds_the_outer_products(structure):
+    rng = np.random.default_rng(1)
+    scatter = np.zeros(structure.shape(K, D))
+    expected = np.zeros((K, D, D))
+    for k in range(K):
+        roots = rng.normal(size=(6, D))
+        structure.add_scatter(scatter, k, roots)
+        expected[k] = sum(np.outer(root, root) for root in roots)
+    assert np.allclose(scatter, scatter_of(structure, expected), rtol=1e-13)
+
+
+def test_outer_is_weighted_outer_products(structure):
+    rng = np.random.default_rng(2)
+    weights, vectors = rng.uniform(size=K), rng.normal(size=(K, D))
+    expected = np.array([w * np.outer(v, v) for w, v in zip(weights, vectors, strict=True)])
+    assert np.allclose(structure.outer(weights, vectors), scatter_of(structure, expected), rtol=1e-13)
+
+
+def test_distances_are_traces(structure, covariances, factors):
+    rng = np.random.default_rng(3)
+    roots = rng.normal(size=(K, D, D))
+    scatters = roots @ roots.swapaxes(1, 2)
+    inverses = np.linalg.inv(matrices(structure, covariances))
+    expected = sum(np.trace(inverse @ scatter) for inverse, scatter in zip(inverses, scatters, strict=True))
+    assert np.isclose(structure.distances(scatter_of(structure, scatters), factors), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("reg_covar", [0.0, 0.25])
+def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(structure, reg_covar):
+    rng = np.random.default_rng(4)
+    roots, weights = rng.normal(size=(K, D, D)), np.array([2.0, 5.0, 11.0])
+    scatters = roots @ roots.swapaxes(1, 2)
+    each = scatters / weights[:, None, None]
+    expected = {
+        "full": each,
+        "tied": np.array([scatters.sum(axis=0) / 18] * K),
+        "diag": np.array([np.diag(np.diag(matrix)) for matrix in each]),
+        "spherical": np.array([np.trace(matrix) / D * np.eye(D) for matrix in each]),
+    }[structure.name]
+    actual = structure.covariances(scatter_of(structure, scatters), weights, D, reg_covar)
+    assert np.allclose(matrices(structure, actual), expected + reg_covar * np.eye(D), rtol=1e-13)
+
+
+def test_covariances_are_exactly_symmetric(structure):
+    rng = np.random.default_rng(6)
+    lopsided = structure.outer(np.ones(K), rng.normal(size=(K, D))) * (1 + rng.uniform(0, 1e-15, size=(D,)))
+    scatter = lopsided if structure.name != "spherical" else lopsided[:, 0]
+    full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0))
+    assert np.array_equal(full, full.swapaxes(1, 2))
+
+
+def test_precisions_come_back_as_covariances(structure, covariances):
+    precisions = {
+        "full": np.linalg.inv,
+        "tied": np.linalg.inv,
+        "diag": np.reciprocal,
+        "spherical": np.reciprocal,
+    }[structure.name](covariances)
+    found, _ = structure.from_precisions(precisions)
+    assert np.allclose(found, covariances, rtol=1e-12)
+
+
+def test_given_precisions_have_their_factor(structure, covariances, factors):
+    _, found = structure.from_precisions(structure.precisions(factors))
+    assert np.allclose(found, factors, rtol=1e-11, atol=1e-13)
+
+
+def test_precisions_that_are_not_positive_are_refused(structure, covariances):
+    with pytest.raises(InvalidDataError, match=f"'{structure.name} precision' should be.*positive"):
+        structure.from_precisions(-covariances)
+
+
+def test_precisions_that_are_not_symmetric_are_refused():
+    lopsided = np.eye(3)
+    lopsided[0, 1] = 0.5
+    with pytest.raises(InvalidDataError, match="symmetric"):
+        structure_named("tied").from_precisions(lopsided)
+
+
+def test_precisions_that_are_indefinite_are_refused():
+    with pytest.raises(InvalidDataError, match="positive-definite"):
+        structure_named("full").from_precisions(np.array([[[1.0, 2.0], [2.0, 1.0]]]))
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (3, 4), (5, 2)])
+def test_n_parameters_are_scikit_learns(structure, k, d):
+    judge = SklearnMixture(k, covariance_type=structure.name)
+    judge.means_ = np.zeros((k, d))
+    expected = judge._n_parameters() - k * d - (k - 1)
+    assert structure.n_parameters(k, d) == expected
+
+
+def test_draw_maps_standard_normals_to_the_covariance(structure, covariances):
+    for k in range(K):
+        root = structure.draw(np.eye(D), covariances, k)
+        assert np.allclose(root.T @ root, matrices(structure, covariances)[k], rtol=1e-12, atol=1e-12)
+
+
+def test_a_variance_of_zero_is_singular_and_names_component_and_weight(structure, covariances):
+    broken = covariances * 0
+    with pytest.raises(SingularComponentError) as caught:
+        structure.factor(broken, np.ones((K, D)), np.array([7.0, 8.0, 9.0]))
+    shared = structure.name == "tied"
+    assert caught.value.component == (-1 if shared else 0)
+    assert caught.value.weight == (24.0 if shared else 7.0)
+
+
+def test_nan_is_singular_and_not_a_linear_algebra_error(structure, covariances):
+    with pytest.raises(EmtauError):
+        structure.factor(covariances * np.nan, np.zeros((K, D)), np.ones(K))
+
+
+def test_a_variance_below_what_the_rows_rounding_can_make_is_singular():
+    with pytest.raises(SingularComponentError, match="what float64 can resolve"):
+        precision_factor(np.diag([1.0, 1e-22]), np.array([0.0, 1e5]), 0, 1.0)
+
+
+def test_the_same_variance_near_the_origin_is_not():
+    assert np.allclose(precision_factor(np.diag([1.0, 1e-22]), np.zeros(2), 0, 1.0), np.diag([1.0, 1e11]))
+
+
+def test_linearly_dependent_features_are_singular():
+    rows = np.random.default_rng(0).normal(size=(50, 2))
+    with pytest.raises(SingularComponentError, match="feature 2 is a linear combination"):
+        precision_factor(np.cov(np.column_stack([rows, rows.sum(axis=1)]).T), np.zeros(3), 0, 1.0)
+
+
+def test_features_correlated_at_1_minus_1e8_are_not():
+    correlated = np.array([[1.0, 1 - 1e-8], [1 - 1e-8, 1.0]])
+    factor = precision_factor(correlated, np.zeros(2), 0, 1.0)
+    assert np.allclose(factor.T @ correlated @ factor, np.eye(2), atol=1e-7)
+
+
+def test_the_scale_of_features_changes_a_factor_by_that_scale_only():
+    matrix = random_covariances(np.random.default_rng(7), "tied", 1, D)
+    scale = np.array([2.0**-20, 1.0, 2.0**10, 2.0**20])
+    plain = precision_factor(matrix, np.zeros(D), 0, 1.0)
+    scaled = precision_factor(matrix * np.outer(scale, scale), np.zeros(D), 0, 1.0)
+    assert np.array_equal(scaled, plain / scale[:, None])
+
+
+def test_the_message_names_the_three_remedies():
+    with pytest.raises(SingularComponentError) as caught:
+        precision_factor(np.zeros((2, 2)), np.zeros(2), 4, 2.5)
+    message = str(caught.value)
+    remedies = ("decrease the number of components", "increase reg_covar", "scale the input data")
+    assert all(text in message for text in ("component 4 (weight 2.5 rows)", *remedies))
+
+
+def test_a_precision_has_an_upper_triangular_factor():
+    precision = random_covariances(np.random.default_rng(8), "tied", 1, D)
+    factor = factor_of_precision(precision)
+    assert np.array_equal(factor, np.triu(factor))
+    assert np.allclose(factor @ factor.T, precision, rtol=1e-13)
+
+
+def test_an_indefinite_precision_has_none():
+    assert factor_of_precision(np.array([[1.0, 2.0], [2.0, 1.0]])) is None
+
+
+def test_the_covariance_of_a_factor_is_the_inverse_of_its_precision():
+    precision = random_covariances(np.random.default_rng(9), "tied", 1, D)
+    covariance = covariance_of_factor(factor_of_precision(precision))
+    assert np.allclose(covariance, np.linalg.inv(precision), rtol=1e-12)
+    assert np.array_equal(covariance, covariance.T)

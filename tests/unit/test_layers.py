@@ -1,0 +1,96 @@
+"""Imports go downwards only, and importing the package changes nothing in the process."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import emtau_dask
+
+PACKAGE = Path(emtau_dask.__file__).parent
+LAYERS = ("errors", "mixture", "activity", "storage", "engine", "face")
+"""From the bottom up; a module may import its own layer and those below it."""
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def _parts(path):
+    """`emtau_dask/engine/loop.py` -> ('emtau_dask', 'engine', 'loop')."""
+    return ("emtau_dask", *path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _imports(path):
+    """Dotted names of everything of the package that a module imports, in functions too."""
+    module = _parts(path)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module[: len(module) - node.level] if node.level else ()
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+
+
+def _layer(dotted):
+    """The layer of a dotted name; None where it is outside the package."""
+    first, *rest = dotted.split(".")
+    if first != "emtau_dask":
+        return None
+    assert rest, "a module imports the whole package, that is, its topmost layer"
+    return rest[0]
+
+
+def test_every_module_belongs_to_a_layer():
+    assert {_parts(path)[1] for path in MODULES} == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: ".".join(_parts(path)[1:]))
+def test_imports_go_downwards(path):
+    own = LAYERS.index(_parts(path)[1])
+    wrong = [name for name in _imports(path) if _layer(name) and LAYERS.index(_layer(name)) > own]
+    assert wrong == []
+
+
+def test_mixture_knows_numpy_and_scipy_only():
+    allowed = {"numpy", "scipy", "emtau_dask", *sys.stdlib_module_names}
+    found = {
+        name.partition(".")[0] for path in MODULES if _parts(path)[1] == "mixture" for name in _imports(path)
+    }
+    assert found <= allowed
+
+
+def test_only_storage_and_above_know_dask_and_zarr():
+    low = [path for path in MODULES if LAYERS.index(_parts(path)[1]) < LAYERS.index("storage")]
+    assert [
+        p for p in low if {n.partition(".")[0] for n in _imports(p)} & {"dask", "zarr", "distributed"}
+    ] == []
+
+
+PROBE = """
+import copy, json, os, threading, warnings
+import dask, distributed, numpy, scipy, sklearn.mixture, zarr  # the dependencies may do what they like
+from threadpoolctl import threadpool_info
+
+def seen():
+    return {
+        "environment": dict(os.environ),
+        "dask": copy.deepcopy(dask.config.config),
+        "zarr": copy.deepcopy(zarr.config.config),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "warnings": [str(f) for f in warnings.filters],
+        "numpy": [numpy.geterr(), numpy.get_printoptions()],
+        "blas": sorted((pool["filepath"], pool["num_threads"]) for pool in threadpool_info()),
+    }
+
+before = seen()
+import emtau_dask
+after = seen()
+print(json.dumps([name for name in before if before[name] != after[name]]))
+"""
+
+
+def test_importing_the_package_changes_nothing():
+    run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]", run.stdout
