@@ -1,13 +1,19 @@
 """Gaussian mixtures fitted by EM with partial E-steps on data larger than memory."""
 
-from emtau_dask.activity import EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.errors import (
-    ConfigError,
-    EmtauError,
-    InvalidDataError,
-    SingularComponentError,
-)
-from emtau_dask.face.estimator import GaussianMixture
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from emtau_dask.activity import EMLazy, EMStar, EMTau, FullEM
+    from emtau_dask.errors import (
+        ConfigError,
+        EmtauError,
+        InvalidDataError,
+        SingularComponentError,
+    )
+    from emtau_dask.face.estimator import GaussianMixture
 
 __all__ = [
     "ConfigError",
@@ -20,3 +26,14 @@ __all__ = [
     "InvalidDataError",
     "SingularComponentError",
 ]
+
+_HOMES = {"GaussianMixture": "face.estimator"} | dict.fromkeys(
+    ("EMLazy", "EMStar", "EMTau", "FullEM"), "activity"
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that ``emtau --help`` needs neither dask nor scikit-learn."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +74,9 @@ class EMStar(BaseEstimator):  # type: ignore[misc]
 
     def _tail(self, responsibilities: NDArray[np.float64]) -> NDArray[np.intp]:
         n = len(responsibilities)
-        if isinstance(self.tail, Real):
+        if not isinstance(self.tail, str):
             lowest = np.argsort(responsibilities, kind="stable")
-            return lowest[: math.ceil(float(self.tail) * n)]
+            return lowest[: math.ceil(self.tail * n)]
         heads_first = np.argsort(-responsibilities, kind="stable")
         rank = np.empty(n, dtype=np.intp)
         rank[heads_first] = np.arange(n)

@@ -198,7 +198,7 @@ def statistics_under(
     stage : str
     observer : FitObserver
     """
-    total = run_pass(
+    total: SufficientStatistics | None = run_pass(
         _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
         partial(merge, problem.structure),
         [source or NO_SOURCE, *problem.sources],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,11 +28,12 @@ from emtau_dask.engine.scoring import (
     merge_held,
     merge_totals,
 )
+from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 from emtau_dask.storage import RowStateStore
 
-__all__ = ["EmOutcome", "EmSettings", "iterate", "temporary_row_state"]
+__all__ = ["EmOutcome", "EmSettings", "best_run", "iterate", "temporary_row_state"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,48 @@ def temporary_row_state(
     folder = dask.config.get("temporary-directory", None)
     with tempfile.TemporaryDirectory(prefix="emtau-state-", dir=folder) as path:
         yield RowStateStore(zarr.create_group(store=path), problem.rows.chunk_rows, dtypes)
+
+
+def best_run(
+    problem: Problem,
+    start_of_run: Callable[[int], MixtureParameters],
+    n_runs: int,
+    policy: ActivityPolicy,
+    settings: EmSettings,
+    observer: FitObserver,
+) -> EmOutcome:
+    """Run `iterate` from several starts, with temporary row state; the best final bound wins.
+
+    Parameters
+    ----------
+    start_of_run : callable (run) -> MixtureParameters
+        Called for each run when it begins.
+    n_runs : int
+        At least 1.
+    problem, policy, settings, observer
+        As for `iterate`.
+
+    Raises
+    ------
+    SingularComponentError
+        Every run collapsed.
+
+    Warns
+    -----
+    UserWarning
+        A run collapsed and is left out.
+    """
+    outcomes: list[EmOutcome] = []
+    for run in range(n_runs):
+        try:
+            start = start_of_run(run)
+            with temporary_row_state(problem, policy, settings.max_iter) as row_state:
+                outcomes.append(iterate(problem, start, policy, settings, row_state, observer))
+        except SingularComponentError as error:
+            if run == n_runs - 1 and not outcomes:
+                raise
+            warnings.warn(f"start {run + 1} of {n_runs} is left out: {error}", stacklevel=3)
+    return max(outcomes, key=lambda outcome: outcome.lower_bound)
 
 
 @dataclass(frozen=True, eq=False)

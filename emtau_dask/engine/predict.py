@@ -65,7 +65,8 @@ def _scored(loaded: LoadedChunk, parameters: MixtureParameters) -> Iterator[tupl
 
 
 def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    return responsibilities.argmax(axis=1)
+    labels: NDArray[np.intp] = responsibilities.argmax(axis=1)
+    return labels
 
 
 def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.storage import Source
 
-__all__ = ["STARTS", "GivenParameters", "starting_parameters", "start_from_responsibilities"]
+__all__ = ["STARTS", "GivenParameters", "start_from_responsibilities", "starting_parameters"]
 
 KMEANS_PASSES = 10
 SPARE_ROWS = 64
@@ -44,6 +44,12 @@ class GivenParameters:
     weights: Floats | None = None
     means: Floats | None = None
     precisions: tuple[Floats, Floats] | None = None
+
+    def complete(self, covariance_type: str) -> MixtureParameters | None:
+        """Return Θ₀ where all of it is given, None where a start must supply the rest."""
+        if self.weights is None or self.means is None or self.precisions is None:
+            return None
+        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
 
 
 def _kmeans_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
@@ -109,33 +115,19 @@ def start_from_responsibilities(
 
 
 def starting_parameters(
-    problem: Problem,
-    given: GivenParameters,
-    statistics: Callable[[], SufficientStatistics],
-    reg_covar: float,
+    problem: Problem, given: GivenParameters, statistics: SufficientStatistics, reg_covar: float
 ) -> MixtureParameters:
-    """Return Θ₀: the given parameters, and the M-step of ``statistics()`` for the rest.
-
-    Parameters
-    ----------
-    problem : Problem
-    given : GivenParameters
-    statistics : callable () -> SufficientStatistics
-        Called only where something is not given.
-    reg_covar : float
+    """Return Θ₀: the given parameters, and the M-step of ``statistics`` for the rest.
 
     Raises
     ------
     SingularComponentError
         The start itself is singular.
     """
-    structure = problem.structure
-    if given.weights is not None and given.means is not None and given.precisions is not None:
-        return MixtureParameters(structure.name, given.weights, given.means, *given.precisions)
-    start = m_step(statistics(), structure, reg_covar)
+    start = m_step(statistics, problem.structure, reg_covar)
     covariances, factors = given.precisions or (start.covariances, start.precisions_cholesky)
     return MixtureParameters(
-        structure.name,
+        start.covariance_type,
         start.weights if given.weights is None else given.weights,
         start.means if given.means is None else given.means,
         covariances,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -16,17 +17,17 @@ Check = Callable[[Any], bool]
 
 
 def _integer(minimum: int) -> tuple[Check, str]:
-    return (
-        lambda value: isinstance(value, Integral) and not isinstance(value, bool) and value >= minimum,
-        f"an integer of at least {minimum}",
-    )
+    def allowed(value: Any) -> bool:
+        return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= minimum
+
+    return allowed, f"an integer of at least {minimum}"
 
 
 def _number() -> tuple[Check, str]:
-    return (
-        lambda value: isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < float("inf"),
-        "a finite number of at least 0",
-    )
+    def allowed(value: Any) -> bool:
+        return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < math.inf
+
+    return allowed, "a finite number of at least 0"
 
 
 def _choice(names: Any) -> tuple[Check, str]:

@@ -182,7 +182,7 @@ def _start(config: RunConfig, problem: Problem, observer: FitObserver) -> Mixtur
     else:
         source: Source = as_source(given, ndim=2, what="responsibilities_init")
         statistics = start_from_responsibilities(problem, source, observer)
-    return starting_parameters(problem, GivenParameters(), lambda: statistics, config.model.reg_covar)
+    return starting_parameters(problem, GivenParameters(), statistics, config.model.reg_covar)
 
 
 Judge = Callable[[Held, Held, MixtureParameters | None, str], Verdict]
@@ -259,6 +259,5 @@ class _Runner:
 
 
 def _described(settings: Any) -> str:
-    changed = settings.model_dump(exclude={"name", "published"}, exclude_defaults=True)
-    inner = ", ".join(f"{key}={value}" for key, value in changed.items())
-    return f"{settings.name} {inner}".strip()
+    values = settings.model_dump(exclude={"name", "published"}).values()
+    return f"{settings.name}({', '.join(map(str, values))})" if values else str(settings.name)

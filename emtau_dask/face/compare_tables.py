@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
+from rich.columns import Columns
 from rich.table import Table
-
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,19 +49,20 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if all(line.parameters is None or line.parameters.n_features == 1 for line in comparison.lines):
         console.print(_parameters(comparison))
     if comparison.labelled:
-        console.print("\nRows by class of the component (its most frequent label) and known label, held:")
-        for line in comparison.lines:
-            console.print(_confusion_table(line, comparison.classes))
+        console.print("\nRows by class of their component (its most frequent label) and known label, held:\n")
+        tables = [_confusion_table(line, comparison.classes) for line in comparison.lines]
+        console.print(Columns(tables, padding=(1, 3)))
 
 
 def _overview(comparison: Comparison) -> Table:
     table = Table(
+        box=SIMPLE_HEAD,
         caption="membership error: ‖W − W_EM‖²_F / N of the responsibilities held at the end\n"
         "classification error: of the held responsibilities, and of the final posterior",
     )
     table.add_column("algorithm", no_wrap=True)
-    headings = ["iterations", "passes", "seconds", "stopped", "membership\nerror"]
-    headings += ["classification\nerror, held", "\nfinal"] if comparison.labelled else []
+    headings = ["iter-\nations", "passes", "seconds", "stopped", "membership\nerror"]
+    headings += ["class. error\nheld", "\nfinal"] if comparison.labelled else []
     for heading in [*headings, "log-likelihood\nper row"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in comparison.lines:
@@ -102,7 +104,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _parameters(comparison: Comparison) -> Table:
-    table = Table(title="parameters, components in order of their means")
+    table = Table(box=SIMPLE_HEAD, title="parameters, components in order of their means")
     for heading in ("algorithm", "weights", "means", "variances"):
         table.add_column(heading)
     for line in comparison.lines:
@@ -127,7 +129,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 def _confusion_table(line: Judged, classes: NDArray[Any]) -> Table:
     counts = confusion(line.verdict.held)
-    table = Table(title=f"{line.name}")
+    table = Table(box=SIMPLE_HEAD, title=line.name, min_width=len(line.name) + 2)
     table.add_column("", justify="right")
     for known in classes:
         table.add_column(f"{known}", justify="right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Self
 
 import dask.array as da
@@ -17,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from emtau_dask.activity import ALGORITHMS, as_policy
 from emtau_dask.engine.blas import single_threaded_libraries
 from emtau_dask.engine.history import FitHistory
-from emtau_dask.engine.loop import EmOutcome, EmSettings, iterate, temporary_row_state
+from emtau_dask.engine.loop import EmSettings, best_run
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring
 from emtau_dask.engine.problem import Problem, pose
@@ -32,14 +33,14 @@ from emtau_dask.face.checks import check_settings
 from emtau_dask.face.data import checked_array, checked_lazy, fit_source, row_values_source
 from emtau_dask.face.modelfile import load_model, save_model
 from emtau_dask.face.progress import observer_for
+from emtau_dask.mixture.arrays import frozen
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import (
     MixtureParameters,
     check_means,
     check_precisions,
     check_weights,
 )
-from emtau_dask.mixture.arrays import frozen
-from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.storage import Source, as_dask
 
 __all__ = ["GaussianMixture"]
@@ -187,8 +188,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
             At least 0; a row of weight 0 is as if absent.
-        responsibilities_init : dask array, zarr array or array-like of shape (n_samples, n_components), optional
-            The start, instead of ``init_params``; rows sum to 1 within 1e-6.
+        responsibilities_init : dask array, zarr array or array-like, optional
+            Shape (n_samples, n_components); the start, instead of every other; rows sum to 1
+            within 1e-6.
 
         Returns
         -------
@@ -208,26 +210,22 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         ConvergenceWarning
             ``max_iter`` was reached first.
         """
-        settings = self.get_params(deep=False)
-        check_settings(settings)
+        check_settings(self.get_params(deep=False))
         policy = as_policy(self.algorithm)
         policy.row_arrays(self.n_components, self.max_iter)
         rows = fit_source(self, X)
+        weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
+        responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
+        warm = self.warm_start and hasattr(self, "converged_")
+        settings = EmSettings(self.tol, self.max_iter, self.reg_covar, self.lower_bound_ if warm else None)
         observer = observer_for(self.verbose)
         try:
             with single_threaded_libraries():
-                problem = pose(
-                    rows,
-                    row_values_source(sample_weight, ndim=1, what="sample_weight"),
-                    self.n_components,
-                    structure_named(self.covariance_type),
-                    observer,
-                )
-                given = self._given(problem)
-                responsibilities = row_values_source(
-                    responsibilities_init, ndim=2, what="responsibilities_init"
-                )
-                outcome = self._best_run(problem, policy, given, responsibilities, observer)
+                structure = structure_named(self.covariance_type)
+                problem = pose(rows, weights, self.n_components, structure, observer)
+                start = self._last_fit(problem) if warm else self._start(problem, responsibilities, observer)
+                n_runs = 1 if warm else self.n_init
+                outcome = best_run(problem, start, n_runs, policy, settings, observer)
         finally:
             observer.close()
         self._publish(outcome.parameters, outcome.history, outcome.stop_reason)
@@ -240,58 +238,40 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             )
         return self
 
-    def _given(self, problem: Problem) -> GivenParameters:
+    def _start(
+        self, problem: Problem, responsibilities: Source | None, observer: FitObserver
+    ) -> Callable[[int], MixtureParameters]:
         K, d = problem.n_components, problem.n_features
         weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
-        return GivenParameters(
+        given = GivenParameters(
             None if weights is None else check_weights(weights, K),
             None if means is None else check_means(means, K, d),
             None if precisions is None else check_precisions(precisions, problem.structure, K, d),
         )
-
-    def _best_run(
-        self,
-        problem: Problem,
-        policy: Any,
-        given: GivenParameters,
-        responsibilities: Source | None,
-        observer: FitObserver,
-    ) -> EmOutcome:
-        warm = self.warm_start and hasattr(self, "converged_")
-        settings = EmSettings(self.tol, self.max_iter, self.reg_covar, self.lower_bound_ if warm else None)
-        best: EmOutcome | None = None
         seeds = _Seeds(self.random_state)
-        for _ in range(1 if warm else self.n_init):
-            seed = seeds.draw()
-            if warm:
-                start = self._fitted_parameters(problem)
-            elif responsibilities is not None:
-                statistics = start_from_responsibilities(problem, responsibilities, observer)
-                start = starting_parameters(
-                    problem, GivenParameters(), lambda s=statistics: s, self.reg_covar
-                )
-            else:
-                begin = STARTS[self.init_params]
-                start = starting_parameters(
-                    problem, given, lambda s=seed: begin(problem, s, observer), self.reg_covar
-                )
-            with temporary_row_state(problem, policy, self.max_iter) as row_state:
-                outcome = iterate(problem, start, policy, settings, row_state, observer)
-            if best is None or outcome.lower_bound > best.lower_bound:
-                best = outcome
-        assert best is not None
-        return best
 
-    def _fitted_parameters(self, problem: Problem) -> MixtureParameters:
+        def start(run: int) -> MixtureParameters:
+            if responsibilities is not None:
+                statistics = start_from_responsibilities(problem, responsibilities, observer)
+                return starting_parameters(problem, GivenParameters(), statistics, self.reg_covar)
+            seed, complete = seeds.draw(), given.complete(self.covariance_type)
+            if complete is not None:
+                return complete
+            statistics = STARTS[self.init_params](problem, seed, observer)
+            return starting_parameters(problem, given, statistics, self.reg_covar)
+
+        return start
+
+    def _last_fit(self, problem: Problem) -> Callable[[int], MixtureParameters]:
         parameters = self._parameters
         expected = (self.covariance_type, problem.n_components, problem.n_features)
         found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
         if found != expected:
             raise InvalidDataError(
-                f"warm_start: the last fit had (covariance_type, components, features) = {found}, this one has "
-                f"{expected}. Set warm_start=False, or use a new estimator."
+                f"warm_start: the last fit had (covariance_type, components, features) = {found}, this one "
+                f"has {expected}. Set warm_start=False, or use a new estimator."
             )
-        return parameters
+        return lambda run: parameters
 
     @property
     def _parameters(self) -> MixtureParameters:
@@ -430,7 +410,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         InvalidDataError
             It holds no model of this version.
         """
-        return load_model(cls, path)
+        model: Self = load_model(cls, path)
+        return model
 
     def to_sklearn(self) -> SklearnMixture:
         """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters."""

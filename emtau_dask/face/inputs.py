@@ -111,8 +111,8 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
         )
     if columns is not None and not parquet:
         raise ConfigError(
-            f"columns {', '.join(columns)} (data.columns in a config) are a parquet file's, but {path} is none; "
-            "leave them out"
+            f"columns {', '.join(columns)} (data.columns in a config) are a parquet file's, "
+            f"but {path} is none; leave them out"
         )
     return open_source(path, array=array, columns=columns)
 

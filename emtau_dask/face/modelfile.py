@@ -12,7 +12,7 @@ import zarr.errors
 from emtau_dask.activity import ALGORITHMS, as_policy
 from emtau_dask.engine.history import FitHistory, IterationRecord
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.mixture.arrays import frozen
+from emtau_dask.mixture.arrays import AnyArray, frozen
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 
@@ -80,17 +80,21 @@ def load_model(cls: Any, path: Any) -> Any:
         raise InvalidDataError(f"the model in {path} is incomplete or damaged: {error!r}.") from error
 
 
+def _values(group: zarr.Group, name: str) -> AnyArray:
+    member = group[name]
+    if not isinstance(member, zarr.Array):
+        raise TypeError(f"{name} is not an array")
+    return np.asarray(member[...])
+
+
 def _restored(cls: Any, group: zarr.Group, attributes: dict[str, Any]) -> Any:
-    weights, means, covariances, factors = (
-        frozen(np.asarray(group[name.rstrip("_")][...]))
-        for name in ARRAYS  # type: ignore[index]
-    )
+    weights, means, covariances, factors = (frozen(_values(group, name.rstrip("_"))) for name in ARRAYS)
     settings: Any = attributes["settings"]
     structure = structure_named(settings["covariance_type"])
     shape = structure.shape(*means.shape)
     if weights.shape != means.shape[:1] or covariances.shape != shape or factors.shape != shape:
         raise ValueError("array shapes do not agree")
-    columns = {name: np.asarray(group[f"history/{name}"][...]) for name in COLUMNS}  # type: ignore[index]
+    columns = {name: _values(group, f"history/{name}") for name in COLUMNS}
     records = tuple(
         IterationRecord(**{name: columns[name][i].item() for name in COLUMNS})
         for i in range(len(columns["iteration"]))

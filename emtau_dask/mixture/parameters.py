@@ -133,7 +133,10 @@ def entropy(responsibilities: Floats) -> Floats:
 
 
 def _finite_array(values: object, name: str) -> AnyArray:
-    array = np.array(values, dtype=np.float64)
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidDataError(f"{name} is not an array of real numbers: {error}.") from error
     if not np.isfinite(array).all():
         raise InvalidDataError(f"{name} holds NaN or infinity; every value must be finite.")
     return array

@@ -85,7 +85,8 @@ def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
             f"column {field.name!r} of {path} holds {kind}, not real numbers. Choose the numeric columns "
             "(data.columns in a config), or convert it."
         )
-    return np.dtype(kind.to_pandas_dtype())
+    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return dtype
 
 
 def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:

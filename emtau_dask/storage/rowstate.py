@@ -96,7 +96,7 @@ class RowStateStore:
         return None if iteration is None else self._generations[iteration]
 
     def commit(self, iteration: int, written: Iterable[int], forgotten: Iterable[int] = ()) -> None:
-        """Let ``written`` slots refer to ``iteration``, drop ``forgotten`` ones, remove what is unreferenced."""
+        """Let ``written`` slots refer to ``iteration``, drop ``forgotten`` ones, remove the unreferenced."""
         self._latest.update(dict.fromkeys(written, iteration))
         for slot in forgotten:
             self._latest.pop(slot, None)

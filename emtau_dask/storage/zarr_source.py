@@ -127,7 +127,8 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     if name is None or name not in arrays:
         wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
         raise InvalidDataError(
-            f"the zarr group {path} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one of them."
+            f"the zarr group {path} has {wanted}; its arrays are {sorted(arrays) or 'none'}. "
+            "Name one of them."
         )
     return zarr_source(arrays[name])
 

@@ -6,7 +6,6 @@ from oracles import agree, cases, starts
 
 ALGORITHMS = pytest.mark.parametrize("case", cases.ALL, ids=str)
 STRUCTURES = pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
-DATA = pytest.mark.parametrize("name", ["overlapping", "separated"])
 
 
 def assert_same(model, run):
@@ -16,18 +15,21 @@ def assert_same(model, run):
     assert model.stop_reason_ == run.stop_reason
 
 
-@DATA
 @STRUCTURES
 @ALGORITHMS
-def test_same_active_counts_and_parameters(fit, case, covariance_type, name):
-    X, k = starts.data(name)
+def test_same_active_counts_and_parameters(fit, case, covariance_type):
+    X, k = starts.data("overlapping")
     given = starts.start(X, k, covariance_type)
     run = agree.oracle_run(X, given, case, covariance_type=covariance_type)
     assert_same(fit(starts.chunked(X, "one-chunk"), given, case, covariance_type=covariance_type), run)
 
 
-@pytest.mark.parametrize("chunking", ["zero-row-chunks", "ragged", "features-split"])
-@ALGORITHMS
+@pytest.mark.parametrize(
+    ("case", "chunking"),
+    [(case, "ragged") for case in cases.ALL]
+    + [(case, chunking) for case in cases.ONE_EACH for chunking in ("zero-row-chunks", "features-split")],
+    ids=str,
+)
 def test_same_with_several_chunks(fit, case, chunking):
     X, k = starts.data("overlapping")
     given = starts.start(X, k, "full")
@@ -41,6 +43,15 @@ def test_same_with_reg_covar(fit, case):
     given = starts.start(X, k, "full")
     run = agree.oracle_run(X, given, case, reg_covar=0.05)
     assert_same(fit(starts.chunked(X, "one-chunk"), given, case, reg_covar=0.05), run)
+
+
+@STRUCTURES
+@pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+def test_same_on_separated_components(fit, case, covariance_type):
+    X, k = starts.data("separated")
+    given = starts.start(X, k, covariance_type)
+    run = agree.oracle_run(X, given, case, covariance_type=covariance_type)
+    assert_same(fit(starts.chunked(X, "one-chunk"), given, case, covariance_type=covariance_type), run)
 
 
 @pytest.mark.parametrize("name", ["one-feature", "one-component", "tall"])

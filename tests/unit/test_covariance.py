@@ -128,10 +128,10 @@ def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(str
     assert np.allclose(matrices(structure, actual), expected + reg_covar * np.eye(D), rtol=1e-13)
 
 
+@pytest.mark.parametrize("structure", ["full", "tied"], indirect=True)
 def test_covariances_are_exactly_symmetric(structure):
     rng = np.random.default_rng(6)
-    lopsided = structure.outer(np.ones(K), rng.normal(size=(K, D))) * (1 + rng.uniform(0, 1e-15, size=(D,)))
-    scatter = lopsided if structure.name != "spherical" else lopsided[:, 0]
+    scatter = structure.outer(np.ones(K), rng.normal(size=(K, D))) * (1 + rng.uniform(0, 1e-15, size=D))
     full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0))
     assert np.array_equal(full, full.swapaxes(1, 2))
 

@@ -1,0 +1,213 @@
+"""The M-step, the expected log-density and the checks of given parameters, against loops over rows."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from references import COVARIANCE_TYPES, full_covariances, naive_statistics, random_covariances
+
+from emtau_dask.errors import InvalidDataError, SingularComponentError
+from emtau_dask.mixture.arrays import frozen
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.parameters import (
+    MixtureParameters,
+    check_means,
+    check_precisions,
+    check_weights,
+    entropy,
+    expected_log_density,
+    m_step,
+)
+from emtau_dask.mixture.statistics import block_statistics, zero
+
+N, K, D = 60, 3, 2
+
+
+@pytest.fixture(params=COVARIANCE_TYPES)
+def structure(request):
+    return structure_named(request.param)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return np.random.default_rng(0).normal(size=(N, D)) * [1.0, 3.0] + 5
+
+
+@pytest.fixture(scope="module")
+def responsibilities():
+    return np.random.default_rng(1).dirichlet(np.ones(K), size=N)
+
+
+@pytest.fixture
+def parameters(structure):
+    rng = np.random.default_rng(2)
+    covariances = random_covariances(rng, structure.name, K, D)
+    weights, means = rng.dirichlet(np.ones(K) * 9), rng.normal(size=(K, D)) + 5
+    factors = structure.factor(covariances, means, np.ones(K))
+    return MixtureParameters(structure.name, weights, means, covariances, factors)
+
+
+def log_joint(rows, parameters):
+    """ln π_k + ln N(x_n | k) by scipy: n x K."""
+    full = full_covariances(parameters.covariances, parameters.covariance_type, *parameters.means.shape)
+    columns = [
+        np.log(weight) + scipy.stats.multivariate_normal(mean, covariance).logpdf(rows)
+        for weight, mean, covariance in zip(parameters.weights, parameters.means, full, strict=True)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def m_step_of(structure, rows, responsibilities, reg_covar=0.0):
+    return m_step(block_statistics(structure, rows, responsibilities), structure, reg_covar)
+
+
+def test_mixing_weights_are_shares(structure, rows, responsibilities):
+    weights, _, _ = naive_statistics(rows, responsibilities, structure.name)
+    assert np.allclose(m_step_of(structure, rows, responsibilities).weights, weights / N, rtol=1e-14)
+
+
+def test_means_are_weighted_means(structure, rows, responsibilities):
+    _, means, _ = naive_statistics(rows, responsibilities, structure.name)
+    assert np.allclose(m_step_of(structure, rows, responsibilities).means, means, rtol=1e-14)
+
+
+@pytest.mark.parametrize("reg_covar", [0.0, 0.5])
+def test_covariances_are_weighted_scatters(structure, rows, responsibilities, reg_covar):
+    weights, _, scatter = naive_statistics(rows, responsibilities, "full")
+    each = scatter / weights[:, None, None]
+    pooled = scatter.sum(axis=0) / N
+    variances = np.array([np.diag(matrix) for matrix in each])
+    expected = {
+        "full": each + reg_covar * np.eye(D),
+        "tied": pooled + reg_covar * np.eye(D),
+        "diag": variances + reg_covar,
+        "spherical": variances.mean(axis=1) + reg_covar,
+    }[structure.name]
+    found = m_step_of(structure, rows, responsibilities, reg_covar).covariances
+    assert np.allclose(found, expected.astype(float), rtol=1e-13)
+
+
+def test_the_factors_belong_to_the_covariances(structure, rows, responsibilities):
+    found = m_step_of(structure, rows, responsibilities, 1e-6)
+    precisions = structure.precisions(found.precisions_cholesky)
+    full = [full_covariances(values, structure.name, K, D) for values in (found.covariances, precisions)]
+    assert np.allclose(full[0] @ full[1], np.eye(D), atol=1e-12)
+
+
+def test_parameters_are_read_only(structure, rows, responsibilities):
+    found = m_step_of(structure, rows, responsibilities)
+    arrays = found.weights, found.means, found.covariances, found.precisions_cholesky
+    assert not any(array.flags.writeable for array in arrays)
+
+
+def test_a_component_without_weight_is_named(structure, rows, responsibilities):
+    emptied = responsibilities.copy()
+    emptied[:, 1] = 0
+    with pytest.raises(SingularComponentError, match="no row is left in it") as caught:
+        m_step_of(structure, rows, emptied)
+    assert (caught.value.component, caught.value.weight) == (1, 0.0)
+
+
+def test_no_rows_at_all_is_singular(structure):
+    with pytest.raises(SingularComponentError):
+        m_step(zero(structure, K, D), structure, 1e-6)
+
+
+def test_nan_statistics_are_singular(structure, rows, responsibilities):
+    with np.errstate(all="ignore"), pytest.raises(SingularComponentError):
+        m_step_of(structure, rows * np.nan, responsibilities)
+
+
+def test_identical_rows_are_singular(structure, responsibilities):
+    with pytest.raises(SingularComponentError):
+        m_step_of(structure, np.full((N, D), 1e5) + 0.1, responsibilities)
+
+
+def test_identical_rows_with_reg_covar_have_it_as_variance(structure, responsibilities):
+    found = m_step_of(structure, np.full((N, D), 1e5) + 0.1, responsibilities, 1e-6)
+    full = full_covariances(found.covariances, structure.name, K, D)
+    assert np.abs(full - 1e-6 * np.eye(D)).max() <= 1e-15
+
+
+def test_log_scales_are_the_log_density_at_the_mean(parameters):
+    at_means = np.diag(log_joint(parameters.means, parameters))
+    assert np.allclose(parameters.log_scales, at_means, rtol=1e-13)
+
+
+def test_expected_log_density_is_the_sum_over_rows(structure, parameters, rows, responsibilities):
+    statistics = block_statistics(structure, rows, responsibilities)
+    expected = (responsibilities * log_joint(rows, parameters)).sum()
+    assert np.isclose(expected_log_density(statistics, parameters), expected, rtol=1e-12)
+
+
+def test_expected_log_density_of_no_rows_is_zero(structure, parameters):
+    assert expected_log_density(zero(structure, K, D), parameters) == 0
+
+
+def test_entropy_is_scipys(responsibilities):
+    assert np.allclose(entropy(responsibilities), scipy.stats.entropy(responsibilities, axis=1), rtol=1e-13)
+
+
+def test_entropy_of_certainty_is_zero():
+    assert np.array_equal(entropy(np.array([[0.0, 1.0, 0.0]])), [0.0])
+
+
+def test_frozen_arrays_are_copies():
+    values = np.ones(3)
+    copy = frozen(values)
+    values[0] = 2
+    assert np.array_equal(copy, np.ones(3))
+
+
+def test_given_weights_are_normalised():
+    given = np.array([0.3, 0.7 + 5e-7])
+    assert np.allclose(check_weights(given, 2), given / given.sum(), rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0.5, 0.25, 0.25], r"shape of \(2,\), but got \(3,\)"),
+        ([[0.5, 0.5]], r"shape of \(2,\), but got \(1, 2\)"),
+        ([1.5, -0.5], r"from -0\.50000 to 1\.50000"),
+        ([0.5, 0.4], r"sum\(weights\) = 0\.90000.*divide weights_init by its sum"),
+        ([1.0, 0.0], r"weights_init\[1\] is 0; every weight must be above 0"),
+        ([np.nan, 1.0], "weights_init holds NaN or infinity"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused(values, message):
+    with pytest.raises(InvalidDataError, match=message):
+        check_weights(values, 2)
+
+
+NO_NUMBERS = [["a", "b"], ["0.5", "0.5"], [0.5 + 0j, 0.5], np.array([0.5 + 1j, 0.5]), [[1], [1, 2]], [None, 1.0]]
+
+
+@pytest.mark.parametrize("values", NO_NUMBERS, ids=repr)
+def test_weights_that_are_no_real_numbers_are_refused(values):
+    with pytest.raises(InvalidDataError, match="weights_init"):
+        check_weights(values, 2)
+
+
+def test_means_of_another_shape_are_refused_with_both_shapes():
+    with pytest.raises(InvalidDataError, match=r"'means' should have the shape of \(2, 3\), but got \(3, 2\)"):
+        check_means(np.zeros((3, 2)), 2, 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_means_that_are_not_finite_are_refused(bad):
+    with pytest.raises(InvalidDataError, match="means_init holds NaN or infinity; every value must be finite"):
+        check_means([[bad, 0.0]], 1, 2)
+
+
+def test_precisions_of_another_shape_are_refused_with_both_shapes(structure):
+    wanted = structure.shape(K, D)
+    with pytest.raises(InvalidDataError) as caught:
+        check_precisions(np.ones((9, 9, 9)), structure, K, D)
+    assert f"'{structure.name} precision' should have the shape of {wanted}" in str(caught.value)
+    assert "(9, 9, 9)" in str(caught.value)
+
+
+def test_given_arrays_are_not_touched():
+    values = np.array([[1.0, 2.0]])
+    check_means(values, 1, 2)
+    assert values.flags.writeable
