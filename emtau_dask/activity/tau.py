@@ -80,6 +80,6 @@ class EMTau(BaseEstimator):  # type: ignore[misc]
             and summary.change is not None
             and abs(summary.change) < summary.tol
         )
-        overdue = isinstance(self.revisit, int) and summary.since_reset >= self.revisit
+        overdue = not isinstance(self.revisit, str) and summary.since_reset >= self.revisit
         again = summary.remaining == 0 or stalled or overdue
         return Schedule(NextPass.ALL if again else NextPass.ACTIVE, test_tol=summary.full_pass)

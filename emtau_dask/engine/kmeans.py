@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from sklearn.cluster import KMeans, kmeans_plusplus
+from threadpoolctl import threadpool_limits
 
 from emtau_dask.engine.assignment import NearestCentre, statistics_under
 from emtau_dask.engine.observer import FitObserver
@@ -43,9 +44,10 @@ class KMeansOutcome:
 
 def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
     """Return k-means++ seeds (Arthur and Vassilvitskii 2007) among the rows of a sample, (K, d)."""
-    centres, _ = kmeans_plusplus(
-        sample.rows, n_components, sample_weight=sample.weights, random_state=seed % SEED_LIMIT
-    )
+    with threadpool_limits(limits=1, user_api="openmp"):
+        centres, _ = kmeans_plusplus(
+            sample.rows, n_components, sample_weight=sample.weights, random_state=seed % SEED_LIMIT
+        )
     return frozen(centres)
 
 
@@ -69,9 +71,10 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
     KMeansOutcome
     """
     sample = sample_rows(problem, seed, sample_size(problem.n_features), observer)
-    start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
-        sample.rows, sample_weight=sample.weights
-    )
+    with threadpool_limits(limits=1, user_api="openmp"):
+        start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
+            sample.rows, sample_weight=sample.weights
+        )
     centres = frozen(start.cluster_centers_)
     tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
     for n_iter in range(1, max_iter + 1):

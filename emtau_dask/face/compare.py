@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.activity import FullEM, Traced
-from emtau_dask.engine.blas import single_threaded_libraries
+from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.judging import (
     Held,
@@ -138,7 +138,7 @@ def run_compare(config: RunConfig, console: Console) -> None:
     """
     import sys
 
-    with watching(sys.stderr) as observer, compute_threads(config), single_threaded_libraries():
+    with watching(sys.stderr) as observer, compute_threads(config), single_threaded_blas():
         comparison = compare(config, observer)
     print_comparison(comparison, console)
 

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.activity import ALGORITHMS, as_policy
-from emtau_dask.engine.blas import single_threaded_libraries
+from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.history import FitHistory
 from emtau_dask.engine.loop import EmSettings, best_run
 from emtau_dask.engine.observer import FitObserver
@@ -220,7 +220,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         settings = EmSettings(self.tol, self.max_iter, self.reg_covar, self.lower_bound_ if warm else None)
         observer = observer_for(self.verbose)
         try:
-            with single_threaded_libraries():
+            with single_threaded_blas():
                 structure = structure_named(self.covariance_type)
                 problem = pose(rows, weights, self.n_components, structure, observer)
                 start = self._last_fit(problem) if warm else self._start(problem, responsibilities, observer)

@@ -134,9 +134,12 @@ def entropy(responsibilities: Floats) -> Floats:
 
 def _finite_array(values: object, name: str) -> AnyArray:
     try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        array = np.array(values)
+    except ValueError as error:
         raise InvalidDataError(f"{name} is not an array of real numbers: {error}.") from error
+    if array.dtype.kind not in "fiub":
+        raise InvalidDataError(f"{name} has dtype {array.dtype}; give real numbers.")
+    array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise InvalidDataError(f"{name} holds NaN or infinity; every value must be finite.")
     return array

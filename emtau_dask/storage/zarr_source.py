@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import dask.array as da
 import numpy as np
@@ -86,7 +86,8 @@ def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = Non
         By default its own row chunks; of a sharded array its shards, so that
         each shard is read once.
     """
-    counted = zarr.open_array(store=CountingStore(array.store), path=array.path, mode="r")
+    mode: Literal["r", "r+"] = "r" if array.store.read_only else "r+"
+    counted = zarr.open_array(store=CountingStore(array.store), path=array.path, mode=mode)
     if chunk_rows is None:
         unit = (array.shards or array.chunks)[0] if array.ndim else 1
         n_rows = array.shape[0] if array.ndim else 0

@@ -1,0 +1,99 @@
+"""Peak resident memory of `emtau fit`, at two sizes of the same data.
+
+    python benchmarks/memory.py                       # 5,000,000 and 20,000,000 rows, 2.6 GB of disk
+    python benchmarks/memory.py --rows 200000 800000 --chunk-rows 50000
+
+Each fit is a process of its own; its peak is what the kernel says of it when it
+has ended (the peak of the page tables' resident set, `ru_maxrss`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+CONFIG = """
+data: {{path: {data}}}
+model: {{n_components: {components}, covariance_type: full, init_params: {init}, random_state: 0}}
+algorithm: {{name: {algorithm}}}
+stop: {{tol: 0.0, max_iter: {iterations}}}
+output: {{directory: {output}}}
+"""
+EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+NOT_CONVERGED = 3
+
+
+@dataclass(frozen=True)
+class Peak:
+    rows: int
+    megabytes: float
+    seconds: float
+
+
+def run(arguments: list[str], allowed: tuple[int, ...] = (0,)) -> tuple[float, float]:
+    """Run `emtau` and return its peak resident memory (MB) and its time (s)."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([*EMTAU, *arguments], stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in allowed:
+            output.seek(0)
+            raise SystemExit(output.read().decode())
+    kilobytes = usage.ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+    return kilobytes / 1000, time.perf_counter() - began
+
+
+def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:
+    data = folder / f"rows-{rows}.zarr"
+    if not data.exists():
+        size = ["--rows", str(rows), "--chunk-rows", str(options.chunk_rows)]
+        shape = ["--features", str(options.features), "--components", str(options.components)]
+        run(["dataset", "mixture", str(data), *size, *shape])
+    output = folder / "run"
+    config = folder / "config.yaml"
+    config.write_text(
+        CONFIG.format(
+            data=data,
+            output=output,
+            components=options.components,
+            init=options.init,
+            algorithm=options.algorithm,
+            iterations=options.iterations,
+        )
+    )
+    megabytes, seconds = run(["fit", str(config), "--workers", "2", "--overwrite"], (0, NOT_CONVERGED))
+    shutil.rmtree(output)
+    return Peak(rows, megabytes, seconds)
+
+
+def main(arguments: list[str] | None = None) -> list[Peak]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs=2, default=[5_000_000, 20_000_000])
+    parser.add_argument("--chunk-rows", type=int, default=1_000_000)
+    parser.add_argument("--features", type=int, default=16)
+    parser.add_argument("--components", type=int, default=16)
+    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--algorithm", default="em-tau")
+    parser.add_argument("--init", default="kmeans")
+    parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        peaks = [measure(folder, rows, options) for rows in options.rows]
+    for peak in peaks:
+        print(f"{peak.rows:>12,} rows: peak {peak.megabytes:7.0f} MB resident, {peak.seconds:7.1f} s")
+    print(f"ratio {peaks[1].megabytes / peaks[0].megabytes:.3f}")
+    return peaks
+
+
+if __name__ == "__main__":
+    main()

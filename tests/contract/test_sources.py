@@ -1,0 +1,200 @@
+"""One suite over every source: the rows, the bytes, the tasks, cut elsewhere, and sent elsewhere."""
+
+import pickle
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
+
+import dask
+import dask.array as da
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+from emtau_dask.storage import as_dask, as_source, open_source
+from emtau_dask.storage.parquet_source import open_parquet
+
+CHUNKINGS = [(23,), (1,) * 23, (5, 18), (0, 9, 0, 14, 0), (10, 10, 3)]
+
+
+def load(source, chunk, reader=None):
+    """A chunk's rows and bytes, its references computed by dask's plain scheduler."""
+    blocks = dask.get(dict(source.graph([chunk])), source.references(chunk))
+    return (reader or source.reader()).load(chunk, blocks)
+
+
+def expected_rows(made, chunk_rows=None):
+    bounds = (0, *accumulate(chunk_rows or made.chunk_rows))
+    return [made.rows[start:stop] for start, stop in pairwise(bounds)]
+
+
+def test_it_says_its_shape(made):
+    assert made.source.shape == made.rows.shape
+
+
+def test_it_says_its_dtype(made):
+    assert made.source.dtype == made.rows.dtype
+
+
+def test_it_says_its_chunks(made):
+    assert made.source.chunk_rows == made.chunk_rows
+
+
+def test_load_gives_exactly_the_rows(made):
+    for chunk, expected in enumerate(expected_rows(made)):
+        rows, _ = load(made.source, chunk)
+        assert np.array_equal(rows, expected), chunk
+
+
+def test_load_gives_the_dtype(made):
+    assert {load(made.source, chunk)[0].dtype for chunk in range(len(made.chunk_rows))} == {made.rows.dtype}
+
+
+def test_bytes_read_are_the_stored_ones_or_decoded_ones_of_a_graph(made):
+    assert [load(made.source, chunk)[1] for chunk in range(len(made.chunk_rows))] == made.chunk_bytes
+
+
+def test_loading_again_gives_and_counts_the_same(made):
+    first, second = load(made.source, 0), load(made.source, 0)
+    assert np.array_equal(first[0], second[0])
+    assert first[1] == second[1]
+
+
+def test_loads_side_by_side_give_and_count_the_same(made):
+    chunks = list(range(len(made.chunk_rows))) * 4
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(lambda chunk: load(made.source, chunk), chunks))
+    expected = expected_rows(made)
+    assert [size for _, size in loaded] == made.chunk_bytes * 4
+    assert all(np.array_equal(rows, expected[chunk]) for chunk, (rows, _) in zip(chunks, loaded, strict=True))
+
+
+def test_an_addressable_source_has_no_tasks_and_a_graph_has_references(made):
+    chunks = range(len(made.chunk_rows))
+    assert all(bool(made.source.references(chunk)) is made.graph for chunk in chunks)
+    assert bool(made.source.graph(list(chunks))) is made.graph
+
+
+def test_the_graph_of_some_chunks_has_no_task_of_another_chunk(made):
+    wanted, *others = range(len(made.chunk_rows)) if len(made.chunk_rows) > 1 else (0,)
+    graph = made.source.graph([wanted])
+    assert isinstance(graph, Mapping)
+    assert set(made.source.references(wanted)) <= set(graph)
+    assert not {key for chunk in others for key in made.source.references(chunk)} & set(graph)
+
+
+def test_no_chunks_have_no_tasks(made):
+    assert not made.source.graph([])
+
+
+@pytest.mark.parametrize("chunk_rows", CHUNKINGS, ids=lambda chunks: f"{len(chunks)} chunks")
+def test_aligned_gives_the_same_rows_in_other_chunks(made, chunk_rows):
+    aligned = made.source.aligned(chunk_rows)
+    assert aligned.chunk_rows == chunk_rows
+    for chunk, expected in enumerate(expected_rows(made, chunk_rows)):
+        assert np.array_equal(load(aligned, chunk)[0], expected), chunk
+
+
+def test_aligned_leaves_the_source_as_it_was(made):
+    made.source.aligned((23,))
+    assert made.source.chunk_rows == made.chunk_rows
+
+
+def test_aligned_to_its_own_chunks_costs_nothing(made):
+    aligned = made.source.aligned(made.chunk_rows)
+    assert [load(aligned, chunk)[1] for chunk in range(len(made.chunk_rows))] == made.chunk_bytes
+
+
+def test_a_reader_travels_by_pickle(made):
+    reader = pickle.loads(pickle.dumps(made.source.reader()))
+    for chunk, expected in enumerate(expected_rows(made)):
+        rows, size = load(made.source, chunk, reader)
+        assert np.array_equal(rows, expected)
+        assert size == made.chunk_bytes[chunk]
+
+
+def test_as_a_dask_array_it_has_the_same_rows_and_chunks(made):
+    array = as_dask(made.source)
+    assert array.chunks[0] == made.chunk_rows
+    assert array.dtype == made.rows.dtype
+    assert np.array_equal(array.compute(scheduler="synchronous"), made.rows)
+
+
+DTYPES = ["float32", "float64", "int8", "uint64", "bool", ">f4"]
+
+
+def typed_rows(dtype):
+    return np.random.default_rng(1).integers(0, 2, size=(6, 2)).astype(dtype)
+
+
+def as_numpy(path, rows):
+    return as_source(rows, ndim=rows.ndim, what="X")
+
+
+def as_npy(path, rows):
+    np.save(path / "rows.npy", rows)
+    return open_source(str(path / "rows.npy"))
+
+
+def as_zarr(path, rows):
+    return as_source(zarr.create_array(store=path / "rows.zarr", data=rows), ndim=rows.ndim, what="X")
+
+
+def as_graph(path, rows):
+    return as_source(da.from_array(rows, chunks=2), ndim=rows.ndim, what="X")
+
+
+KINDS = [as_numpy, as_npy, as_zarr, as_graph]
+
+
+def all_rows(source):
+    return np.concatenate([load(source, chunk)[0] for chunk in range(len(source.chunk_rows))])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_numbers_of_any_kind_come_as_they_are(kind, dtype, tmp_path):
+    rows = typed_rows(dtype)
+    source = kind(tmp_path, rows)
+    assert source.dtype == rows.dtype
+    assert np.array_equal(all_rows(source), rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_value_a_row_has_one_axis(kind, tmp_path):
+    weights = np.arange(7.0)
+    source = kind(tmp_path, weights)
+    assert source.shape == (7,)
+    assert np.array_equal(all_rows(source), weights)
+
+
+def test_a_parquet_column_may_be_one_value_a_row(tmp_path):
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"w": np.arange(7.0), "name": list("abcdefg")}), path, row_group_size=3)
+    source = open_parquet(str(path), ["w"], squeeze=True)
+    assert source.shape == (7,)
+    assert np.array_equal(all_rows(source), np.arange(7.0))
+
+
+def test_parquet_columns_come_in_the_order_asked_for(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": [1.0, 2.0], "name": ["x", "y"], "b": [3, 4]}), path)
+    rows = all_rows(open_source(str(path), columns=["b", "a"]))
+    assert np.array_equal(rows, [[3, 1], [4, 2]])
+
+
+def test_parquet_nulls_come_as_nan(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": pa.array([1.0, None, 3.0]), "b": pa.array([4.0, 5.0, 6.0])}), path)
+    rows = all_rows(open_source(str(path)))
+    assert np.array_equal(rows, [[1, 4], [np.nan, 5], [3, 6]], equal_nan=True)
+
+
+def test_a_source_follows_only_a_plain_from_zarr(tmp_path):
+    """Whatever is done to the array after it was opened must not be lost."""
+    array = da.from_array(zarr.create_array(store=tmp_path / "a.zarr", data=np.arange(12.0).reshape(6, 2)))
+    changed = [array + 1, array[::-1], array[:, ::-1], array.T.T * 2, array.map_blocks(np.negative)]
+    for each in changed:
+        assert np.array_equal(all_rows(as_source(each, ndim=2, what="X")), each.compute())

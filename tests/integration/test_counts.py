@@ -1,0 +1,294 @@
+"""Work skipped is proved by counting it: tasks in the graph, tasks run, chunks really read."""
+
+import warnings
+from itertools import accumulate
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from dask.callbacks import Callback
+from oracles import naive, policies
+from sklearn.exceptions import ConvergenceWarning
+from zarr.storage import LocalStore, WrapperStore
+
+from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
+
+CHUNKS = (40, 40, 0, 80, 40)
+"""Chunks 0 and 4 hold a cluster far from all others, 1 and 3 one each of two that overlap, 2 nothing."""
+
+EVERYWHERE = [0, 1, 3, 4]
+ACTIVE = [EVERYWHERE] * 4 + [[1, 3]] * 3 + [[3]] * 2
+"""The chunks with active rows in every iteration; the first test has them from a naive run."""
+
+K = 4
+START = {
+    "weights_init": np.full(K, 1 / K),
+    "means_init": np.array([[-50.0, -50], [-0.5, 0.2], [1.5, 1.0], [50, 50]]),
+    "precisions_init": np.array([np.eye(2)] * K),
+}
+
+
+def draw_rows():
+    rng = np.random.default_rng(23)
+    sizes = [size for size in CHUNKS if size]
+    parts = [
+        rng.normal(centre, 1, (size, 2)) for centre, size in zip([-50, 0, 0.8, 50], sizes, strict=True)
+    ]
+    return np.concatenate(parts)
+
+
+ROWS = draw_rows()
+
+
+class Tasks(Callback):
+    """The graphs of all computations, and the keys of the tasks that ran in each."""
+
+    def __init__(self):
+        super().__init__(start=self._note_graph, pretask=self._note_task)
+        self.graphs, self.ran = [], []
+
+    def _note_graph(self, graph):
+        self.graphs.append(set(graph))
+        self.ran.append([])
+
+    def _note_task(self, key, graph, state):
+        self.ran[-1].append(key)
+
+
+def layer(key):
+    """`("emtau-estep-0123", 4)` -> "emtau-estep"; the name of a task that is not the engine's as it is."""
+    name = key[0] if isinstance(key, tuple) else key
+    return name.rpartition("-")[0] if name.startswith("emtau-") else name
+
+
+def chunks_of(keys, name="emtau-estep"):
+    """The chunks of the tasks of this name, each as often as it has one."""
+    return sorted(key[1] for key in keys if layer(key) == name)
+
+
+def inputs(keys):
+    """The keys that are not the engine's."""
+    return {key for key in keys if not layer(key).startswith("emtau-")}
+
+
+def fit(X, algorithm=EMTau(tau=4, revisit=None), **fit_options):  # noqa: B008
+    mixture = GaussianMixture(K, algorithm=algorithm, tol=0, max_iter=12, **START)
+    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"), Tasks() as tasks:
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        mixture.fit(X, **fit_options)
+    return mixture, tasks
+
+
+def test_the_naive_run_has_these_active_chunks():
+    run = naive.fit(ROWS, START, policies.EMTau(tau=4, revisit=None), max_iter=12, reg_covar=1e-6)
+    chunk_of = np.repeat(np.arange(len(CHUNKS)), CHUNKS)
+    assert [sorted(set(chunk_of[mask].tolist())) for mask in run.active] == ACTIVE
+
+
+def numpy_chunks(path):
+    from emtau_dask.storage import as_source
+
+    return as_source(ROWS, ndim=2, what="X").aligned(CHUNKS)
+
+
+def zarr_array(path):
+    """Chunks of 40 rows: the data's chunk 3 is the zarr chunks 2 and 3, its chunk 4 the zarr chunk 4."""
+    return zarr.create_array(store=path / "rows.zarr", data=ROWS, chunks=(40, 2))
+
+
+def from_zarr(path):
+    zarr_array(path)
+    return da.from_zarr(str(path / "rows.zarr"), chunks=((40, 40, 80, 40), 2))
+
+
+def sharded_zarr(path):
+    return zarr.create_array(store=path / "rows.zarr", data=ROWS, chunks=(10, 1), shards=(40, 2))
+
+
+def renumbered(active, names):
+    return [sorted(new for old in chunks for new in names[old]) for chunks in active]
+
+
+BY_40_ROWS = {0: [0], 1: [1], 3: [2, 3], 4: [4]}
+ADDRESSABLE = {
+    "numpy": (numpy_chunks, ACTIVE),
+    "from_zarr": (from_zarr, renumbered(ACTIVE, {0: [0], 1: [1], 3: [2], 4: [3]})),
+}
+
+
+@pytest.fixture(scope="module", params=ADDRESSABLE)
+def addressable(request, tmp_path_factory):
+    make, active = ADDRESSABLE[request.param]
+    return *fit(make(tmp_path_factory.mktemp("rows"))), active
+
+
+class TestAddressable:
+    def test_one_task_for_each_active_chunk_and_none_for_a_skipped_one(self, addressable):
+        _, tasks, active = addressable
+        assert [chunks_of(keys) for keys in tasks.ran] == active
+
+    def test_no_tasks_but_merges_beside_them(self, addressable):
+        _, tasks, _ = addressable
+        assert {layer(key) for graph in tasks.graphs for key in graph} == {"emtau-estep", "emtau-merge"}
+
+    def test_nothing_is_in_the_graph_that_does_not_run(self, addressable):
+        _, tasks, _ = addressable
+        assert [len(graph) for graph in tasks.graphs] == [len(keys) for keys in tasks.ran]
+
+    def test_the_history_counts_the_same(self, addressable):
+        mixture, _, active = addressable
+        counted = [(record.chunks_processed, record.chunks_skipped) for record in mixture.history_]
+        assert counted == [(len(chunks), 4 - len(chunks)) for chunks in active]
+
+
+@pytest.mark.parametrize("make", [zarr_array, sharded_zarr])
+def test_a_zarr_array_is_worked_on_by_its_own_chunks_or_shards(make, tmp_path):
+    _, tasks = fit(make(tmp_path), FullEM())
+    assert [chunks_of(keys) for keys in tasks.ran] == [[0, 1, 2, 3, 4]] * 12
+
+
+def test_weights_add_no_task(tmp_path):
+    _, tasks = fit(numpy_chunks(tmp_path), sample_weight=np.ones(len(ROWS)))
+    weights, *iterations = tasks.ran
+    assert chunks_of(weights, "emtau-weights") == EVERYWHERE
+    assert [chunks_of(keys) for keys in iterations] == ACTIVE
+    assert not any(inputs(graph) for graph in tasks.graphs)
+
+
+def test_an_iteration_without_active_rows_has_no_tasks():
+    mixture, tasks = fit(numpy_chunks(None), EMLazy(threshold=0.2, full_every=4))  # max_k w_nk >= 1/4 always
+    assert [record.active_rows for record in mixture.history_] == [200, 0, 0, 0] * 3
+    assert [chunks_of(keys) for keys in tasks.ran] == [EVERYWHERE] * 3
+
+
+@pytest.mark.parametrize("init", ["kmeans", "k-means++", "random", "random_from_data"])
+def test_starts_have_one_task_a_chunk_and_no_tasks_but_merges(init):
+    mixture = GaussianMixture(K, algorithm="em", init_params=init, max_iter=0, random_state=0)
+    with dask.config.set(scheduler="synchronous"), Tasks() as tasks:
+        mixture.fit(numpy_chunks(None))
+    for keys in tasks.ran:
+        names = {layer(key) for key in keys} - {"emtau-merge"}
+        assert len(names) == 1
+        assert chunks_of(keys, *names) == EVERYWHERE
+
+
+def graph_of(calls=None, columns=2):
+    """A graph of two tasks a block or more, which are not fused; `calls` collects the chunks computed."""
+
+    def note(block, block_info):
+        if calls is not None:
+            calls.append(block_info[0]["chunk-location"][0])
+        return block + 0
+
+    array = da.from_array(ROWS, chunks=(CHUNKS, columns))
+    return array.map_blocks(note, dtype=float, meta=np.empty((0, 0)))
+
+
+def needed(graph, keys):
+    """All keys that `keys` depend on, by walking the graph naively."""
+    found, waiting = set(), list(keys)
+    while waiting:
+        key = waiting.pop()
+        if key not in found:
+            found.add(key)
+            waiting += getattr(graph[key], "dependencies", ())
+    return found
+
+
+GRAPHS = {
+    "computed": graph_of,
+    "features split": lambda: graph_of(columns=1),
+    "persisted": lambda: graph_of().persist(scheduler="synchronous"),
+    "in memory": lambda: da.from_array(ROWS, chunks=(CHUNKS, 2)),
+}
+
+
+@pytest.fixture(scope="module", params=GRAPHS)
+def graph(request):
+    X = GRAPHS[request.param]()
+    return X, *fit(X)
+
+
+class TestGraph:
+    def test_one_task_for_each_active_chunk_and_none_for_a_skipped_one(self, graph):
+        _, _, tasks = graph
+        assert [chunks_of(keys) for keys in tasks.ran] == ACTIVE
+
+    def test_beside_it_only_the_inputs_own_tasks_of_the_active_chunks(self, graph):
+        X, _, tasks = graph
+        (optimised,) = dask.optimize(X)
+        own, keys = dict(optimised.__dask_graph__()), optimised.__dask_keys__()
+        expected = [needed(own, [key for c in chunks for key in keys[c]]) for chunks in ACTIVE]
+        assert [inputs(graph) for graph in tasks.graphs] == expected
+
+    def test_no_tasks_of_the_engine_but_those_and_merges(self, graph):
+        _, _, tasks = graph
+        names = {layer(key) for graph in tasks.graphs for key in graph - inputs(graph)}
+        assert names == {"emtau-estep", "emtau-merge"}
+
+    def test_the_fit_is_the_one_of_an_addressable_source(self, graph, addressable):
+        assert np.allclose(graph[1].means_, addressable[0].means_, rtol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_the_blocks_of_a_skipped_chunk_are_not_computed(columns):
+    calls = []
+    fit(graph_of(calls, columns))
+    blocks = 2 // columns
+    assert calls and sorted(calls) == sorted(c for chunks in ACTIVE for c in chunks for _ in range(blocks))
+
+
+class Reads(WrapperStore):
+    """A local store that notes which chunks are asked for."""
+
+    chunks = ()
+
+    async def get(self, key, prototype, byte_range=None):
+        if "/c/" in f"/{key}":
+            self.chunks = (*self.chunks, int(key.split("c/")[1].split("/")[0]))
+        return await self._store.get(key, prototype, byte_range)
+
+
+@pytest.fixture(scope="module")
+def read_zarr(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "rows.zarr"
+    zarr.create_array(store=path, data=ROWS, chunks=(40, 2))
+    store = Reads(LocalStore(path, read_only=True))
+    mixture, _ = fit(da.from_array(zarr.open_array(store=store, mode="r"), chunks=((40, 40, 80, 40), 2)))
+    return mixture, store.chunks, path
+
+
+def test_every_active_chunk_of_a_zarr_is_read_once_and_no_other(read_zarr):
+    _, read, _ = read_zarr
+    assert sorted(read) == sorted(c for chunks in renumbered(ACTIVE, BY_40_ROWS) for c in chunks)
+
+
+def test_bytes_read_are_those_of_the_chunk_files_read(read_zarr):
+    mixture, _, path = read_zarr
+    sizes = [(path / "c" / str(chunk) / "0").stat().st_size for chunk in range(5)]
+    expected = [sum(sizes[c] for c in chunks) for chunks in renumbered(ACTIVE, BY_40_ROWS)]
+    assert [record.bytes_read for record in mixture.history_] == expected
+
+
+def test_bytes_read_of_a_graph_are_those_of_the_decoded_chunks(graph):
+    bounds = (0, *accumulate(CHUNKS))
+    sizes = [ROWS[bounds[c] : bounds[c + 1]].nbytes for c in range(len(CHUNKS))]
+    assert [record.bytes_read for record in graph[1].history_] == [sum(sizes[c] for c in cs) for cs in ACTIVE]
+
+
+def test_drawing_a_sample_reads_no_rows_but_those_of_chunks_drawn_from():
+    """4,000 chunks of one row: a start of 64 x K rows reads 256 chunks to take the sample, then all once."""
+    calls = []
+
+    def note(block, block_info):
+        calls.append(block_info[0]["chunk-location"][0])
+        return block
+
+    rows = np.random.default_rng(0).normal(size=(400, 1))
+    X = da.from_array(rows, chunks=(1, 1)).map_blocks(note, dtype=float, meta=np.empty((0, 0)))
+    mixture = GaussianMixture(2, init_params="random_from_data", max_iter=0, random_state=0)
+    with dask.config.set(scheduler="synchronous"):
+        mixture.fit(X)
+    assert len(calls) == 2 * 64 + 400

@@ -1,0 +1,296 @@
+"""Saved models: the same bits come back, nothing is overwritten, and damage is refused by name."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from references import COVARIANCE_TYPES
+
+from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
+from emtau_dask.activity import NextPass, Schedule
+
+ARRAYS = ("weights_", "means_", "covariances_", "precisions_", "precisions_cholesky_")
+X = np.random.default_rng(0).normal(size=(60, 3)) + np.repeat([0, 4, 9], 20)[:, None]
+
+
+def fitted(**settings):
+    return GaussianMixture(3, random_state=0, tol=1e-3, **settings).fit(X)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fitted()
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    path = tmp_path / "model.zarr"
+    model.save(path)
+    return path
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+def test_every_array_comes_back_bit_for_bit(covariance_type, tmp_path):
+    before = fitted(covariance_type=covariance_type)
+    before.save(tmp_path / "model.zarr")
+    after = GaussianMixture.load(tmp_path / "model.zarr")
+    for name in ARRAYS:
+        a, b = getattr(before, name), getattr(after, name)
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
+
+
+def test_predictions_are_the_same(model, saved):
+    loaded = GaussianMixture.load(saved)
+    assert np.array_equal(loaded.predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["history_", "lower_bounds_", "lower_bound_", "n_iter_", "stop_reason_", "converged_", "n_features_in_"],
+)
+def test_how_the_fit_went_comes_back(model, saved, name):
+    assert getattr(GaussianMixture.load(saved), name) == getattr(model, name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"covariance_type": "tied"},
+        {"tol": 0.5},
+        {"reg_covar": 0.25},
+        {"max_iter": 77},
+        {"n_init": 2},
+        {"init_params": "random_from_data"},
+        {"warm_start": True},
+    ],
+    ids=str,
+)
+def test_settings_come_back(settings, tmp_path):
+    GaussianMixture(3, random_state=0).set_params(**settings).fit(X).save(tmp_path / "model.zarr")
+    loaded = GaussianMixture.load(tmp_path / "model.zarr").get_params()
+    assert {name: loaded[name] for name in settings} == settings
+
+
+def test_settings_of_numpys_types_can_be_saved(tmp_path):
+    settings = {"max_iter": np.int64(50), "tol": np.float32(0.5), "algorithm": EMTau(tau=np.int64(4))}
+    GaussianMixture(np.int64(3), random_state=0, **settings).fit(X).save(tmp_path / "model.zarr")
+    loaded = GaussianMixture.load(tmp_path / "model.zarr")
+    assert (loaded.max_iter, loaded.tol, loaded.algorithm.tau) == (50, 0.5, 4)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FullEM(), EMTau(tau=3, revisit=None), EMStar(tail=0.5, every=2), EMLazy(threshold=0.5, full_every=3)],
+    ids=repr,
+)
+def test_the_algorithm_comes_back(algorithm, tmp_path):
+    fitted(algorithm=algorithm).save(tmp_path / "model.zarr")
+    loaded = GaussianMixture.load(tmp_path / "model.zarr").algorithm
+    assert (type(loaded), loaded.get_params()) == (type(algorithm), algorithm.get_params())
+
+
+class Everything:
+    """A user's own policy."""
+
+    def row_arrays(self, n_components, max_iter):
+        return None
+
+    def update(self, state, evidence):
+        return state, np.ones(len(evidence.labels), dtype=bool)
+
+    def schedule(self, summary):
+        return Schedule(NextPass.ALL, test_tol=True)
+
+
+def test_a_model_of_a_users_own_policy_can_be_saved(tmp_path):
+    own = fitted(algorithm=Everything())
+    own.save(tmp_path / "model.zarr")
+    assert np.array_equal(GaussianMixture.load(tmp_path / "model.zarr").means_, own.means_)
+
+
+def test_feature_names_come_back(model, tmp_path):
+    model = fitted()
+    model.feature_names_in_ = np.array(["a", "b", "c"], dtype=object)
+    model.save(tmp_path / "model.zarr")
+    assert GaussianMixture.load(tmp_path / "model.zarr").feature_names_in_.tolist() == ["a", "b", "c"]
+
+
+def test_a_model_without_iterations_comes_back(tmp_path):
+    fitted(max_iter=0).save(tmp_path / "model.zarr")
+    loaded = GaussianMixture.load(tmp_path / "model.zarr")
+    assert (loaded.n_iter_, loaded.lower_bound_) == (0, -np.inf)
+
+
+def test_a_subclass_loads_as_itself(saved):
+    class Mine(GaussianMixture):
+        pass
+
+    assert type(Mine.load(saved)) is Mine
+
+
+def test_a_loaded_model_can_be_fitted_again(saved):
+    assert GaussianMixture.load(saved).fit(X).converged_
+
+
+def test_a_store_in_memory_will_do(model):
+    store = zarr.storage.MemoryStore()
+    model.save(store)
+    assert np.array_equal(GaussianMixture.load(store).means_, model.means_)
+
+
+def occupied_by_a_model(path, model):
+    model.save(path)
+
+
+def occupied_by_an_array(path, model):
+    zarr.create_array(store=path, data=np.arange(3))
+
+
+def occupied_by_a_file(path, model):
+    path.write_text("mine")
+
+
+def occupied_by_a_folder(path, model):
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+
+
+def contents(path):
+    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return {file: file.read_bytes() for file in files}
+
+
+OCCUPIED = [occupied_by_a_model, occupied_by_an_array, occupied_by_a_file, occupied_by_a_folder]
+
+
+@pytest.mark.parametrize("occupy", OCCUPIED)
+def test_an_existing_path_is_refused_and_left_alone(model, tmp_path, occupy):
+    path = tmp_path / "taken"
+    occupy(path, model)
+    before = contents(path)
+    with pytest.raises(InvalidDataError, match="taken"):
+        model.save(path)
+    assert contents(path) == before
+
+
+def edit_attributes(**changes):
+    def edit(path):
+        file = path / "zarr.json"
+        metadata = json.loads(file.read_text())
+        metadata["attributes"].update(changes)
+        file.write_text(json.dumps(metadata))
+
+    return edit
+
+
+def without_attribute(name):
+    def edit(path):
+        file = path / "zarr.json"
+        metadata = json.loads(file.read_text())
+        del metadata["attributes"][name]
+        file.write_text(json.dumps(metadata))
+
+    return edit
+
+
+def replace_array(name, values):
+    def edit(path):
+        shutil.rmtree(path / name)
+        zarr.open_group(path, mode="r+").create_array(name, data=np.asarray(values))
+
+    return edit
+
+
+def chunk_of(path, name):
+    return next(file for file in sorted((path / name / "c").rglob("*")) if file.is_file())
+
+
+DAMAGE = {
+    "format": edit_attributes(format="other-model"),
+    "version": edit_attributes(version=99),
+    "no format": without_attribute("format"),
+    "no settings": without_attribute("settings"),
+    "no stop reason": without_attribute("stop_reason"),
+    "no feature names": without_attribute("feature_names"),
+    "settings of another kind": edit_attributes(settings=3),
+    "unknown setting": edit_attributes(settings={"covariance_type": "full", "shape": 1}),
+    "unknown covariance type": edit_attributes(settings={"covariance_type": "round"}),
+    "unknown algorithm": edit_attributes(algorithm={"name": "os.system", "params": {}}),
+    "unknown algorithm parameter": edit_attributes(algorithm={"name": "em-tau", "params": {"x": 1}}),
+    "no such array": lambda path: shutil.rmtree(path / "means"),
+    "no such history": lambda path: shutil.rmtree(path / "history"),
+    "history of other length": replace_array("history/iteration", [1]),
+    "array of another shape": replace_array("means", np.zeros((3, 2))),
+    "complex array": replace_array("weights", np.full(3, 1 / 3 + 0j)),
+    "weights of NaN": replace_array("weights", [np.nan, 0.5, 0.5]),
+    "negative weights": replace_array("weights", [-0.5, 1.0, 0.5]),
+    "infinite means": replace_array("means", np.full((3, 3), np.inf)),
+    "missing chunk": lambda path: chunk_of(path, "means").unlink(),
+    "truncated chunk": lambda path: chunk_of(path, "means").write_bytes(b"\x01\x02"),
+    "scrambled metadata": lambda path: (path / "means" / "zarr.json").write_text("{"),
+    "scrambled root": lambda path: (path / "zarr.json").write_text("not json"),
+    "group in the place of an array": lambda path: (
+        shutil.rmtree(path / "means"),
+        zarr.open_group(path, mode="r+").create_group("means"),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_model_is_refused(saved, damage):
+    DAMAGE[damage](saved)
+    with pytest.raises(InvalidDataError, match=r"model\.zarr"):
+        GaussianMixture.load(saved)
+
+
+def foreign_array(path):
+    zarr.create_array(store=path, data=np.arange(3.0))
+
+
+def foreign_group(path):
+    zarr.create_group(store=path)
+
+
+def foreign_file(path):
+    path.write_bytes(b"\x80\x04N.")
+
+
+FOREIGN = [lambda path: None, Path.mkdir, foreign_array, foreign_group, foreign_file]
+
+
+@pytest.mark.parametrize("make", FOREIGN, ids=["nothing", "folder", "array", "group", "file"])
+def test_what_is_no_model_is_refused(tmp_path, make):
+    make(tmp_path / "other")
+    with pytest.raises(InvalidDataError, match="other"):
+        GaussianMixture.load(tmp_path / "other")
+
+
+class Trap:
+    def __reduce__(self):
+        return Path.touch, (Path("sprung"),)
+
+
+@pytest.mark.parametrize("place", ["compressor", "filters"])
+def test_loading_runs_no_pickle(saved, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    codec = {"id": "pickle", "protocol": 5}
+    metadata = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "<f8", "order": "C", "fill_value": 0}
+    metadata |= {"compressor": codec if place == "compressor" else None}
+    metadata |= {"filters": [codec] if place == "filters" else None}
+    root = zarr.open_group(tmp_path / "trap.zarr", mode="w", zarr_format=2)
+    root.attrs.update(dict(zarr.open_group(saved, mode="r").attrs))
+    (tmp_path / "trap.zarr/weights").mkdir()
+    (tmp_path / "trap.zarr/weights/.zarray").write_text(json.dumps(metadata))
+    (tmp_path / "trap.zarr/weights/0").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(InvalidDataError):
+        GaussianMixture.load(tmp_path / "trap.zarr")
+    assert not Path("sprung").exists()
+
+
+def test_a_model_that_is_not_fitted_cannot_be_saved(tmp_path):
+    with pytest.raises(ValueError, match="not fitted"):
+        GaussianMixture().save(tmp_path / "model.zarr")
