@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore, WrapperStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
+from emtau_dask.storage import as_source
 
 CHUNKS = (40, 40, 0, 80, 40)
 """Chunks 0 and 4 hold a cluster far from all others, 1 and 3 one each of two that overlap, 2 nothing."""
@@ -73,7 +74,10 @@ def inputs(keys):
     return {key for key in keys if not layer(key).startswith("emtau-")}
 
 
-def fit(X, algorithm=EMTau(tau=4, revisit=None), **fit_options):  # noqa: B008
+TAU = EMTau(tau=4, revisit=None)
+
+
+def fit(X, algorithm=TAU, **fit_options):
     mixture = GaussianMixture(K, algorithm=algorithm, tol=0, max_iter=12, **START)
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"), Tasks() as tasks:
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -88,8 +92,6 @@ def test_the_naive_run_has_these_active_chunks():
 
 
 def numpy_chunks(path):
-    from emtau_dask.storage import as_source
-
     return as_source(ROWS, ndim=2, what="X").aligned(CHUNKS)
 
 
@@ -237,7 +239,7 @@ def test_the_blocks_of_a_skipped_chunk_are_not_computed(columns):
     calls = []
     fit(graph_of(calls, columns))
     blocks = 2 // columns
-    assert calls and sorted(calls) == sorted(c for chunks in ACTIVE for c in chunks for _ in range(blocks))
+    assert sorted(calls) == sorted(c for chunks in ACTIVE for c in chunks for _ in range(blocks))
 
 
 class Reads(WrapperStore):
@@ -279,7 +281,7 @@ def test_bytes_read_of_a_graph_are_those_of_the_decoded_chunks(graph):
 
 
 def test_drawing_a_sample_reads_no_rows_but_those_of_chunks_drawn_from():
-    """4,000 chunks of one row: a start of 64 x K rows reads 256 chunks to take the sample, then all once."""
+    """400 chunks of one row, K = 2: 64 x K of them are read for the sample, then all of them once."""
     calls = []
 
     def note(block, block_info):
