@@ -8,6 +8,7 @@ __all__ = [
     "InvalidDataError",
     "InvalidDtypeError",
     "SingularComponentError",
+    "UnusableRowError",
 ]
 
 
@@ -21,6 +22,23 @@ class InvalidDataError(EmtauError, ValueError):
     The message names the value, the limit and the remedy; for NaN and infinity
     also the first bad chunk and row.
     """
+
+
+class UnusableRowError(InvalidDataError):
+    """A row holds NaN, infinity, or a number too large to be squared.
+
+    Attributes
+    ----------
+    row : int
+        Its global number.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message, row)
+        self.row = row
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class InvalidDtypeError(InvalidDataError, TypeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from emtau_dask.mixture.arrays import Floats
 from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
 from emtau_dask.mixture.parameters import MixtureParameters
 
-__all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring"]
+__all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring", "score_chunk"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Scoring:
     dtype: np.dtype[Any]
     per_component: bool = False
 
+    def row_shape(self, n_components: int) -> tuple[int, ...]:
+        """Return the shape of one row's values."""
+        return (n_components,) if self.per_component else ()
+
     def __call__(
         self, rows: NDArray[Any], parameters: MixtureParameters, block_info: Any = None
     ) -> NDArray[Any]:
@@ -48,20 +52,30 @@ class Scoring:
             chunk = block_info[0]["chunk-location"][0]
             location = block_info[0]["array-location"][0][0]
             start = 0 if np.isnan(location) else int(location)
-        shape = (len(rows), parameters.n_components) if self.per_component else (len(rows),)
-        result = np.empty(shape, dtype=self.dtype)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
-        for where, responsibilities, log_likelihoods in _scored(loaded, parameters):
-            result[where] = self.pick(responsibilities, log_likelihoods)
-        return result
+        return score_chunk(loaded, parameters, [self])[0]
 
 
-def _scored(loaded: LoadedChunk, parameters: MixtureParameters) -> Iterator[tuple[slice, Floats, Floats]]:
+def score_chunk(
+    loaded: LoadedChunk, parameters: MixtureParameters, scorings: Sequence[Scoring]
+) -> list[NDArray[Any]]:
+    """Return several things about every row of a chunk, in one pass over it.
+
+    Raises
+    ------
+    UnusableRowError
+        A row holds NaN, infinity or a number too large to be squared.
+    """
     n_components, n_features = parameters.n_components, parameters.n_features
+    n_rows = len(loaded.rows)
+    results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
     workspace = EStepWorkspace(block_rows(n_components, n_features), n_components, n_features)
     log_scales = parameters.log_scales
     for where, rows in loaded.blocks(loaded.positions(), workspace.rows):
-        yield where, *e_step(rows, parameters, log_scales, workspace)
+        scored = e_step(rows, parameters, log_scales, workspace)
+        for scoring, result in zip(scorings, results, strict=True):
+            result[where] = scoring.pick(*scored)
+    return results
 
 
 def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:

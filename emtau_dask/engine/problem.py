@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 from emtau_dask.engine.blas import hold_single_thread
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.storage import ChunkReader, Source
 from emtau_dask.storage.arrays import describe_bad_value
 
-__all__ = ["ChunkLoader", "LoadedChunk", "Problem", "pose"]
+__all__ = ["ChunkLoader", "LoadedChunk", "Problem", "first_unusable_row", "pose"]
+
+LARGEST = 1e150
+"""Largest magnitude of a value: its square, summed over rows and features, stays within float64."""
+SCAN_ROWS = 2**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +74,8 @@ class LoadedChunk:
 
         Raises
         ------
-        InvalidDataError
-            A row holds NaN or infinity.
+        UnusableRowError
+            A row holds NaN, infinity or a number too large to be squared.
         """
         size = len(workspace)
         everything = len(positions) == len(self.rows)
@@ -79,11 +83,13 @@ class LoadedChunk:
             where = slice(begin, min(begin + size, len(positions)))
             block = workspace[: where.stop - begin]
             block[...] = self.rows[where] if everything else self.rows[positions[where]]
-            if not np.isfinite(block).all():
-                row, value = describe_bad_value(block, self.start + positions[where])
-                raise InvalidDataError(
-                    f"row {row} (chunk {self.chunk}, its row {row - self.start}) of X contains {value}. "
-                    "Every value must be finite: drop or impute the row."
+            if not (np.abs(block) <= LARGEST).all():
+                place, value = describe_bad_value(block, LARGEST)
+                row = int(positions[begin + place])
+                raise UnusableRowError(
+                    f"row {self.start + row} (chunk {self.chunk}, its row {row}) of X contains {value}. "
+                    f"Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
+                    self.start + row,
                 )
             yield where, block
 
@@ -171,9 +177,12 @@ class Problem:
 class _WeightTotals:
     weight: float
     present: int
+    first_bad: str | None
 
     def plus(self, other: _WeightTotals) -> _WeightTotals:
-        return _WeightTotals(self.weight + other.weight, self.present + other.present)
+        return _WeightTotals(
+            self.weight + other.weight, self.present + other.present, self.first_bad or other.first_bad
+        )
 
 
 @dataclass(frozen=True)
@@ -183,14 +192,12 @@ class _WeightTask:
 
     def __call__(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
         weights, _ = self.reader.load(chunk, blocks)
-        good = np.isfinite(weights) & (weights >= 0)
+        good = (weights >= 0) & (weights <= LARGEST)
         if not good.all():
             position = int(np.argmin(good))
-            raise InvalidDataError(
-                f"sample_weight is {weights[position]} at row {self.offsets[chunk] + position} "
-                f"(chunk {chunk}); weights must be finite and at least 0."
-            )
-        return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)))
+            where = f"row {self.offsets[chunk] + position} (chunk {chunk})"
+            return _WeightTotals(0.0, 0, f"sample_weight is {weights[position]} at {where}")
+        return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)), None)
 
 
 def pose(
@@ -232,8 +239,14 @@ def pose(
         )
         assert totals is not None
         n_present, total_weight = totals.present, totals.weight
+        if totals.first_bad is not None:
+            raise InvalidDataError(
+                f"{totals.first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g})."
+            )
         if n_present == 0:
-            raise InvalidDataError("every sample_weight is 0; at least one row must have a positive weight.")
+            raise InvalidDataError(
+                "every sample_weight is zero; at least one row must have a positive weight."
+            )
     if n_present < n_components:
         counted = "" if weights is None else " of positive weight"
         raise InvalidDataError(
@@ -241,3 +254,42 @@ def pose(
             f"n_samples = {n_present}{counted}. Lower n_components or give more rows."
         )
     return Problem(rows, weights, n_components, structure, n_present, total_weight)
+
+
+def _earlier(a: UnusableRowError | None, b: UnusableRowError | None) -> UnusableRowError | None:
+    return a or b
+
+
+@dataclass(frozen=True)
+class _ScanTask:
+    loader: ChunkLoader
+
+    def __call__(
+        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
+    ) -> UnusableRowError | None:
+        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        positions = loaded.positions()
+        workspace = np.empty((max(1, min(SCAN_ROWS, len(positions))), loaded.rows.shape[1]))
+        try:
+            for _ in loaded.blocks(positions, workspace):
+                pass
+        except UnusableRowError as error:
+            return error
+        return None
+
+
+def first_unusable_row(problem: Problem, observer: FitObserver) -> UnusableRowError | None:
+    """Return the error of the first row that cannot be used, None where there is none.
+
+    Chunks run side by side, so a pass may stumble over a later row first; this
+    pass looks at them all.
+    """
+    return run_pass(
+        _ScanTask(problem.loader()),
+        _earlier,
+        problem.sources,
+        problem.chunks,
+        name="scan",
+        stage="looking for the first unusable row",
+        observer=observer,
+    )

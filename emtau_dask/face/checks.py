@@ -7,6 +7,8 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from emtau_dask.engine.starts import STARTS
 from emtau_dask.errors import ConfigError
 from emtau_dask.mixture.covariance import STRUCTURES
@@ -42,7 +44,9 @@ _LIMITS: dict[str, tuple[Check, str]] = {
     "max_iter": _integer(0),
     "n_init": _integer(1),
     "init_params": _choice(STARTS),
+    "warm_start": (lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
     "checkpoint_every": _integer(1),
+    "verbose": (lambda value: isinstance(value, Integral) and int(value) >= 0, "an integer of at least 0"),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask.array as da
@@ -10,12 +12,33 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.storage import Source, as_source, is_lazy
+from emtau_dask.storage.arrays import check_dtype
 
 __all__ = ["checked_array", "checked_lazy", "fit_source", "row_values_source"]
 
 
 def _from_frame(data: Any) -> Any:
     return data.to_dask_array() if hasattr(data, "to_dask_array") else data
+
+
+@contextmanager
+def _as_invalid_data(what: str) -> Iterator[None]:
+    """Turn scikit-learn's refusals into ours, under the name of what was refused."""
+    try:
+        yield
+    except TypeError as error:
+        raise InvalidDtypeError(f"{what}: {error}") from error
+    except ValueError as error:
+        raise InvalidDataError(f"{what}: {error}") from error
+
+
+def _refuse_kinds(data: Any, what: str) -> None:
+    """Refuse what scikit-learn would convert to numbers without a word: strings, dates, records."""
+    if isinstance(data, (np.ndarray, list, tuple)):
+        with _as_invalid_data(what):
+            dtype = np.asarray(data).dtype
+        if dtype.kind in "USMmV":
+            check_dtype(dtype, what)
 
 
 def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
@@ -26,14 +49,11 @@ def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
     InvalidDataError, InvalidDtypeError
         With scikit-learn's message.
     """
-    try:
+    _refuse_kinds(data, "X")
+    with _as_invalid_data("X"):
         return validate_data(
             estimator, data, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=False
         )
-    except TypeError as error:
-        raise InvalidDtypeError(str(error)) from error
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from error
 
 
 def checked_lazy(estimator: Any, data: Any) -> Any:
@@ -85,17 +105,14 @@ def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
     """
     if values is None or is_lazy(values):
         return None if values is None else as_source(values, ndim=ndim, what=what)
-    try:
+    _refuse_kinds(values, what)
+    with _as_invalid_data(what):
         array = check_array(
             values,
             dtype=[np.float64, np.float32],
             ensure_2d=False,
+            allow_nd=True,
             ensure_all_finite=False,
             ensure_min_samples=0,
-            input_name=what,
         )
-    except TypeError as error:
-        raise InvalidDtypeError(str(error)) from error
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from error
     return as_source(array, ndim=ndim, what=what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Self
 
 import dask.array as da
@@ -21,14 +22,14 @@ from emtau_dask.engine.history import FitHistory
 from emtau_dask.engine.loop import EmSettings, best_run
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring
-from emtau_dask.engine.problem import Problem, pose
+from emtau_dask.engine.problem import Problem, first_unusable_row, pose
 from emtau_dask.engine.starts import (
     STARTS,
     GivenParameters,
     start_from_responsibilities,
     starting_parameters,
 )
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.errors import ConfigError, InvalidDataError, UnusableRowError
 from emtau_dask.face.checks import check_settings
 from emtau_dask.face.data import checked_array, checked_lazy, fit_source, row_values_source
 from emtau_dask.face.modelfile import load_model, save_model
@@ -211,6 +212,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             ``max_iter`` was reached first.
         """
         check_settings(self.get_params(deep=False))
+        seeds = _Seeds(self.random_state)
         policy = as_policy(self.algorithm)
         policy.row_arrays(self.n_components, self.max_iter)
         rows = fit_source(self, X)
@@ -223,9 +225,15 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             with single_threaded_blas():
                 structure = structure_named(self.covariance_type)
                 problem = pose(rows, weights, self.n_components, structure, observer)
-                start = self._last_fit(problem) if warm else self._start(problem, responsibilities, observer)
-                n_runs = 1 if warm else self.n_init
-                outcome = best_run(problem, start, n_runs, policy, settings, observer)
+                if warm:
+                    n_runs, start = 1, self._last_fit(problem)
+                else:
+                    n_runs = self.n_init
+                    start = self._start(problem, responsibilities, seeds, observer)
+                try:
+                    outcome = best_run(problem, start, n_runs, policy, settings, observer)
+                except UnusableRowError as error:
+                    raise (first_unusable_row(problem, observer) or error) from None
         finally:
             observer.close()
         self._publish(outcome.parameters, outcome.history, outcome.stop_reason)
@@ -239,7 +247,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _start(
-        self, problem: Problem, responsibilities: Source | None, observer: FitObserver
+        self, problem: Problem, responsibilities: Source | None, seeds: _Seeds, observer: FitObserver
     ) -> Callable[[int], MixtureParameters]:
         K, d = problem.n_components, problem.n_features
         weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
@@ -248,7 +256,6 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             None if means is None else check_means(means, K, d),
             None if precisions is None else check_precisions(precisions, problem.structure, K, d),
         )
-        seeds = _Seeds(self.random_state)
 
         def start(run: int) -> MixtureParameters:
             if responsibilities is not None:
@@ -263,7 +270,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return start
 
     def _last_fit(self, problem: Problem) -> Callable[[int], MixtureParameters]:
-        parameters = self._parameters
+        parameters = self.parameters_
         expected = (self.covariance_type, problem.n_components, problem.n_features)
         found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
         if found != expected:
@@ -274,7 +281,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return lambda run: parameters
 
     @property
-    def _parameters(self) -> MixtureParameters:
+    def parameters_(self) -> MixtureParameters:
+        """The fitted parameters as one frozen record."""
+        check_is_fitted(self)
         return MixtureParameters(
             self._fitted_type,
             frozen(self.weights_),
@@ -302,9 +311,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self.fit(X, y, **fit_params).predict(X)
 
     def _score(self, X: Any, scoring: Scoring) -> Any:
-        check_is_fitted(self)
+        parameters = self.parameters_
         lazy = checked_lazy(self, X)
-        parameters = self._parameters
         if lazy is None:
             return scoring(checked_array(self, X, reset=False), parameters)
         array = as_dask(lazy).rechunk({1: -1})
@@ -360,7 +368,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """Return the Akaike information criterion on X; lower is better."""
         return -2 * self.score(X) * _n_rows(X) + 2 * self._n_parameters()
 
-    def sample(self, n_samples: int = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
         """Draw rows from the fitted mixture, in order of component.
 
         Returns
@@ -370,14 +378,15 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Components.
         """
         check_is_fitted(self)
-        if n_samples < 1:
+        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 1:
             raise InvalidDataError(
-                f"Invalid value for 'n_samples': {n_samples}. The sampling requires at least one sample."
+                f"Invalid value for 'n_samples': {n_samples!r}. The sampling requires at least one sample; "
+                "give an integer of at least 1."
             )
         generator = np.random.default_rng(_Seeds(self.random_state).draw())
-        counts = generator.multinomial(n_samples, self.weights_ / self.weights_.sum())
+        counts = generator.multinomial(int(n_samples), self.weights_ / self.weights_.sum())
         structure = structure_named(self._fitted_type)
-        normals = generator.standard_normal((n_samples, self.n_features_in_))
+        normals = generator.standard_normal((int(n_samples), self.n_features_in_))
         labels = np.repeat(np.arange(len(counts)), counts)
         rows = np.empty_like(normals)
         for k in range(len(counts)):
@@ -454,7 +463,13 @@ class _Seeds:
 
     def __init__(self, random_state: Any) -> None:
         is_generator = isinstance(random_state, np.random.Generator)
-        self._state = random_state if is_generator else check_random_state(random_state)
+        try:
+            self._state = random_state if is_generator else check_random_state(random_state)
+        except ValueError as error:
+            raise ConfigError(
+                f"random_state is {random_state!r}; it must be None, an integer from 0 to 2**32 - 1, a "
+                "RandomState or a Generator."
+            ) from error
 
     def draw(self) -> int:
         pick = getattr(self._state, "integers", None) or self._state.randint

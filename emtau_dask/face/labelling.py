@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,32 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.engine.blas import single_threaded_blas
+from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
+from emtau_dask.engine.problem import LoadedChunk
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
+from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import ChunkReader, Source
-from emtau_dask.storage.arrays import describe_bad_value
 
 if TYPE_CHECKING:
     from emtau_dask.engine.observer import FitObserver
     from emtau_dask.face.estimator import GaussianMixture
 
 __all__ = ["write_labels"]
-
-BLOCK_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class _Output:
-    """One array of the group: its name, how to compute it, and its values for a row."""
-
-    name: str
-    compute: Callable[[NDArray[Any]], NDArray[Any]]
-    dtype: np.dtype[Any]
-    row_shape: tuple[int, ...] = ()
-
-    @property
-    def row_bytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.row_shape))
 
 
 def write_labels(
@@ -87,25 +73,24 @@ def write_labels(
     """
     _check_features(model, rows)
     k = len(model.weights_)
-    outputs = [_Output("labels", model.predict, np.dtype(np.int32))]
+    outputs = {"labels": (LABELS, np.dtype(np.int32))}
     if probabilities:
-        outputs.append(_Output("probabilities", model.predict_proba, np.dtype(np.float64), (k,)))
+        outputs["probabilities"] = (RESPONSIBILITIES, RESPONSIBILITIES.dtype)
     if scores:
-        outputs.append(_Output("scores", model.score_samples, np.dtype(np.float64)))
+        outputs["scores"] = (LOG_LIKELIHOODS, LOG_LIKELIHOODS.dtype)
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
-    with new_group(path, overwrite=overwrite) as group:
-        writers = [
-            RowWriter(
-                group,
-                output.name,
-                (rows.shape[0], *output.row_shape),
-                output.dtype,
-                chunk_rows=rows_of_bytes(output.row_bytes),
-            )
-            for output in outputs
-        ]
-        for computed in _in_order(_Scorer(rows.reader(), rows.chunk_rows, outputs), workers):
+    scorer = _Scorer(
+        rows.reader(), rows.chunk_rows, model.parameters_, [scoring for scoring, _ in outputs.values()]
+    )
+    with single_threaded_blas(), new_group(path, overwrite=overwrite) as group:
+        writers = []
+        for name, (scoring, dtype) in outputs.items():
+            shape = scoring.row_shape(k)
+            row_bytes = dtype.itemsize * int(np.prod(shape))
+            chunk_rows = rows_of_bytes(row_bytes)
+            writers.append(RowWriter(group, name, (rows.shape[0], *shape), dtype, chunk_rows=chunk_rows))
+        for computed in _in_order(scorer, workers):
             for writer, values in zip(writers, computed, strict=True):
                 writer.append(values)
             counts += np.bincount(computed[0], minlength=k)
@@ -124,34 +109,25 @@ def _check_features(model: GaussianMixture, rows: Source) -> None:
 
 
 class _Scorer:
-    """Computes the outputs of one chunk, some rows at a time."""
+    """Computes the outputs of one chunk."""
 
-    def __init__(self, reader: ChunkReader, chunk_rows: Sequence[int], outputs: Sequence[_Output]) -> None:
+    def __init__(
+        self,
+        reader: ChunkReader,
+        chunk_rows: Sequence[int],
+        parameters: MixtureParameters,
+        scorings: Sequence[Scoring],
+    ) -> None:
         self._reader = reader
-        self._outputs = outputs
+        self._parameters = parameters
+        self._scorings = scorings
         self._starts = (0, *accumulate(chunk_rows))
         self.chunks = len(chunk_rows)
 
     def __call__(self, chunk: int) -> list[NDArray[Any]]:
-        rows, _ = self._reader.load(chunk, [])
-        step = rows_of_bytes(rows.shape[1] * 8, BLOCK_BYTES)
-        results = [np.empty((len(rows), *output.row_shape), output.dtype) for output in self._outputs]
-        for start in range(0, len(rows), step):
-            block = rows[start : start + step]
-            self._check_finite(chunk, start, block)
-            for output, result in zip(self._outputs, results, strict=True):
-                result[start : start + step] = output.compute(block)
-        return results
-
-    def _check_finite(self, chunk: int, start: int, block: NDArray[Any]) -> None:
-        if np.isfinite(block).all():
-            return
-        first = self._starts[chunk] + start
-        row, value = describe_bad_value(block, np.arange(first, first + len(block)))
-        raise InvalidDataError(
-            f"row {row} (chunk {chunk}, its row {row - self._starts[chunk]}) of the data contains {value}. "
-            "Every value must be finite: drop or impute the row."
-        )
+        rows, bytes_read = self._reader.load(chunk, [])
+        loaded = LoadedChunk(rows, None, None, self._starts[chunk], bytes_read, chunk)
+        return score_chunk(loaded, self._parameters, self._scorings)
 
 
 def _in_order(scorer: _Scorer, workers: int | None) -> Iterator[list[NDArray[Any]]]:

@@ -51,19 +51,17 @@ def even_chunks(n_rows: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> 
     return tuple(min(rows, n_rows - start) for start in range(0, n_rows, rows))
 
 
-def describe_bad_value(values: NDArray[Any], row_numbers: NDArray[np.intp]) -> tuple[int, str]:
-    """Return the global row of the first NaN or infinity in ``values``, and what it is.
+def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, str]:
+    """Return the position of the first row with a value not within ``limit``, and what it is.
 
     Parameters
     ----------
-    values : ndarray of shape (n, d) or (n,)
-        At least one of them not finite.
-    row_numbers : ndarray of shape (n,)
-        Their global row numbers.
+    values : ndarray of shape (n, d)
+        At least one of them NaN, or above ``limit`` in magnitude.
+    limit : float
     """
-    bad = ~np.isfinite(values)
-    position = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    value = values[position]
-    name = "NaN" if math.isnan(value) else f"infinity ({value})"
-    column = f" (feature {position[1]})" if values.ndim == 2 else ""
-    return int(row_numbers[position[0]]), f"{name}{column}"
+    bad = ~(np.abs(values) <= limit)
+    position, feature = divmod(int(np.argmax(bad)), values.shape[1])
+    value = values[position, feature]
+    name = "NaN" if math.isnan(value) else f"infinity ({value})" if math.isinf(value) else f"{value:.3g}"
+    return position, f"{name} (feature {feature})"

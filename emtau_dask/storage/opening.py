@@ -96,7 +96,7 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
     if isinstance(data, da.Array):
         check_shape(data.shape, ndim, what)
         check_dtype(data.dtype, what)
-        if np.isnan(data.shape[0]):
+        if np.isnan(data.shape).any():
             data = _with_known_chunks(data, what)
         plain = plain_zarr_of(data)
         if plain is not None:
@@ -107,7 +107,9 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
     elif isinstance(data, zarr.Array):
         source = zarr_source(data)
     else:
-        source = numpy_source(np.asarray(data))
+        array = np.asarray(data)
+        check_shape(array.shape, ndim, what)
+        source = numpy_source(array)
     check_shape(source.shape, ndim, what)
     check_dtype(source.dtype, what)
     return source

@@ -232,6 +232,8 @@ class GraphSource:
 
     def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
         """Return the part of the array's optimised graph that ``chunks`` need."""
+        if not chunks:
+            return {}
         wanted = {key for chunk in chunks for key in self.references(chunk)}
         return dict(self._graph.cull(wanted))
 

@@ -58,7 +58,9 @@ POLICIES = [
 ]
 
 
-@pytest.fixture(scope="module", params=POLICIES, ids=lambda policy: str(policy) if hasattr(policy, "get_params") else None)
+@pytest.fixture(
+    scope="module", params=POLICIES, ids=lambda policy: str(policy) if hasattr(policy, "get_params") else None
+)
 def policy(request):
     return request.param
 

@@ -34,9 +34,7 @@ START = {
 def draw_rows():
     rng = np.random.default_rng(23)
     sizes = [size for size in CHUNKS if size]
-    parts = [
-        rng.normal(centre, 1, (size, 2)) for centre, size in zip([-50, 0, 0.8, 50], sizes, strict=True)
-    ]
+    parts = [rng.normal(centre, 1, (size, 2)) for centre, size in zip([-50, 0, 0.8, 50], sizes, strict=True)]
     return np.concatenate(parts)
 
 

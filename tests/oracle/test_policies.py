@@ -37,7 +37,7 @@ def test_same_with_several_chunks(fit, case, chunking):
     assert_same(fit(starts.chunked(X, chunking), given, case), run)
 
 
-@ALGORITHMS
+@pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
 def test_same_with_reg_covar(fit, case):
     X, k = starts.data("separated")
     given = starts.start(X, k, "full")

@@ -36,7 +36,7 @@ def test_parameters_where_it_stops(fit, case):
     agree.assert_parameters(fit(starts.chunked(X, "one-chunk"), given, case, max_iter=80, tol=1e-3), run)
 
 
-@pytest.mark.parametrize("case", STOPPING, ids=str)
+@pytest.mark.parametrize("case", [STOPPING[0], STOPPING[2], STOPPING[3]], ids=str)
 def test_converged_means_stopped_by_tol(fit, case):
     X, k = starts.data("separated")
     model = fit(starts.chunked(X, "one-chunk"), starts.start(X, k, "full"), case, max_iter=60, tol=1e-3)

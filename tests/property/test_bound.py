@@ -28,7 +28,7 @@ def problems(draw):
 
 
 @pytest.mark.parametrize("case", cases.ALL, ids=str)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problem=problems())
 def test_the_lower_bound_never_falls(case, problem):
     X, start, covariance_type, weights = problem

@@ -179,7 +179,14 @@ def test_weights_that_cannot_be_used_are_refused(values, message):
         check_weights(values, 2)
 
 
-NO_NUMBERS = [["a", "b"], ["0.5", "0.5"], [0.5 + 0j, 0.5], np.array([0.5 + 1j, 0.5]), [[1], [1, 2]], [None, 1.0]]
+NO_NUMBERS = [
+    ["a", "b"],
+    ["0.5", "0.5"],
+    [0.5 + 0j, 0.5],
+    np.array([0.5 + 1j, 0.5]),
+    [[1], [1, 2]],
+    [None, 1.0],
+]
 
 
 @pytest.mark.parametrize("values", NO_NUMBERS, ids=repr)
@@ -189,13 +196,17 @@ def test_weights_that_are_no_real_numbers_are_refused(values):
 
 
 def test_means_of_another_shape_are_refused_with_both_shapes():
-    with pytest.raises(InvalidDataError, match=r"'means' should have the shape of \(2, 3\), but got \(3, 2\)"):
+    with pytest.raises(
+        InvalidDataError, match=r"'means' should have the shape of \(2, 3\), but got \(3, 2\)"
+    ):
         check_means(np.zeros((3, 2)), 2, 3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_means_that_are_not_finite_are_refused(bad):
-    with pytest.raises(InvalidDataError, match="means_init holds NaN or infinity; every value must be finite"):
+    with pytest.raises(
+        InvalidDataError, match="means_init holds NaN or infinity; every value must be finite"
+    ):
         check_means([[bad, 0.0]], 1, 2)
 
 

@@ -181,7 +181,9 @@ class TestEMStar:
         _, stays = EMStar(tail=0.5).update({}, evidence([0] * 4, [0.7] * 4))
         assert stays.tolist() == [True, True, False, False]
 
-    @pytest.mark.parametrize(("iteration", "shrinks"), [(1, False), (2, False), (3, True), (4, False), (6, True)])
+    @pytest.mark.parametrize(
+        ("iteration", "shrinks"), [(1, False), (2, False), (3, True), (4, False), (6, True)]
+    )
     def test_every_shrinks_after_its_multiples_only(self, iteration, shrinks):
         _, stays = EMStar(every=3).update({}, evidence([0] * 8, np.arange(8) / 10, iteration))
         assert (not stays.all()) is shrinks
@@ -285,7 +287,14 @@ def test_anything_else_is_refused_with_the_names(algorithm):
 
 @pytest.mark.parametrize(
     ("maximum", "dtype"),
-    [(0, "uint8"), (255, "uint8"), (256, "uint16"), (65_535, "uint16"), (65_536, "uint32"), (2**32, "uint64")],
+    [
+        (0, "uint8"),
+        (255, "uint8"),
+        (256, "uint16"),
+        (65_535, "uint16"),
+        (65_536, "uint32"),
+        (2**32, "uint64"),
+    ],
 )
 def test_a_row_array_has_the_smallest_type_that_holds_its_maximum(maximum, dtype):
     assert RowArray("count", maximum).dtype == dtype

@@ -1,0 +1,188 @@
+"""Predictions and scores of a fitted model: lazy for lazy data, and scikit-learn's values."""
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from oracles import starts
+from references import COVARIANCE_TYPES
+
+from emtau_dask import GaussianMixture
+from emtau_dask.storage import open_source
+
+ROWS, _ = starts.mixture(200, 3, 3, separation=3.0, seed=3)
+ROWS.setflags(write=False)
+METHODS = ("predict", "predict_proba", "score_samples")
+
+
+@pytest.fixture(scope="module", params=COVARIANCE_TYPES)
+def model(request):
+    mixture = GaussianMixture(3, covariance_type=request.param, algorithm="em", tol=1e-3, random_state=0)
+    return mixture.fit(ROWS)
+
+
+@pytest.fixture(scope="module")
+def one_model():
+    return GaussianMixture(3, algorithm="em", tol=1e-3, random_state=0).fit(ROWS)
+
+
+def plain_dask(path):
+    return da.from_array(ROWS, chunks=(70, 3))
+
+
+def features_split(path):
+    return da.from_array(ROWS, chunks=(70, (1, 2)))
+
+
+def empty_chunks(path):
+    return da.from_array(ROWS, chunks=((0, 70, 0, 130, 0), 3))
+
+
+def computed_dask(path):
+    return (da.from_array(ROWS, chunks=(70, 3)) * 2) / 2
+
+
+def zarr_array(path):
+    return zarr.create_array(store=path / "x.zarr", data=ROWS, chunks=(70, 2))
+
+
+def from_zarr(path):
+    zarr_array(path)
+    return da.from_zarr(str(path / "x.zarr"))
+
+
+def npy_source(path):
+    np.save(path / "x.npy", ROWS)
+    return open_source(str(path / "x.npy"))
+
+
+LAZY = [plain_dask, features_split, empty_chunks, computed_dask, zarr_array, from_zarr, npy_source]
+
+
+@pytest.fixture(params=LAZY, ids=lambda make: make.__name__)
+def lazy(request, tmp_path):
+    return request.param(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+class TestLazy:
+    def test_lazy_data_has_lazy_predictions(self, one_model, lazy, method):
+        assert isinstance(getattr(one_model, method)(lazy), da.Array)
+
+    def test_shape_and_type_are_known_before(self, one_model, lazy, method):
+        expected = getattr(one_model, method)(ROWS)
+        found = getattr(one_model, method)(lazy)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+    def test_the_values_are_those_of_numpy(self, one_model, lazy, method):
+        expected = getattr(one_model, method)(ROWS)
+        assert np.allclose(getattr(one_model, method)(lazy).compute(), expected, rtol=1e-12, atol=1e-300)
+
+    def test_row_chunks_are_those_of_the_data(self, one_model, method):
+        assert getattr(one_model, method)(empty_chunks(None)).chunks[0] == (0, 70, 0, 130, 0)
+
+    def test_nothing_is_computed_before(self, one_model, method):
+        def explode(block):
+            raise AssertionError("computed")
+
+        X = da.from_array(ROWS, chunks=(70, 3)).map_blocks(explode, dtype=float, meta=np.empty((0, 0)))
+        getattr(one_model, method)(X)
+
+    def test_a_part_can_be_computed_alone(self, one_model, method):
+        found = getattr(one_model, method)(plain_dask(None))[70:75].compute()
+        assert np.allclose(found, getattr(one_model, method)(ROWS[70:75]), rtol=1e-12)
+
+    def test_numpy_data_has_numpy_predictions(self, one_model, method):
+        assert type(getattr(one_model, method)(ROWS)) is np.ndarray
+
+    def test_float32_rows_are_scored_in_float64(self, one_model, method):
+        single = ROWS.astype("float32")
+        found, expected = (getattr(one_model, method)(rows) for rows in (single, single.astype(float)))
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+
+
+class TestAgainstScikitLearn:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_predictions(self, model, method):
+        expected = getattr(model.to_sklearn(), method)(ROWS)
+        assert np.allclose(getattr(model, method)(ROWS), expected, rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("method", ["score", "bic", "aic"])
+    @pytest.mark.parametrize("make", [np.asarray, lambda rows: plain_dask(None)], ids=["numpy", "dask"])
+    def test_scores(self, model, method, make):
+        expected = getattr(model.to_sklearn(), method)(ROWS)
+        found = getattr(model, method)(make(ROWS))
+        assert isinstance(found, float)
+        assert found == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize("name", ["weights_", "means_", "covariances_", "precisions_", "lower_bound_"])
+    def test_the_twin_has_the_fitted_values(self, model, name):
+        assert np.array_equal(getattr(model.to_sklearn(), name), getattr(model, name))
+
+    @pytest.mark.parametrize("name", ["n_components", "covariance_type", "tol", "reg_covar", "max_iter"])
+    def test_the_twin_has_the_settings(self, model, name):
+        assert getattr(model.to_sklearn(), name) == getattr(model, name)
+
+    def test_the_twin_does_not_share_arrays(self, model):
+        twin = model.to_sklearn()
+        assert not np.shares_memory(twin.means_, model.means_)
+
+    def test_the_twin_can_draw(self, model):
+        assert model.to_sklearn().sample(5)[0].shape == (5, 3)
+
+
+@pytest.mark.parametrize("method", ["bic", "aic"])
+@pytest.mark.filterwarnings("ignore:X has unknown chunk sizes")
+def test_criteria_of_unknown_chunk_sizes(one_model, method):
+    X = plain_dask(None)
+    assert getattr(one_model, method)(X[X[:, 0] < 1e9]) == pytest.approx(getattr(one_model, method)(ROWS))
+
+
+def test_fit_predict_is_fit_then_predict():
+    settings = {"n_components": 3, "algorithm": "em", "tol": 1e-3, "random_state": 0}
+    expected = GaussianMixture(**settings).fit(ROWS).predict(ROWS)
+    assert np.array_equal(GaussianMixture(**settings).fit_predict(ROWS), expected)
+
+
+def test_fit_predict_of_dask_is_lazy():
+    labels = GaussianMixture(3, algorithm="em", tol=1e-3, random_state=0).fit_predict(plain_dask(None))
+    assert isinstance(labels, da.Array)
+
+
+def test_fit_predict_takes_weights(one_model):
+    weights = np.ones(200)
+    mixture = GaussianMixture(3, algorithm="em", tol=1e-3, random_state=0)
+    assert np.array_equal(mixture.fit_predict(ROWS, sample_weight=weights), one_model.predict(ROWS))
+
+
+class TestSample:
+    def test_shapes(self, model):
+        rows, labels = model.sample(17)
+        assert (rows.shape, labels.shape) == ((17, 3), (17,))
+
+    def test_rows_come_in_order_of_component(self, model):
+        labels = model.sample(100)[1]
+        assert np.array_equal(labels, np.sort(labels))
+
+    def test_a_seed_draws_the_same_again(self, model):
+        assert np.array_equal(model.sample(10)[0], model.sample(10)[0])
+
+    def test_components_are_drawn_by_weight(self, model):
+        counts = np.bincount(model.sample(20_000)[1], minlength=3)
+        assert np.allclose(counts / 20_000, model.weights_, atol=5 * 0.5 / np.sqrt(20_000))
+
+    def test_rows_have_their_components_moments(self, model):
+        rows, labels = model.sample(30_000)
+        full = model.to_sklearn()
+        for k in range(3):
+            drawn = rows[labels == k]
+            distances = np.linalg.norm(drawn.mean(axis=0) - full.means_[k])
+            assert distances < 6 * np.sqrt(drawn.var(axis=0).sum() / len(drawn))
+
+    def test_the_drawn_rows_are_as_likely_as_the_model_says(self, model):
+        """Mean log-likelihood of draws against the same mean over draws by scikit-learn."""
+        ours, theirs = model.score_samples(model.sample(20_000)[0]), model.to_sklearn().sample(20_000)[0]
+        reference = model.score_samples(theirs)
+        error = np.sqrt((ours.var() + reference.var()) / 20_000)
+        assert abs(ours.mean() - reference.mean()) < 5 * error
