@@ -1,4 +1,4 @@
-"""Naive references that the unit and property tests share: loops in extended precision, nothing of the package."""
+"""Naive references that the unit and property tests share: loops in extended precision."""
 
 import numpy as np
 

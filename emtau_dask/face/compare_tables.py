@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["classification_error", "confusion", "print_comparison"]
 
 
+_STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
+
+
 def classification_error(table: NDArray[np.intp]) -> float:
     """Return the fraction of rows whose label is not the most frequent one of their component.
 
@@ -80,7 +83,7 @@ def _cells(line: Judged, labelled: bool) -> list[str]:
         f"{line.iterations:,}",
         f"{line.work:.1f}",
         f"{line.seconds:.2f}",
-        line.stop_reason,
+        _STOPPED.get(line.stop_reason, line.stop_reason),
         f"{verdict.squared_distance / verdict.rows:.6f}" if is_mixture else "",
         *(errors if labelled else []),
         f"{verdict.log_likelihood / verdict.rows:.9f}" if is_mixture else "",

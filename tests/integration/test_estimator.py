@@ -4,7 +4,6 @@ import copy
 import pickle
 import warnings
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from oracles import starts
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
-from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture, SingularComponentError
+from emtau_dask import EMLazy, EMTau, GaussianMixture, SingularComponentError
 from emtau_dask.activity import NextPass, RowArray, Schedule
-from emtau_dask.storage import as_source
 
 ROWS, _ = starts.mixture(300, 3, 2, separation=3.0, seed=7)
 ROWS.setflags(write=False)
@@ -256,83 +254,6 @@ class TestOwnPolicy:
     def test_its_bound_never_falls(self):
         bounds = quietly(mixture(algorithm=Halves(), max_iter=9, reg_covar=0), ROWS).lower_bounds_
         assert np.diff(bounds).min() > -1e-12
-
-
-class TestInputs:
-    @pytest.mark.parametrize("algorithm", [FullEM(), EMTau(tau=3)], ids=repr)
-    @pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "float16", ">f8"])
-    def test_values_are_taken_exactly_whatever_their_type(self, dtype, algorithm):
-        rows = (ROWS * 10).astype(dtype)
-        settings = {"algorithm": algorithm, "tol": 1e-3, "init_params": "random"}
-        expected = mixture(**settings).fit(rows.astype(float))
-        for X in (rows, da.from_array(rows, chunks=300), zarr.array(rows, chunks=(300, 2))):
-            assert_same_bits(mixture(**settings).fit(X), expected)
-
-    @pytest.mark.parametrize("order", ["C", "F", "strided"])
-    def test_memory_layout_changes_no_bits(self, order):
-        rows = np.repeat(ROWS, 2, axis=1)[:, ::2] if order == "strided" else np.array(ROWS, order=order)
-        assert_same_bits(mixture(tol=1e-3).fit(rows), mixture(tol=1e-3).fit(ROWS))
-
-    def test_lists(self):
-        assert_same_bits(mixture(tol=1e-3).fit(ROWS.tolist()), mixture(tol=1e-3).fit(ROWS))
-
-    def test_the_same_chunks_have_the_same_bits_from_any_source(self, tmp_path):
-        stored = zarr.create_array(store=tmp_path / "x.zarr", data=ROWS, chunks=(100, 1))
-        chunks = (100, 100, 100)
-        expected = mixture(tol=1e-3).fit(stored)
-        for X in (
-            da.from_array(ROWS, chunks=(chunks, 2)),
-            da.from_array(ROWS, chunks=(chunks, 1)),
-            da.from_zarr(str(tmp_path / "x.zarr")),
-            as_source(ROWS, ndim=2, what="X").aligned(chunks),
-        ):
-            assert_same_bits(mixture(tol=1e-3).fit(X), expected)
-
-    @pytest.mark.parametrize("algorithm", [FullEM(), EMTau(tau=3), EMLazy(threshold=0.8)], ids=repr)
-    def test_chunks_without_rows_change_nothing(self, algorithm):
-        settings = {"algorithm": algorithm, "tol": 0, "max_iter": 8, **START}
-        whole = quietly(mixture(**settings), ROWS)
-        assert_close(quietly(mixture(**settings), da.from_array(ROWS, chunks=(CHUNKS, 2))), whole)
-
-    @pytest.mark.parametrize("wrap", [list, da.from_array, zarr.array], ids=["list", "dask", "zarr"])
-    def test_weights_of_any_kind_and_chunking(self, wrap):
-        weights = np.random.default_rng(0).uniform(0, 2, size=300).round(1)
-        X = da.from_array(ROWS, chunks=(CHUNKS, 2))
-        expected = mixture(tol=1e-3, **START).fit(X, sample_weight=weights)
-        assert_same_bits(mixture(tol=1e-3, **START).fit(X, sample_weight=wrap(weights)), expected)
-
-    def test_no_input_is_changed(self):
-        X, weights = ROWS.copy(), np.ones(300)
-        mixture(tol=1e-2).fit(X, sample_weight=weights)
-        assert np.array_equal(X, ROWS)
-        assert np.array_equal(weights, np.ones(300))
-
-
-ALGORITHMS = [FullEM(), EMTau(tau=3), EMStar(), EMLazy(threshold=0.8, full_every=3)]
-
-
-@pytest.fixture(scope="module", params=ALGORITHMS, ids=repr)
-def synchronous(request):
-    with dask.config.set(scheduler="synchronous"):
-        return quietly(
-            mixture(algorithm=request.param, tol=0, max_iter=7), da.from_array(ROWS, chunks=(23, 2))
-        )
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_any_number_of_threads_has_the_same_bits(synchronous, threads):
-    with dask.config.set(scheduler="threads", num_workers=threads):
-        model = quietly(clone(synchronous), da.from_array(ROWS, chunks=(23, 2)))
-    assert_same_bits(model, synchronous)
-
-
-def test_a_distributed_client_has_the_same_bits():
-    from distributed import Client
-
-    X, settings = da.from_array(ROWS, chunks=(50, 2)), {"algorithm": EMTau(tau=3), "tol": 0, "max_iter": 5}
-    expected = quietly(mixture(**settings), X)
-    with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None):
-        assert_same_bits(quietly(mixture(**settings), X), expected)
 
 
 class TestScikitLearnsManners:

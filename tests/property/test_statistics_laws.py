@@ -18,7 +18,7 @@ structures = st.sampled_from(COVARIANCE_TYPES).map(structure_named)
 
 @st.composite
 def tables(draw, max_rows=24):
-    """Rows near or far from the origin, some equal, and responsibilities with zeros among them: n x d, n x K."""
+    """Rows near or far from the origin, some of them equal, and responsibilities with zeros among them."""
     seed = draw(st.integers(0, 2**32 - 1))
     n, d, k = draw(st.integers(1, max_rows)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     rng = np.random.default_rng(seed)

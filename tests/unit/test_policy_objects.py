@@ -1,0 +1,128 @@
+"""The activity policies as what users pass: names, parameter objects, and what cannot be."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+
+from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+from emtau_dask.activity import RowArray, as_policy
+from emtau_dask.errors import ConfigError
+
+IMPOSSIBLE = [
+    (EMTau(tau=0), r"tau=0.*at least 1"),
+    (EMTau(tau=2.5), r"tau=2\.5.*integer"),
+    (EMTau(tau=True), r"tau=True.*integer"),
+    (EMTau(tau="3"), r"tau='3'.*integer"),
+    (EMTau(revisit=0), r"revisit=0.*at least 1"),
+    (EMTau(revisit=-1), r"revisit=-1.*at least 1"),
+    (EMTau(revisit="never"), r"revisit='never'.*'on-empty', None, or a number"),
+    (EMTau(revisit=True), r"revisit=True.*integer"),
+    (EMStar(tail=0), r"tail=0.*above 0 and at most 1"),
+    (EMStar(tail=1.5), r"tail=1\.5.*above 0 and at most 1"),
+    (EMStar(tail=math.nan), r"tail=nan.*above 0 and at most 1"),
+    (EMStar(tail="roots"), r"tail='roots'.*'leaves' or a fraction"),
+    (EMStar(tail=None), r"tail=None.*number"),
+    (EMStar(every=0), r"every=0.*at least 1"),
+    (EMLazy(threshold=0), r"threshold=0.*above 0 and at most 1"),
+    (EMLazy(threshold=1.01), r"threshold=1\.01.*at most 1"),
+    (EMLazy(full_every=0), r"full_every=0.*at least 1"),
+]
+
+
+@pytest.mark.parametrize(("policy", "message"), IMPOSSIBLE, ids=lambda value: repr(value))
+def test_impossible_parameters_are_refused_with_value_and_limit(policy, message):
+    with pytest.raises(ConfigError, match=message):
+        policy.row_arrays(3, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("em", FullEM), ("em-tau", EMTau), ("em-star", EMStar), ("em-lazy", EMLazy)]
+)
+def test_names_stand_for_the_defaults(name, kind):
+    policy = as_policy(name)
+    assert type(policy) is kind
+    assert policy.get_params() == kind().get_params()
+
+
+def test_the_defaults_are_the_contracts():
+    assert [p().get_params() for p in (FullEM, EMTau, EMStar, EMLazy)] == [
+        {},
+        {"tau": 20, "revisit": "on-empty"},
+        {"tail": "leaves", "every": 1},
+        {"threshold": 0.99, "full_every": 5},
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["EM", "em_tau", None, 3, EMTau, object(), ["em"]], ids=repr)
+def test_anything_else_is_refused_with_the_names(algorithm):
+    with pytest.raises(ConfigError, match="'em', 'em-tau', 'em-star', 'em-lazy'"):
+        as_policy(algorithm)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "dtype"),
+    [
+        (0, "uint8"),
+        (255, "uint8"),
+        (256, "uint16"),
+        (65_535, "uint16"),
+        (65_536, "uint32"),
+        (2**32, "uint64"),
+    ],
+)
+def test_a_row_array_has_the_smallest_type_that_holds_its_maximum(maximum, dtype):
+    assert RowArray("count", maximum).dtype == dtype
+
+
+OBJECTS = [FullEM(), EMTau(tau=7, revisit=3), EMStar(tail=0.5, every=2), EMLazy(threshold=0.8, full_every=2)]
+
+
+@pytest.mark.parametrize("policy", OBJECTS, ids=repr)
+def test_clone_keeps_the_parameters(policy):
+    copy = clone(policy)
+    assert copy is not policy
+    assert (type(copy), copy.get_params()) == (type(policy), policy.get_params())
+
+
+@pytest.mark.parametrize("policy", OBJECTS, ids=repr)
+def test_pickle_keeps_the_parameters(policy):
+    copy = pickle.loads(pickle.dumps(policy))
+    assert (type(copy), copy.get_params()) == (type(policy), policy.get_params())
+
+
+@pytest.mark.parametrize("algorithm", ["em-tau", EMTau()], ids=repr)
+def test_set_params_reaches_into_the_algorithm(algorithm):
+    mixture = GaussianMixture(algorithm=algorithm).set_params(algorithm__tau=7)
+    assert mixture.algorithm.get_params() == {"tau": 7, "revisit": "on-empty"}
+
+
+def test_set_params_reaches_into_an_algorithm_that_it_names():
+    mixture = GaussianMixture().set_params(algorithm="em-lazy", algorithm__threshold=0.5)
+    assert mixture.algorithm.get_params() == {"threshold": 0.5, "full_every": 5}
+
+
+def test_set_params_without_the_algorithm_leaves_its_name():
+    assert GaussianMixture().set_params(tol=0.1).algorithm == "em-tau"
+
+
+def test_set_params_refuses_a_parameter_that_the_algorithm_does_not_have():
+    with pytest.raises(ValueError, match="Invalid parameter 'threshold'"):
+        GaussianMixture().set_params(algorithm__threshold=0.5)
+
+
+def test_clones_of_a_mixture_do_not_share_the_algorithm():
+    mixture = GaussianMixture(algorithm=EMTau(tau=7))
+    clone(mixture).set_params(algorithm__tau=9)
+    assert mixture.algorithm.tau == 7
+
+
+@pytest.mark.parametrize("algorithm", ["em-tau", EMTau(tau=2)], ids=repr)
+def test_a_grid_search_goes_over_tau(algorithm):
+    X = np.random.default_rng(0).normal(size=(90, 2)) + np.repeat([0, 3, 8], 30)[:, None]
+    mixture = GaussianMixture(3, algorithm=algorithm, random_state=0)
+    search = GridSearchCV(mixture, {"algorithm__tau": np.array([2, 30])}, cv=2).fit(X)
+    assert search.best_estimator_.algorithm.tau == search.best_params_["algorithm__tau"]
