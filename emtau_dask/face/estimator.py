@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, Self
 
-import dask.array as da
-import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture as SklearnMixture
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.activity import ALGORITHMS, as_policy
 from emtau_dask.engine.blas import single_threaded_blas
-from emtau_dask.engine.history import FitHistory
 from emtau_dask.engine.loop import EmSettings, best_run
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring
 from emtau_dask.engine.problem import Problem, first_unusable_row, pose
 from emtau_dask.engine.starts import (
     STARTS,
@@ -29,12 +19,12 @@ from emtau_dask.engine.starts import (
     start_from_responsibilities,
     starting_parameters,
 )
-from emtau_dask.errors import ConfigError, InvalidDataError, UnusableRowError
+from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.face.checks import check_settings
-from emtau_dask.face.data import checked_array, checked_lazy, fit_source, row_values_source
-from emtau_dask.face.modelfile import load_model, save_model
+from emtau_dask.face.data import fit_source, row_values_source
+from emtau_dask.face.fitted import FittedMixture
 from emtau_dask.face.progress import observer_for
-from emtau_dask.mixture.arrays import frozen
+from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import (
     MixtureParameters,
@@ -42,14 +32,12 @@ from emtau_dask.mixture.parameters import (
     check_precisions,
     check_weights,
 )
-from emtau_dask.storage import Source, as_dask
+from emtau_dask.storage import Source
 
 __all__ = ["GaussianMixture"]
 
-SEEDS = 2**31 - 1
 
-
-class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
+class GaussianMixture(FittedMixture):
     """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
 
     Parameters
@@ -212,7 +200,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             ``max_iter`` was reached first.
         """
         check_settings(self.get_params(deep=False))
-        seeds = _Seeds(self.random_state)
+        seeds = Seeds(self.random_state)
         policy = as_policy(self.algorithm)
         policy.row_arrays(self.n_components, self.max_iter)
         rows = fit_source(self, X)
@@ -247,7 +235,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _start(
-        self, problem: Problem, responsibilities: Source | None, seeds: _Seeds, observer: FitObserver
+        self, problem: Problem, responsibilities: Source | None, seeds: Seeds, observer: FitObserver
     ) -> Callable[[int], MixtureParameters]:
         K, d = problem.n_components, problem.n_features
         weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
@@ -280,202 +268,6 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             )
         return lambda run: parameters
 
-    @property
-    def parameters_(self) -> MixtureParameters:
-        """The fitted parameters as one frozen record."""
-        check_is_fitted(self)
-        return MixtureParameters(
-            self._fitted_type,
-            frozen(self.weights_),
-            frozen(self.means_),
-            frozen(self.covariances_),
-            frozen(self.precisions_cholesky_),
-        )
-
-    def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
-        self._fitted_type = parameters.covariance_type
-        self.weights_ = np.array(parameters.weights)
-        self.means_ = np.array(parameters.means)
-        self.covariances_ = np.array(parameters.covariances)
-        self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
-        self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
-        self.history_ = history
-        self.n_iter_ = len(history)
-        self.lower_bounds_ = [record.lower_bound for record in history]
-        self.lower_bound_ = self.lower_bounds_[-1] if self.lower_bounds_ else -np.inf
-        self.stop_reason_ = stop_reason
-        self.converged_ = stop_reason == "tol"
-
     def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
         """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""
         return self.fit(X, y, **fit_params).predict(X)
-
-    def _score(self, X: Any, scoring: Scoring) -> Any:
-        parameters = self.parameters_
-        lazy = checked_lazy(self, X)
-        if lazy is None:
-            return scoring(checked_array(self, X, reset=False), parameters)
-        array = as_dask(lazy).rechunk({1: -1})
-        layout: dict[str, Any] = (
-            {"chunks": (array.chunks[0], (parameters.n_components,))}
-            if scoring.per_component
-            else {"drop_axis": 1}
-        )
-        return da.map_blocks(
-            scoring,
-            array,
-            parameters,
-            dtype=scoring.dtype,
-            meta=np.empty((0,) * (1 + scoring.per_component), scoring.dtype),
-            **layout,
-        )
-
-    def predict(self, X: Any) -> Any:
-        """Return the most probable component of each row.
-
-        Parameters
-        ----------
-        X : dask array, zarr array or array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray, or lazy dask array for dask and zarr, of shape (n_samples,), intp
-        """
-        return self._score(X, LABELS)
-
-    def predict_proba(self, X: Any) -> Any:
-        """Return responsibilities, (n_samples, n_components) float64; lazy for dask and zarr."""
-        return self._score(X, RESPONSIBILITIES)
-
-    def score_samples(self, X: Any) -> Any:
-        """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
-        return self._score(X, LOG_LIKELIHOODS)
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-likelihood of X, nats per row; computes where X is lazy."""
-        return float(np.asarray(self.score_samples(X).mean()))
-
-    def _n_parameters(self) -> int:
-        K, d = self.means_.shape
-        return int(structure_named(self._fitted_type).n_parameters(K, d) + K * d + K - 1)
-
-    def bic(self, X: Any) -> float:
-        """Return the Bayesian information criterion on X; lower is better."""
-        n_rows = _n_rows(X)
-        return -2 * self.score(X) * n_rows + self._n_parameters() * float(np.log(n_rows))
-
-    def aic(self, X: Any) -> float:
-        """Return the Akaike information criterion on X; lower is better."""
-        return -2 * self.score(X) * _n_rows(X) + 2 * self._n_parameters()
-
-    def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Draw rows from the fitted mixture, in order of component.
-
-        Returns
-        -------
-        X : ndarray of shape (n_samples, n_features)
-        y : ndarray of shape (n_samples,)
-            Components.
-        """
-        check_is_fitted(self)
-        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 1:
-            raise InvalidDataError(
-                f"Invalid value for 'n_samples': {n_samples!r}. The sampling requires at least one sample; "
-                "give an integer of at least 1."
-            )
-        generator = np.random.default_rng(_Seeds(self.random_state).draw())
-        counts = generator.multinomial(int(n_samples), self.weights_ / self.weights_.sum())
-        structure = structure_named(self._fitted_type)
-        normals = generator.standard_normal((int(n_samples), self.n_features_in_))
-        labels = np.repeat(np.arange(len(counts)), counts)
-        rows = np.empty_like(normals)
-        for k in range(len(counts)):
-            members = labels == k
-            rows[members] = self.means_[k] + structure.draw(normals[members], self.covariances_, k)
-        return rows, labels
-
-    def save(self, path: Any) -> None:
-        """Write the fitted model as a zarr group, without pickle.
-
-        Parameters
-        ----------
-        path : str, Path or zarr store
-            Must not hold anything yet.
-
-        Raises
-        ------
-        InvalidDataError
-            Something is there already.
-        """
-        check_is_fitted(self)
-        save_model(self, path)
-
-    @classmethod
-    def load(cls, path: Any) -> Self:
-        """Read a model that `save` wrote; runs no code from it.
-
-        Raises
-        ------
-        InvalidDataError
-            It holds no model of this version.
-        """
-        model: Self = load_model(cls, path)
-        return model
-
-    def to_sklearn(self) -> SklearnMixture:
-        """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters."""
-        check_is_fitted(self)
-        shared = {
-            "n_components",
-            "tol",
-            "reg_covar",
-            "max_iter",
-            "n_init",
-            "init_params",
-            "random_state",
-            "warm_start",
-        }
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name in shared}
-        twin = SklearnMixture(covariance_type=self._fitted_type, **settings)
-        for name in _COPIED:
-            if hasattr(self, name):
-                setattr(twin, name, getattr(self, name))
-        return twin
-
-
-_COPIED = (
-    "weights_",
-    "means_",
-    "covariances_",
-    "precisions_",
-    "precisions_cholesky_",
-    "converged_",
-    "n_iter_",
-    "lower_bound_",
-    "lower_bounds_",
-    "n_features_in_",
-    "feature_names_in_",
-)
-
-
-class _Seeds:
-    """Integer seeds from whatever scikit-learn or NumPy calls a random state."""
-
-    def __init__(self, random_state: Any) -> None:
-        is_generator = isinstance(random_state, np.random.Generator)
-        try:
-            self._state = random_state if is_generator else check_random_state(random_state)
-        except ValueError as error:
-            raise ConfigError(
-                f"random_state is {random_state!r}; it must be None, an integer from 0 to 2**32 - 1, a "
-                "RandomState or a Generator."
-            ) from error
-
-    def draw(self) -> int:
-        pick = getattr(self._state, "integers", None) or self._state.randint
-        return int(pick(SEEDS))
-
-
-def _n_rows(X: Any) -> int:
-    shape = getattr(X, "shape", None)
-    return int(shape[0]) if shape else len(X)

@@ -70,7 +70,8 @@ def test_only_storage_and_above_know_dask_and_zarr():
 
 PROBE = """
 import copy, importlib, json, os, pkgutil, sys, threading, warnings
-import click, dask.array, distributed, numpy, pyarrow.parquet, pydantic, rich, scipy, sklearn.mixture, yaml, zarr
+import click, dask.array, distributed, numpy, pyarrow.parquet, pydantic
+import rich, scipy, sklearn.mixture, yaml, zarr
 from threadpoolctl import threadpool_info  # what the dependencies do is theirs
 
 def seen():

@@ -99,7 +99,7 @@ def test_an_error_of_a_task_comes_out_as_it_is():
     def task(chunk):
         raise InvalidDataError(f"chunk {chunk} is bad")
 
-    with pytest.raises(InvalidDataError, match="^chunk 3 is bad$"):
+    with pytest.raises(InvalidDataError, match=r"^chunk 3 is bad$"):
         merged([3], task)
 
 

@@ -192,11 +192,9 @@ class TestEMStar:
 
 class TestEMLazy:
     def test_iterations_1_and_every_full_every_after_it_are_full(self):
-        policy, full = EMLazy(full_every=4), [1]
-        for iteration in range(1, 13):
-            if policy.schedule(summary(iteration)).next_pass is NextPass.ALL:
-                full.append(iteration + 1)
-        assert full == [1, 5, 9, 13]
+        policy = EMLazy(full_every=4)
+        before = [i for i in range(1, 13) if policy.schedule(summary(i)).next_pass is NextPass.ALL]
+        assert [1, *(i + 1 for i in before)] == [1, 5, 9, 13]
 
     def test_tol_is_tested_after_full_iterations_only(self):
         policy = EMLazy(full_every=4)

@@ -1,5 +1,7 @@
 """Random numbers addressed by row: any split draws the same ones, and they are uniform."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -12,9 +14,7 @@ from emtau_dask.engine.rowrandom import PRIORITY, RESPONSIBILITY, row_uniforms
 def test_any_split_draws_the_same_numbers(width, cuts):
     whole = row_uniforms(3, PRIORITY, 0, 100, width)
     bounds = [0, *cuts, 100]
-    parts = [
-        row_uniforms(3, PRIORITY, start, stop, width) for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
+    parts = [row_uniforms(3, PRIORITY, start, stop, width) for start, stop in pairwise(bounds)]
     assert np.array_equal(np.concatenate(parts), whole)
 
 

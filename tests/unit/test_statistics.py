@@ -140,7 +140,7 @@ def test_a_mergers_total_can_be_asked_for_again(structure):
 
 
 def test_a_merger_loses_less_than_merging_one_after_another():
-    """1,024 blocks of one row far from the origin: a balanced tree rounds the mean 10 times, a chain 1,023."""
+    """1,024 blocks of one row far out: a balanced tree rounds the mean 10 times, a chain 1,023."""
     structure = structure_named("diag")
     rows = np.random.default_rng(3).normal(size=(1024, 2)) + 1e8
     responsibilities = np.ones((1024, 1))
