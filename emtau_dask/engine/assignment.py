@@ -78,23 +78,30 @@ class NearestCentre:
 
     Attributes
     ----------
-    centres : ndarray of shape (K, d)
+    distinct : ndarray of shape (m, d)
+        The centres, each once.
+    shares : ndarray of shape (m, K)
+        What a row of each gives to each component: 1, or 1/n to each of n equal centres.
     """
 
-    centres: Floats
+    distinct: Floats
+    shares: Floats
+
+    @classmethod
+    def of(cls, centres: Floats) -> NearestCentre:
+        """Return the assignment to ``centres`` (K, d)."""
+        _, first, group = np.unique(centres, axis=0, return_index=True, return_inverse=True)
+        same = group.reshape(-1)[:, np.newaxis] == np.arange(len(first))
+        order = np.argsort(first)
+        return cls(centres[first[order]], (same / same.sum(axis=0)).T[order])
 
     def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself."""
         return self
 
     def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
-        """Return 1 for the nearest centre, or 1/m for each of m equal ones."""
-        _, first, group = np.unique(self.centres, axis=0, return_index=True, return_inverse=True)
-        same = group.reshape(-1)[:, np.newaxis] == np.arange(len(first))
-        shares = (same / same.sum(axis=0)).T
-        order = np.argsort(first)
-        distinct: Floats = shares[order][nearest(rows, self.centres[first[order]])]
-        return distinct
+        """Return 1 for the nearest centre, or 1/n for each of n equal ones."""
+        return self.shares[nearest(rows, self.distinct)]
 
 
 @dataclass(frozen=True)

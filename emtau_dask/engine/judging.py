@@ -75,15 +75,15 @@ class HeldByIteration:
 class HeldByCentre:
     """Each row belongs to its nearest k-means centre."""
 
-    centres: Floats
+    assignment: NearestCentre
 
     def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
-        """Return nothing of use."""
-        return np.zeros(n_rows, dtype=np.bool_)
+        """Return the rows' positions, of which nothing needs to be remembered."""
+        return np.arange(n_rows)
 
     def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
         """Return 1 for the nearest centre."""
-        return NearestCentre(self.centres).responsibilities(rows, np.arange(len(rows)), 0)
+        return self.assignment.responsibilities(rows, memory, 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
     tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
     for n_iter in range(1, max_iter + 1):
         statistics = statistics_under(
-            problem, NearestCentre(centres), stage=f"k-means {n_iter}", observer=observer
+            problem, NearestCentre.of(centres), stage=f"k-means {n_iter}", observer=observer
         )
         empty = statistics.weights == 0
         if empty.any():

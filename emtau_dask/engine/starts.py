@@ -57,7 +57,7 @@ def _kmeans_start(problem: Problem, seed: int, observer: FitObserver) -> Suffici
 
 
 def _seeded_start(problem: Problem, seeds: Floats, observer: FitObserver) -> SufficientStatistics:
-    return statistics_under(problem, NearestCentre(seeds), stage="nearest seed", observer=observer)
+    return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed", observer=observer)
 
 
 def _plusplus_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:

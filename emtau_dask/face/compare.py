@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.activity import FullEM, Traced
+from emtau_dask.engine.assignment import NearestCentre
 from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.judging import (
@@ -252,7 +253,7 @@ class _Runner:
             float(outcome.n_iter),
             seconds,
             "tol" if outcome.converged else "max-iter",
-            judge_it(HeldByCentre(outcome.centres), reference, None, "kmeans"),
+            judge_it(HeldByCentre(NearestCentre.of(outcome.centres)), reference, None, "kmeans"),
             None,
             settings.published,
         )

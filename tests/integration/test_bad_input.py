@@ -64,7 +64,7 @@ class TestShapes:
         weights[7] = 1
         refused(ROWS, r"n_components = 2, n_samples = 1 of positive weight", sample_weight=weights)
 
-    @pytest.mark.parametrize("X", [None, "points.zarr", object(), {"a": 1}, [[1, 2], [3]]], ids=repr)
+    @pytest.mark.parametrize("X", [None, "points.zarr", ..., {"a": 1}, [[1, 2], [3]]], ids=repr)
     def test_what_is_no_array(self, X):
         refused(X)
 

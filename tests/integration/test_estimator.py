@@ -170,7 +170,9 @@ class TestStarts:
         for chunks in (CHUNKS, 7):
             assert_close(mixture(**settings).fit(da.from_array(ROWS, chunks=(chunks, 2))), one)
 
-    @pytest.mark.parametrize("make", [int, np.random.RandomState, np.random.default_rng], ids=str)
+    @pytest.mark.parametrize(
+        "make", [int, np.random.RandomState, np.random.default_rng], ids=lambda make: make.__name__
+    )
     def test_a_random_state_can_be_repeated(self, make):
         first, second = (
             mixture(init_params="random", max_iter=0, random_state=make(3)).fit(ROWS) for _ in "ab"

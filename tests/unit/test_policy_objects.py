@@ -57,7 +57,7 @@ def test_the_defaults_are_the_contracts():
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["EM", "em_tau", None, 3, EMTau, object(), ["em"]], ids=repr)
+@pytest.mark.parametrize("algorithm", ["EM", "em_tau", None, 3, EMTau, ..., ["em"]], ids=repr)
 def test_anything_else_is_refused_with_the_names(algorithm):
     with pytest.raises(ConfigError, match="'em', 'em-tau', 'em-star', 'em-lazy'"):
         as_policy(algorithm)

@@ -1,0 +1,27 @@
+"""Peak memory of a fit does not grow with the rows (the benchmark, at a small size)."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+SIZES = ["200000", "800000"]
+SMALL = ["--chunk-rows", "50000", "--features", "16", "--components", "4", "--iterations", "3"]
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory):
+    main = runpy.run_path(str(BENCHMARK))["main"]
+    folder = tmp_path_factory.mktemp("memory")
+    return main(["--rows", *SIZES, *SMALL, "--init", "random", "--folder", str(folder)])
+
+
+def test_four_times_the_rows_take_the_same_memory(peaks):
+    assert peaks[1].megabytes <= 1.1 * peaks[0].megabytes
+
+
+def test_the_peak_is_far_below_the_data(peaks):
+    chunk, data = 50_000 * 16 * 8 / 1e6, 800_000 * 16 * 8 / 1e6
+    interpreter_and_libraries = 250
+    assert peaks[1].megabytes <= interpreter_and_libraries + 8 * chunk < interpreter_and_libraries + data
