@@ -1,0 +1,137 @@
+"""`emtau compare` against the naive oracle: held responsibilities, errors and confusion tables."""
+
+import io
+
+import numpy as np
+import pytest
+import yaml
+import zarr
+from oracles import naive, policies, starts
+from rich.console import Console
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+
+from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.face.compare import compare
+from emtau_dask.face.compare_tables import classification_error, confusion, print_comparison
+from emtau_dask.face.config import load_config
+
+N, K, SEED, CHUNK = 240, 3, 5, 70
+LISTED = [
+    {"name": "em"},
+    {"name": "em-tau", "tau": 3, "revisit": None},
+    {"name": "em-tau", "tau": 3, "revisit": "on-empty"},
+    {"name": "em-star", "tail": 0.75},
+    {"name": "em-lazy", "threshold": 0.9, "full_every": 4},
+]
+ORACLES = [
+    policies.FullEM(),
+    policies.EMTau(3, None),
+    policies.EMTau(3, "on-empty"),
+    policies.EMStar(tail=0.75),
+    policies.EMLazy(0.9, 4),
+]
+NAMES = ["em", "em-tau(3, None)", "em-tau(3, on-empty)", "em-star(0.75, 1)", "em-lazy(0.9, 4)"]
+
+
+@pytest.fixture(scope="module")
+def data():
+    X = starts.mixture(N, K, 2, separation=2.0, seed=3)
+    X = X[0] if isinstance(X, tuple) else X
+    return np.asarray(X), np.random.default_rng(1).integers(0, 4, N) * 2 + 1
+
+
+@pytest.fixture(scope="module")
+def comparison(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    group = zarr.create_group(folder / "data.zarr")
+    group.create_array("X", data=data[0], chunks=(CHUNK, 2))
+    group.create_array("labels", data=data[1], chunks=(100,))
+    config = {
+        "data": {"path": str(folder / "data.zarr"), "labels": "labels"},
+        "model": {"n_components": K, "reg_covar": 0.0, "init": {"dirichlet_seed": SEED}},
+        "algorithm": {"name": "em", "compare": [*LISTED, {"name": "kmeans"}]},
+        "stop": {"tol": 1e-4, "max_iter": 60},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return compare(load_config(folder / "config.yaml"), SilentObserver())
+
+
+@pytest.fixture(scope="module")
+def runs(data):
+    start = np.random.default_rng(SEED).dirichlet(np.ones(K), N)
+    chunks = [70, 70, 70, 30]
+    return [
+        naive.fit(data[0], start, policy, max_iter=60, tol=1e-4, reg_covar=0.0, chunks=chunks)
+        for policy in ORACLES
+    ]
+
+
+@pytest.fixture(params=range(len(LISTED)), ids=NAMES)
+def pair(request, comparison, runs):
+    return comparison.lines[request.param], runs[request.param]
+
+
+def tabulated(components, labels):
+    classes = np.unique(labels)
+    return [[int(np.sum((components == k) & (labels == c))) for c in classes] for k in range(K)]
+
+
+def test_the_algorithms_are_named(comparison):
+    assert [line.name for line in comparison.lines] == [*NAMES, "kmeans"]
+
+
+def test_iterations_and_work(pair):
+    line, run = pair
+    assert (line.iterations, line.stop_reason) == (len(run.bounds), run.stop_reason)
+    assert line.work == pytest.approx(sum(run.counts) / N)
+
+
+def test_membership_error_is_of_the_held_responsibilities(pair, runs):
+    line, run = pair
+    expected = np.sum((run.responsibilities - runs[0].responsibilities) ** 2)
+    assert line.verdict.squared_distance == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_held_confusion(pair, data):
+    line, run = pair
+    assert line.verdict.held.tolist() == tabulated(run.responsibilities.argmax(axis=1), data[1])
+
+
+def test_final_confusion_is_of_the_posterior_under_the_last_parameters(pair, data):
+    line, run = pair
+    posterior = naive.e_step(data[0], run.thetas[-1])
+    assert line.verdict.final.tolist() == tabulated(posterior.argmax(axis=1), data[1])
+
+
+def test_log_likelihood_of_the_last_parameters(pair, data):
+    line, run = pair
+    theta = run.thetas[-1]
+    joint = [
+        np.log(w) + multivariate_normal(m, c).logpdf(data[0])
+        for w, m, c in zip(theta.weights, theta.means, theta.covariances, strict=True)
+    ]
+    assert line.verdict.log_likelihood == pytest.approx(logsumexp(joint, axis=0).sum(), rel=1e-9)
+
+
+def test_kmeans_labels_every_row_once(comparison, data):
+    line = comparison.lines[-1]
+    assert line.verdict.held.sum() == N
+    assert line.verdict.held.sum(axis=0).tolist() == np.unique(data[1], return_counts=True)[1].tolist()
+    assert np.array_equal(line.verdict.held, line.verdict.final)
+
+
+def test_classification_error_counts_rows_off_their_components_class():
+    table = np.array([[5, 1, 0], [2, 0, 3], [0, 0, 9]])
+    assert classification_error(table) == pytest.approx(3 / 20)
+
+
+def test_components_of_one_class_are_added_up_in_the_confusion():
+    table = np.array([[5, 1, 0], [4, 3, 0], [0, 0, 9]])
+    assert confusion(table).tolist() == [[9, 4, 0], [0, 0, 0], [0, 0, 9]]
+
+
+def test_every_algorithm_is_printed(comparison):
+    printed = io.StringIO()
+    print_comparison(comparison, Console(file=printed, width=160))
+    assert all(name in printed.getvalue() for name in NAMES)
