@@ -36,9 +36,12 @@ class _Limit:
         self._own = threadpool_limits(limits=1, user_api="blas") if controlled_elsewhere else None
 
     def _hold(self) -> None:
-        with threadpool_limits(limits=1, user_api="blas"):
+        try:
+            with threadpool_limits(limits=1, user_api="blas"):
+                self._taken.set()
+                self._lifted.wait()
+        finally:
             self._taken.set()
-            self._lifted.wait()
 
     def lift(self) -> None:
         if self._own is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from numbers import Integral
 from typing import Any, Self
 
+import dask
 import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
@@ -123,9 +125,18 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
         return self._score(X, LOG_LIKELIHOODS)
 
+    def _log_likelihood(self, X: Any) -> tuple[float, int]:
+        """Return the log-likelihood of X (nats) and its rows, in one pass; chunk sizes may be unknown."""
+        values = self.score_samples(X)
+        if isinstance(values, da.Array):
+            total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
+            return float(total), int(rows)
+        return float(values.sum()), len(values)
+
     def score(self, X: Any, y: Any = None) -> float:
         """Return the mean log-likelihood of X, nats per row; computes where X is lazy."""
-        return float(np.asarray(self.score_samples(X).mean()))
+        total, rows = self._log_likelihood(X)
+        return total / rows
 
     def _n_parameters(self) -> int:
         K, d = self.means_.shape
@@ -133,12 +144,13 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def bic(self, X: Any) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        n_rows = _n_rows(X)
-        return -2 * self.score(X) * n_rows + self._n_parameters() * float(np.log(n_rows))
+        total, rows = self._log_likelihood(X)
+        return -2 * total + self._n_parameters() * float(np.log(rows))
 
     def aic(self, X: Any) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        return -2 * self.score(X) * _n_rows(X) + 2 * self._n_parameters()
+        total, _ = self._log_likelihood(X)
+        return -2 * total + 2 * self._n_parameters()
 
     def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
         """Draw rows from the fitted mixture, in order of component.
@@ -201,10 +213,9 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         twin = SklearnMixture(covariance_type=self._fitted_type, **settings)
         for name in _COPIED:
             if hasattr(self, name):
-                setattr(twin, name, getattr(self, name))
+                setattr(twin, name, copy(getattr(self, name)))
         return twin
 
 
-def _n_rows(X: Any) -> int:
-    shape = getattr(X, "shape", None)
-    return int(shape[0]) if shape else len(X)
+def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    return np.ones(values.shape, dtype=np.intp)
