@@ -1,0 +1,51 @@
+"""Fit a mixture to a zarr array chunk by chunk, look at how the work fell, and label every row.
+
+python examples/out_of_core.py            # 400,000 rows in a temporary folder
+python examples/out_of_core.py 4000000
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import zarr
+
+from emtau_dask import EMTau, GaussianMixture
+
+FEATURES, CLUSTERS, CHUNK_ROWS = 6, 5, 50_000
+
+
+def write_points(path: Path, rows: int) -> None:
+    """Write points around random centres, one chunk at a time."""
+    points = zarr.create_array(path, shape=(rows, FEATURES), chunks=(CHUNK_ROWS, FEATURES), dtype="f4")
+    random = np.random.default_rng(0)
+    centres = random.normal(scale=4, size=(CLUSTERS, FEATURES))
+    for start in range(0, rows, CHUNK_ROWS):
+        size = min(CHUNK_ROWS, rows - start)
+        noise = random.normal(size=(size, FEATURES))
+        points[start : start + size] = centres[random.integers(CLUSTERS, size=size)] + noise
+
+
+def main(rows: int = 400_000) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_points(Path(folder) / "points.zarr", rows)
+        X = da.from_zarr(str(Path(folder) / "points.zarr"))
+        model = GaussianMixture(CLUSTERS, algorithm=EMTau(tau=5), random_state=0).fit(X)
+        print(
+            f"stopped by {model.stop_reason_} after {model.n_iter_} iterations, {model.history_.work:.1f} passes"
+        )
+        for record in model.history_:
+            print(
+                f"{record.iteration:>3}: {record.lower_bound:.6f} nats per row, {record.active_rows:>9,} rows, "
+                f"{record.chunks_processed} chunks read, {record.bytes_read / 1e6:.1f} MB"
+            )
+        labels = model.predict(X)
+        print("rows of each component:", da.bincount(labels, minlength=CLUSTERS).compute().tolist())
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
