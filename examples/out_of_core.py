@@ -37,8 +37,8 @@ def main(rows: int = 400_000) -> None:
         model = GaussianMixture(CLUSTERS, algorithm=EMTau(tau=4), random_state=0).fit(X)
         for record in model.history_:
             print(
-                f"{record.iteration:>3}: bound {record.lower_bound:.6f}, {record.active_rows:>9,} rows scored, "
-                f"{record.bytes_read / 1e6:.1f} MB read"
+                f"{record.iteration:>3}: bound {record.lower_bound:.6f}, "
+                f"{record.active_rows:>9,} rows scored, {record.bytes_read / 1e6:.1f} MB read"
             )
         work = model.history_.work
         print(f"{model.stop_reason_} after {model.n_iter_} iterations, {work:.1f} passes over the data")
