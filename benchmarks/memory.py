@@ -47,8 +47,8 @@ def run(arguments: list[str], allowed: tuple[int, ...] = (0,)) -> tuple[float, f
         if process.returncode not in allowed:
             output.seek(0)
             raise SystemExit(output.read().decode())
-    kilobytes = usage.ru_maxrss / (1024 if sys.platform == "darwin" else 1)
-    return kilobytes / 1000, time.perf_counter() - began
+    unit = 1 if sys.platform == "darwin" else 1024
+    return usage.ru_maxrss * unit / 1e6, time.perf_counter() - began
 
 
 def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:

@@ -53,7 +53,7 @@ class Evidence:
     ----------
     iteration : int
         1-based.
-    labels : ndarray of shape (n,), intp
+    labels : ndarray of shape (n,), smallest unsigned integer that fits
         Most probable component; ties go to the lowest index.
     responsibilities : ndarray of shape (n,), float64
         Responsibility of that component, ``max_k w_nk``.
@@ -62,7 +62,7 @@ class Evidence:
     """
 
     iteration: int
-    labels: NDArray[np.intp]
+    labels: NDArray[Any]
     responsibilities: NDArray[np.float64]
     log_likelihoods: NDArray[np.float64]
 

@@ -146,10 +146,7 @@ class EStepTask:
             return PassTotals(statistics, log_likelihood, None, n, ((chunk, n),), loaded.bytes_read)
         state = self._state(self.tracking, loaded)
         positions = np.flatnonzero(state[ACTIVE])
-        statistics, log_likelihood, evidence = self._evidence(loaded, positions)
-        before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
-        after, stays = self.tracking.policy.update(before, evidence)
-        self._write(self.tracking, chunk, state, after, positions, stays)
+        statistics, log_likelihood, stays = self._advance(self.tracking, loaded, state, positions)
         return PassTotals(
             statistics,
             log_likelihood,
@@ -158,6 +155,16 @@ class EStepTask:
             ((chunk, int(np.count_nonzero(stays))),),
             loaded.bytes_read,
         )
+
+    def _advance(
+        self, tracking: RowTracking, loaded: LoadedChunk, state: Mapping[str, NDArray[Any]], positions: Ints
+    ) -> tuple[SufficientStatistics | None, float, Bools]:
+        """Score rows, let the policy decide on them, and write their next state."""
+        statistics, log_likelihood, evidence = self._evidence(loaded, positions)
+        before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
+        after, stays = tracking.policy.update(before, evidence)
+        self._write(tracking, loaded.chunk, state, after, positions, stays)
+        return statistics, log_likelihood, stays
 
     def _state(self, tracking: RowTracking, loaded: LoadedChunk) -> dict[str, NDArray[Any]]:
         n_rows = len(loaded.rows)
@@ -203,7 +210,8 @@ class EStepTask:
         self, loaded: LoadedChunk, positions: Ints
     ) -> tuple[SufficientStatistics | None, float, Evidence]:
         n = len(positions)
-        evidence = Evidence(self.iteration, np.empty(n, dtype=np.intp), np.empty(n), np.empty(n))
+        label_type = np.min_scalar_type(self.parameters.n_components - 1)
+        evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
 
         def record(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
             evidence.labels[where] = responsibilities.argmax(axis=1)
