@@ -81,7 +81,9 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
     parser.add_argument("--features", type=int, default=16)
     parser.add_argument("--components", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--algorithm", default="em-tau")
+    parser.add_argument(
+        "--algorithm", default="em-tau, tau: 2", help="as in a config; the default has partial passes"
+    )
     parser.add_argument("--init", default="kmeans")
     parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")
     options = parser.parse_args(arguments)
