@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.storage import Source, as_source, is_lazy
-from emtau_dask.storage.arrays import check_dtype
+from emtau_dask.storage.arrays import check_dtype, check_shape
 
 __all__ = ["checked_array", "checked_lazy", "fit_source", "row_values_source"]
 
@@ -34,6 +34,8 @@ def _as_invalid_data(what: str) -> Iterator[None]:
 
 def _refuse_kinds(data: Any, what: str) -> None:
     """Refuse what scikit-learn would convert to numbers without a word: strings, dates, records."""
+    if isinstance(data, np.ma.MaskedArray):
+        raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
     if isinstance(data, (np.ndarray, list, tuple)):
         with _as_invalid_data(what):
             dtype = np.asarray(data).dtype
@@ -42,7 +44,10 @@ def _refuse_kinds(data: Any, what: str) -> None:
 
 
 def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
-    """Return array-like ``data`` as float32 or float64 rows x features, checked by scikit-learn.
+    """Return array-like ``data`` as an array of real numbers, rows x features, checked by scikit-learn.
+
+    An array of numbers is passed on as it is (and converted block by block
+    later), not copied whole.
 
     Raises
     ------
@@ -50,10 +55,16 @@ def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
         With scikit-learn's message.
     """
     _refuse_kinds(data, "X")
+    plain = type(data) in (np.ndarray, np.memmap) and data.ndim == 2 and data.dtype.kind in "fiub"
     with _as_invalid_data("X"):
-        return validate_data(
-            estimator, data, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=False
+        checked = validate_data(
+            estimator,
+            data[:1] if plain else data,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
         )
+    return data if plain else checked
 
 
 def checked_lazy(estimator: Any, data: Any) -> Any:
@@ -67,10 +78,11 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
     data = _from_frame(data)
     if not is_lazy(data):
         return None
-    if len(data.shape) != 2 or data.shape[1] != estimator.n_features_in_:
-        found = data.shape[1] if len(data.shape) == 2 else f"shape {data.shape}, not rows x"
+    check_shape(data.shape, 2, "X")
+    check_dtype(data.dtype, "X")
+    if data.shape[1] != estimator.n_features_in_ and not np.isnan(data.shape[1]):
         raise InvalidDataError(
-            f"X has {found} features, but {type(estimator).__name__} is expecting "
+            f"X has {data.shape[1]} features, but {type(estimator).__name__} is expecting "
             f"{estimator.n_features_in_} features as input."
         )
     return data

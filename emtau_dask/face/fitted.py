@@ -130,8 +130,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         values = self.score_samples(X)
         if isinstance(values, da.Array):
             total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
-            return float(total), int(rows)
-        return float(values.sum()), len(values)
+        else:
+            total, rows = values.sum(), len(values)
+        if rows == 0:
+            raise InvalidDataError("X has no rows; a score needs at least one.")
+        return float(total), int(rows)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the mean log-likelihood of X, nats per row; computes where X is lazy."""

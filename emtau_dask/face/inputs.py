@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.face.config import RunConfig
 from emtau_dask.face.config_data import DataSection, MnistOptions
-from emtau_dask.storage import Source, open_source
+from emtau_dask.storage import Source, is_parquet, open_source
 
 if TYPE_CHECKING:
     from emtau_dask.engine.observer import FitObserver
 
-__all__ = ["Inputs", "open_inputs", "open_rows"]
+__all__ = ["Inputs", "data_path", "open_inputs", "open_rows"]
 
 PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
 
@@ -66,7 +66,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
         If something is not there, is unreadable, or has another number of rows.
     """
     data = config.data
-    path = data.path or str(config.output.place(f"{data.dataset}.zarr"))
+    path = data_path(config)
     _provide_dataset(data, path, overwrite, observer)
     weights = _open_column(path, "data.weights", data.weights)
     labels = _open_column(path, "data.labels", data.labels)
@@ -103,7 +103,7 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
     InvalidDataError
         If nothing readable is there.
     """
-    parquet = _is_parquet(path)
+    parquet = is_parquet(path)
     if array is not None and (parquet or path.endswith(".npy")):
         raise ConfigError(
             f"array {array!r} (data.array in a config) is a member of a zarr group, but {path} is none; "
@@ -117,6 +117,11 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
     return open_source(path, array=array, columns=columns)
 
 
+def data_path(config: RunConfig) -> str:
+    """Return where a run's rows are, or where the dataset that it names is made."""
+    return config.data.path or str(config.output.place(f"{config.data.dataset}.zarr"))
+
+
 def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: FitObserver) -> None:
     options = data.dataset_options
     if options is None:
@@ -124,20 +129,19 @@ def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: Fi
     from emtau_dask.face.datasets import holds_dataset, make_dataset
 
     place = Path(path)
-    if not place.exists():
-        if isinstance(options, MnistOptions) and options.source is None:
-            raise InvalidDataError(
-                f"{path} does not exist; make it with: emtau dataset mnist {path} --source FILE.npz "
-                "(or without --source, which downloads MNIST)"
-            )
-        make_dataset(options, place, observer=observer)
-    elif not holds_dataset(options, place):
-        if not overwrite:
-            raise InvalidDataError(
-                f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
-                "use --overwrite to make it anew, or another data.path"
-            )
-        make_dataset(options, place, overwrite=True, observer=observer)
+    if place.exists() and holds_dataset(options, place):
+        return
+    if place.exists() and not overwrite:
+        raise InvalidDataError(
+            f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
+            "use --overwrite to make it anew, or another data.path"
+        )
+    if isinstance(options, MnistOptions) and options.source is None:
+        raise InvalidDataError(
+            f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
+            "(or without --source, which downloads MNIST)"
+        )
+    make_dataset(options, place, overwrite=overwrite, observer=observer)
 
 
 def _open_column(path: str, key: str, name: str | None) -> Source | None:
@@ -145,7 +149,7 @@ def _open_column(path: str, key: str, name: str | None) -> Source | None:
         return None
     if "://" in name or "/" in name or name.endswith(PATH_SUFFIXES):
         return open_source(name)
-    if _is_parquet(path):
+    if is_parquet(path):
         from emtau_dask.storage.parquet_source import open_parquet
 
         return open_parquet(path, [name], squeeze=True)
@@ -157,14 +161,9 @@ def _open_column(path: str, key: str, name: str | None) -> Source | None:
 def _feature_columns(data: DataSection, path: str) -> tuple[str, ...] | None:
     """Return the columns that are features: not the one of weights, not the one of labels."""
     others = {name for name in (data.weights, data.labels) if name is not None}
-    if data.columns is not None or not others or not _is_parquet(path):
+    if data.columns is not None or not others or not is_parquet(path):
         return data.columns
     return tuple(name for name in _parquet_names(path) if name not in others)
-
-
-def _is_parquet(path: str) -> bool:
-    place = Path(path)
-    return place.suffix in (".parquet", ".pq") or (place.is_dir() and any(place.glob("*.parquet")))
 
 
 def _parquet_names(path: str) -> list[str]:

@@ -84,6 +84,7 @@ def write_labels(
         rows.reader(), rows.chunk_rows, model.parameters_, [scoring for scoring, _ in outputs.values()]
     )
     with single_threaded_blas(), new_group(path, overwrite=overwrite) as group:
+        group.attrs.update({"format": "emtau-labels", "version": 1})
         writers = []
         for name, (scoring, dtype) in outputs.items():
             shape = scoring.row_shape(k)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask.activity import ALGORITHMS
 from emtau_dask.errors import ConfigError
 from emtau_dask.face.estimator import GaussianMixture
-from emtau_dask.face.inputs import Inputs, open_inputs, open_rows
+from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
 from emtau_dask.face.progress import progress_to, watching
-from emtau_dask.face.zarr_rows import refuse_existing
+from emtau_dask.face.zarr_rows import refuse_existing, replacing
 
 if TYPE_CHECKING:
     from emtau_dask.face.config import RunConfig
@@ -81,14 +80,12 @@ def policy_of(settings: Section) -> Any:
     return ALGORITHMS[settings.model_dump()["name"]](**parameters)
 
 
-def estimator_of(config: RunConfig, settings: Section | None = None) -> GaussianMixture:
+def estimator_of(config: RunConfig) -> GaussianMixture:
     """Return the estimator of a run, not fitted.
 
     Parameters
     ----------
     config : RunConfig
-    settings : Section or None
-        Another algorithm than the config's own, for a comparison.
 
     Returns
     -------
@@ -98,7 +95,7 @@ def estimator_of(config: RunConfig, settings: Section | None = None) -> Gaussian
     return GaussianMixture(
         model.n_components,
         covariance_type=model.covariance_type,
-        algorithm=policy_of(settings or config.algorithm),
+        algorithm=policy_of(config.algorithm),
         tol=stop.tol,
         reg_covar=model.reg_covar,
         max_iter=stop.max_iter,
@@ -162,9 +159,12 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     output = config.output
     model_path = output.place(output.model) if output.model else None
     labels_path = output.place(output.labels) if output.labels else None
+    read = [name for name in (data_path(config), config.data.weights, config.data.labels) if name]
     for path in (model_path, labels_path):
         if path is not None:
-            refuse_existing(path, overwrite)
+            refuse_existing(path, overwrite, inputs=read)
+    if model_path is not None and labels_path is not None:
+        refuse_existing(labels_path, overwrite, inputs=[model_path])
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
     with compute_threads(config), progress_to(progress), warnings.catch_warnings():
@@ -175,10 +175,8 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
         )
     if model_path is not None:
-        if model_path.exists():
-            shutil.rmtree(model_path)
-        model_path.parent.mkdir(parents=True, exist_ok=True)
-        model.save(str(model_path))
+        with replacing(model_path, overwrite=overwrite) as partial:
+            model.save(str(partial))
     counts = None
     if labels_path is not None:
         with watching(progress) as observer:
@@ -233,7 +231,7 @@ def run_predict(
     EmtauError
         If the model or the data cannot be read or do not fit, or `out` may not be replaced.
     """
-    refuse_existing(out, overwrite)
+    refuse_existing(out, overwrite, inputs=[model, data])
     inner = model / "model.zarr"
     fitted = GaussianMixture.load(str(inner if inner.exists() else model))
     rows = open_rows(data, array=array, columns=columns)

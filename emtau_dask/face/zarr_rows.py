@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,27 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import EmtauError
 
-__all__ = ["RowWriter", "new_group", "refuse_existing", "rows_of_bytes"]
+__all__ = ["RowWriter", "new_group", "refuse_existing", "replacing", "rows_of_bytes"]
 
 CHUNK_BYTES = 4 * 2**20
 
 
-def rows_of_bytes(row_bytes: int, limit: int = CHUNK_BYTES) -> int:
-    """Return how many rows of `row_bytes` bytes fit in `limit` bytes; at least 1."""
-    return max(1, limit // max(row_bytes, 1))
+def rows_of_bytes(row_bytes: int) -> int:
+    """Return how many rows of `row_bytes` bytes fit in 4 MiB; at least 1."""
+    return max(1, CHUNK_BYTES // max(row_bytes, 1))
 
 
-def refuse_existing(path: Path, overwrite: bool) -> None:
+def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
     """Refuse to write at `path` where that would lose something.
 
     Parameters
     ----------
     path : Path
-        Where a zarr array or group is to be written.
+        Where a zarr group is to be written.
     overwrite : bool
-        Allow a zarr array or group there, and nothing else.
+        Allow a group there that emtau wrote, and nothing else.
+    inputs : sequence of str or Path
+        What the run reads; never replaced.
 
     Raises
     ------
@@ -41,29 +44,48 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     """
     if "://" in str(path):
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
+    for source in inputs:
+        if "://" not in str(source) and _overlap(path.resolve(), Path(source).resolve()):
+            raise EmtauError(
+                f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
+            )
     if not path.exists():
         return
     if not overwrite:
         raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
-    if not (path / "zarr.json").is_file():
-        raise EmtauError(f"{path} is not zarr data, so --overwrite does not replace it; choose another place")
+    if not _is_ours(path):
+        raise EmtauError(
+            f"{path} was not written by emtau, so --overwrite does not replace it; choose another place"
+        )
+
+
+def _overlap(a: Path, b: Path) -> bool:
+    return a == b or a in b.parents or b in a.parents
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        attributes = json.loads((path / "zarr.json").read_text(encoding="utf-8"))["attributes"]
+        return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 @contextmanager
-def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
-    """Create a zarr v3 group that appears at `path` when the block ends well.
+def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Let something appear at `path` only when the block ends well.
 
     Parameters
     ----------
     path : Path
         A local path; folders above it are made.
     overwrite : bool
-        Replace a zarr array or group at `path`.
+        Replace a group that emtau wrote at `path`.
 
     Yields
     ------
-    zarr.Group
-        The group, to be filled; kept at ``<path>.partial`` meanwhile.
+    Path
+        Where to write meanwhile: ``<path>.partial``.
 
     Raises
     ------
@@ -73,17 +95,25 @@ def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
     refuse_existing(path, overwrite)
     partial = path.with_name(f"{path.name}.partial")
     if partial.exists():
-        refuse_existing(partial, overwrite=True)
+        if not (partial / "zarr.json").is_file():
+            raise EmtauError(f"{partial} is in the way and no unfinished result of emtau; move it away")
         shutil.rmtree(partial)
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield zarr.create_group(str(partial), zarr_format=3)
+        yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
+
+
+@contextmanager
+def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
+    """Create a zarr v3 group that appears at `path` when the block ends well; see `replacing`."""
+    with replacing(path, overwrite=overwrite) as partial:
+        yield zarr.create_group(str(partial), zarr_format=3)
 
 
 class RowWriter:

@@ -32,10 +32,14 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
 def check_shape(shape: tuple[int, ...], ndim: int, what: str) -> None:
     """Raise `InvalidDataError` unless ``shape`` has ``ndim`` axes and at least one column."""
     if len(shape) != ndim:
-        wanted = "rows x features" if ndim == 2 else "rows"
+        wanted, remedy = (
+            ("rows x features", "array.reshape(-1, 1) for a single feature")
+            if ndim == 2
+            else ("one value a row", "array.ravel()")
+        )
         raise InvalidDataError(
             f"{what} has shape {tuple(shape)} ({len(shape)} axes); expected {ndim} ({wanted}). "
-            "Reshape your data, with array.reshape(-1, 1) for a single feature."
+            f"Reshape your data, for example with {remedy}."
         )
     if ndim == 2 and shape[1] == 0:
         raise InvalidDataError(
@@ -43,11 +47,11 @@ def check_shape(shape: tuple[int, ...], ndim: int, what: str) -> None:
         )
 
 
-def even_chunks(n_rows: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """Return row counts of chunks of at most ``chunk_bytes`` each, the last one shorter."""
+def even_chunks(n_rows: int, row_bytes: int) -> tuple[int, ...]:
+    """Return row counts of chunks of at most 16 MiB each, the last one shorter."""
     if n_rows == 0:
         return ()
-    rows = max(1, chunk_bytes // max(row_bytes, 1))
+    rows = max(1, CHUNK_BYTES // max(row_bytes, 1))
     return tuple(min(rows, n_rows - start) for start in range(0, n_rows, rows))
 
 

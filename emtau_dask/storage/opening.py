@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype, check_shape
-from emtau_dask.storage.parquet_source import open_parquet
+from emtau_dask.storage.parquet_source import is_parquet, open_parquet
 from emtau_dask.storage.sources import (
     ChunkReader,
     GraphSource,
@@ -57,8 +57,7 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
         )
     if location.suffix == ".npy":
         return npy_source(path)
-    is_parquet = location.suffix in (".parquet", ".pq")
-    if is_parquet or (location.is_dir() and any(location.glob("*.parquet"))):
+    if is_parquet(path):
         return open_parquet(path, columns)
     if columns is not None:
         raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")

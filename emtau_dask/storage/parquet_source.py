@@ -19,7 +19,7 @@ from emtau_dask.storage.sources import RangeSource
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["open_parquet"]
+__all__ = ["is_parquet", "open_parquet"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class ParquetReader:
-    """Reads rows from the row groups that hold them."""
+    """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type."""
 
     groups: tuple[RowGroup, ...]
     columns: tuple[str, ...]
@@ -53,7 +53,9 @@ class ParquetReader:
             with pq.ParquetFile(group.path) as file:
                 table = file.read_row_group(group.number, columns=list(self.columns))
                 stored += _stored_bytes(file.metadata.row_group(group.number), self.columns)
-            rows = np.empty((table.num_rows, len(self.columns)), dtype=self.dtype)
+            nulls = any(table.column(name).null_count for name in self.columns)
+            dtype = np.dtype(np.float64) if nulls else self.dtype
+            rows = np.empty((table.num_rows, len(self.columns)), dtype=dtype)
             for j, column in enumerate(self.columns):
                 rows[:, j] = table.column(column).to_numpy()
             parts.append(rows[max(start - group.start, 0) : stop - group.start])
@@ -87,6 +89,14 @@ def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
         )
     dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
     return dtype
+
+
+def is_parquet(path: str) -> bool:
+    """Return whether ``path`` is a parquet file, or a folder that holds any at any depth."""
+    place = Path(path)
+    return place.suffix in (".parquet", ".pq") or (
+        place.is_dir() and not (place / "zarr.json").exists() and any(place.rglob("*.parquet"))
+    )
 
 
 def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
