@@ -32,6 +32,9 @@ _HOMES = {"GaussianMixture": "face.estimator"} | dict.fromkeys(
 )
 
 
+__version__ = "0.1.0.dev0"
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that ``emtau --help`` needs neither dask nor scikit-learn."""
     if name not in __all__:

@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+DRAWN_AT_ONCE = 2**12
+"""Rows whose random numbers are drawn together, whether or not all of them are wanted."""
+
+
 class Assignment(Protocol):
     """Gives responsibilities to the rows of one chunk."""
 
@@ -117,11 +121,17 @@ class RandomResponsibilities:
 
     def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
         """Return the block's draws."""
-        first, last = int(positions[0]), int(positions[-1]) + 1
-        draws = row_uniforms(self.seed, RESPONSIBILITY, start + first, start + last, self.n_components)
-        chosen = draws[positions - first]
-        normalised: Floats = chosen / chosen.sum(axis=1, keepdims=True)
-        return normalised
+        result = np.empty((len(positions), self.n_components))
+        begin = 0
+        while begin < len(positions):
+            first = int(positions[begin])
+            end = int(np.searchsorted(positions, first + DRAWN_AT_ONCE))
+            last = int(positions[end - 1]) + 1
+            draws = row_uniforms(self.seed, RESPONSIBILITY, start + first, start + last, self.n_components)
+            result[begin:end] = draws[positions[begin:end] - first]
+            begin = end
+        result /= result.sum(axis=1, keepdims=True)
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +185,12 @@ class _StatisticsTask:
         assignment = self.assignment.prepare(chunk, assignment_blocks)
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
+        start = self.loader.offsets[chunk]
         n_features = loaded.rows.shape[1]
         workspace = np.empty((block_rows(self.n_components, n_features), n_features))
         merger = PairwiseMerger(self.structure)
         for where, rows in loaded.blocks(positions, workspace):
-            responsibilities = assignment.responsibilities(rows, positions[where], loaded.start)
+            responsibilities = assignment.responsibilities(rows, positions[where], start)
             if weights is not None:
                 responsibilities = responsibilities * weights[where, np.newaxis]
             merger.push(block_statistics(self.structure, rows, responsibilities))

@@ -26,6 +26,11 @@ __all__ = ["HeldByCentre", "HeldByIteration", "Verdict", "distinct_labels", "jud
 class Held(Protocol):
     """The responsibilities that a finished fit holds for each row."""
 
+    @property
+    def n_components(self) -> int:
+        """Number of components K."""
+        ...
+
     def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
         """Return what is remembered about the rows of a chunk."""
         ...
@@ -56,6 +61,11 @@ class HeldByIteration:
     parameters: tuple[MixtureParameters, ...]
     scored_at: Mapping[int, Generation] | None
 
+    @property
+    def n_components(self) -> int:
+        """Number of components K."""
+        return self.parameters[0].n_components
+
     def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
         """Return each row's last iteration."""
         if self.scored_at is None:
@@ -64,7 +74,7 @@ class HeldByIteration:
 
     def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
         """Return the responsibilities under the parameters of each row's last E-step."""
-        result = np.empty((len(rows), self.parameters[0].n_components))
+        result = np.empty((len(rows), self.n_components))
         for iteration in np.unique(memory):
             members = memory == iteration
             result[members], _ = _responsibilities(rows[members], self.parameters[int(iteration) - 1])
@@ -76,6 +86,11 @@ class HeldByCentre:
     """Each row belongs to its nearest k-means centre."""
 
     assignment: NearestCentre
+
+    @property
+    def n_components(self) -> int:
+        """Number of centres K."""
+        return int(self.assignment.shares.shape[1])
 
     def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
         """Return the rows' positions, of which nothing needs to be remembered."""
@@ -119,12 +134,6 @@ class Verdict:
         )
 
 
-def _confusion(responsibilities: Floats, classes: Ints, n_classes: int) -> Ints:
-    table = np.zeros((responsibilities.shape[1], n_classes), dtype=np.intp)
-    np.add.at(table, (responsibilities.argmax(axis=1), classes), 1)
-    return table
-
-
 @dataclass(frozen=True, eq=False)
 class _JudgeTask:
     loader: ChunkLoader
@@ -151,7 +160,9 @@ class _JudgeTask:
         reference_memory = self.reference.of_chunk(chunk, n_rows)
         size = block_rows(1, loaded.rows.shape[1])
         workspace = np.empty((size, loaded.rows.shape[1]))
-        distances, likelihoods, tables = [], [], []
+        distances, likelihoods = [], []
+        n_components = self.held.n_components
+        held_table, final_table = np.zeros((2, n_components, len(self.classes)), dtype=np.intp)
         for where, rows in loaded.blocks(positions, workspace):
             at = positions[where]
             held = self.held.responsibilities(rows, held_memory[at])
@@ -161,8 +172,8 @@ class _JudgeTask:
             )
             distances.append(float(((held - reference) ** 2).sum()))
             likelihoods.append(float(log_likelihoods.sum()))
-            tables.append([_confusion(table, classes[at], len(self.classes)) for table in (held, final)])
-        held_table, final_table = np.sum(tables, axis=0)
+            np.add.at(held_table, (held.argmax(axis=1), classes[at]), 1)
+            np.add.at(final_table, (final.argmax(axis=1), classes[at]), 1)
         return Verdict(len(positions), math.fsum(distances), held_table, final_table, math.fsum(likelihoods))
 
 

@@ -56,7 +56,7 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
 
     Stops when the centres' squared movement is at most 1e-4 of the features'
     mean variance (scikit-learn's default). A centre left without rows moves onto
-    the occupied one with the most rows, and shares them.
+    the occupied one with the most rows, and shares them in one more pass.
 
     Parameters
     ----------
@@ -70,14 +70,16 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
     -------
     KMeansOutcome
     """
-    sample = sample_rows(problem, seed, sample_size(problem.n_features), observer)
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
     with threadpool_limits(limits=1, user_api="openmp"):
         start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
             sample.rows, sample_weight=sample.weights
         )
     centres = frozen(start.cluster_centers_)
     tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
-    for n_iter in range(1, max_iter + 1):
+    n_iter = 0
+    while True:
+        n_iter += 1
         statistics = statistics_under(
             problem, NearestCentre.of(centres), stage=f"k-means {n_iter}", observer=observer
         )
@@ -90,6 +92,5 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
             continue
         movement = float(((statistics.means - centres) ** 2).sum())
         centres = statistics.means
-        if movement <= tolerance:
-            return KMeansOutcome(centres, statistics, n_iter, True)
-    return KMeansOutcome(centres, statistics, max_iter, False)
+        if movement <= tolerance or n_iter >= max_iter:
+            return KMeansOutcome(centres, statistics, n_iter, movement <= tolerance)

@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import dask
 import numpy as np
 import zarr
 
 from emtau_dask.activity import ActivityPolicy, NextPass, PassSummary
+from emtau_dask.activity.guard import ACTIVE, checked_row_arrays, checked_schedule
 from emtau_dask.engine.history import FitHistory, IterationRecord
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
 from emtau_dask.engine.problem import Problem
 from emtau_dask.engine.scoring import (
-    ACTIVE,
     EStepTask,
     HeldRows,
     PassTotals,
@@ -87,13 +88,15 @@ def temporary_row_state(
 
     It lies in dask's ``temporary-directory``, or the system's.
     """
-    arrays = policy.row_arrays(problem.n_components, max_iter)
+    arrays = checked_row_arrays(policy, problem.n_components, max_iter)
     if arrays is None:
         yield None
         return
     dtypes = {ACTIVE: np.dtype(np.bool_)} | {array.name: array.dtype for array in arrays}
     folder = dask.config.get("temporary-directory", None)
-    with tempfile.TemporaryDirectory(prefix="emtau-state-", dir=folder) as path:
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="emtau-state-", dir=folder, ignore_cleanup_errors=True) as path:
         yield RowStateStore(zarr.create_group(store=path), problem.rows.chunk_rows, dtypes)
 
 
@@ -180,7 +183,7 @@ def iterate(
         A row holds NaN or infinity, or is beyond the range of float64.
     """
     everything = problem.chunks
-    arrays = policy.row_arrays(problem.n_components, settings.max_iter) or ()
+    arrays = checked_row_arrays(policy, problem.n_components, settings.max_iter) or ()
     kept = frozenset(array.name for array in arrays if array.keep)
     parameters = start
     held: HeldRows | None = None
@@ -214,10 +217,11 @@ def iterate(
         records.append(record)
         observer.iteration(record, parameters)
         change = None if previous is None else bound - previous
-        schedule = policy.schedule(
+        schedule = checked_schedule(
+            policy,
             PassSummary(
                 iteration, record.full_pass, sum(remaining.values()), change, settings.tol, since_reset
-            )
+            ),
         )
         if schedule.test_tol and change is not None and abs(change) < settings.tol:
             return EmOutcome(parameters, FitHistory(tuple(records)), "tol")

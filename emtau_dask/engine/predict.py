@@ -23,15 +23,22 @@ class Scoring:
 
     Attributes
     ----------
+    name : str
     pick : callable (responsibilities (n, K), log_likelihoods (n,)) -> ndarray
     dtype : dtype
     per_component : bool
         Whether it has a column for each component.
     """
 
+    name: str
     pick: Callable[[Floats, Floats], NDArray[Any]]
     dtype: np.dtype[Any]
     per_component: bool = False
+
+    @property
+    def __name__(self) -> str:
+        """What dask calls the tasks."""
+        return f"emtau-{self.name}"
 
     def row_shape(self, n_components: int) -> tuple[int, ...]:
         """Return the shape of one row's values."""
@@ -47,11 +54,12 @@ class Scoring:
         InvalidDataError
             A row holds NaN or infinity.
         """
-        start, chunk = 0, 0
+        start: int | None = 0
+        chunk = 0
         if block_info:
             chunk = block_info[0]["chunk-location"][0]
             location = block_info[0]["array-location"][0][0]
-            start = 0 if np.isnan(location) else int(location)
+            start = None if np.isnan(location) else int(location)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
         return score_chunk(loaded, parameters, [self])[0]
 
@@ -64,17 +72,20 @@ def score_chunk(
     Raises
     ------
     UnusableRowError
-        A row holds NaN, infinity or a number too large to be squared.
+        A row holds NaN, infinity or a number too large to be squared, or is
+        beyond the reach of every component.
     """
     n_components, n_features = parameters.n_components, parameters.n_features
     n_rows = len(loaded.rows)
     results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
     workspace = EStepWorkspace(block_rows(n_components, n_features), n_components, n_features)
     log_scales = parameters.log_scales
-    for where, rows in loaded.blocks(loaded.positions(), workspace.rows):
-        scored = e_step(rows, parameters, log_scales, workspace)
+    positions = loaded.positions()
+    for where, rows in loaded.blocks(positions, workspace.rows):
+        responsibilities, log_likelihoods = e_step(rows, parameters, log_scales, workspace)
+        loaded.check_reach(positions[where], log_likelihoods)
         for scoring, result in zip(scorings, results, strict=True):
-            result[where] = scoring.pick(*scored)
+            result[where] = scoring.pick(responsibilities, log_likelihoods)
     return results
 
 
@@ -91,6 +102,6 @@ def _log_likelihoods(responsibilities: Floats, log_likelihoods: Floats) -> NDArr
     return log_likelihoods
 
 
-LABELS = Scoring(_labels, np.dtype(np.intp))
-RESPONSIBILITIES = Scoring(_responsibilities, np.dtype(np.float64), per_component=True)
-LOG_LIKELIHOODS = Scoring(_log_likelihoods, np.dtype(np.float64))
+LABELS = Scoring("labels", _labels, np.dtype(np.intp))
+RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), per_component=True)
+LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64))

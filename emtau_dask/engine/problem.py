@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -20,7 +21,7 @@ from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.storage import ChunkReader, Source
 from emtau_dask.storage.arrays import describe_bad_value
 
-__all__ = ["ChunkLoader", "LoadedChunk", "Problem", "first_unusable_row", "pose"]
+__all__ = ["ChunkLoader", "LoadedChunk", "Problem", "first_unusable_row_named", "pose"]
 
 LARGEST = 1e150
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64."""
@@ -38,8 +39,8 @@ class LoadedChunk:
         None where every row weighs 1.
     present : ndarray of intp or None
         Positions of the rows of positive weight; None where all are.
-    start : int
-        Global number of the first row.
+    start : int or None
+        Global number of the first row; None where chunk sizes are unknown.
     bytes_read : int
     chunk : int
     """
@@ -47,7 +48,7 @@ class LoadedChunk:
     rows: NDArray[Any]
     weights: Floats | None
     present: Ints | None
-    start: int
+    start: int | None
     bytes_read: int
     chunk: int
 
@@ -85,13 +86,28 @@ class LoadedChunk:
             block[...] = self.rows[where] if everything else self.rows[positions[where]]
             if not (np.abs(block) <= LARGEST).all():
                 place, value = describe_bad_value(block, LARGEST)
-                row = int(positions[begin + place])
-                raise UnusableRowError(
-                    f"row {self.start + row} (chunk {self.chunk}, its row {row}) of X contains {value}. "
-                    f"Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
-                    self.start + row,
+                raise self._unusable(
+                    int(positions[begin + place]),
+                    f"contains {value}. Every value must be finite and at most {LARGEST:g}: "
+                    "drop or impute the row.",
                 )
             yield where, block
+
+    def check_reach(self, positions: Ints, log_likelihoods: Floats) -> None:
+        """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
+        reachable = np.isfinite(log_likelihoods)
+        if not reachable.all():
+            raise self._unusable(
+                int(positions[np.argmin(reachable)]),
+                "is so far from every component that its density is beyond the range of float64 (distances "
+                "above about 1e154 standard deviations). Remove the row or scale the features.",
+            )
+
+    def _unusable(self, row: int, why: str) -> UnusableRowError:
+        if self.start is None:
+            return UnusableRowError(f"row {row} of chunk {self.chunk} of X {why}", row)
+        number = self.start + row
+        return UnusableRowError(f"row {number} (chunk {self.chunk}, its row {row}) of X {why}", number)
 
     def weights_at(self, positions: Ints) -> Floats | None:
         """Return the weights of ``positions``, None where every row weighs 1."""
@@ -220,6 +236,8 @@ def pose(
         raise InvalidDataError(
             f"Found array with 0 sample(s) (shape={rows.shape}) while a minimum of 1 is required."
         )
+    if n_rows < n_components:
+        raise _too_few_rows(n_components, n_rows, "")
     n_present, total_weight = n_rows, float(n_rows)
     if weights is not None:
         if weights.shape[0] != n_rows:
@@ -248,12 +266,15 @@ def pose(
                 "every sample_weight is zero; at least one row must have a positive weight."
             )
     if n_present < n_components:
-        counted = "" if weights is None else " of positive weight"
-        raise InvalidDataError(
-            f"Expected n_samples >= n_components but got n_components = {n_components}, "
-            f"n_samples = {n_present}{counted}. Lower n_components or give more rows."
-        )
+        raise _too_few_rows(n_components, n_present, " of positive weight")
     return Problem(rows, weights, n_components, structure, n_present, total_weight)
+
+
+def _too_few_rows(n_components: int, n_rows: int, counted: str) -> InvalidDataError:
+    return InvalidDataError(
+        f"Expected n_samples >= n_components but got n_components = {n_components}, "
+        f"n_samples = {n_rows}{counted}. Lower n_components or give more rows."
+    )
 
 
 def _earlier(a: UnusableRowError | None, b: UnusableRowError | None) -> UnusableRowError | None:
@@ -278,18 +299,23 @@ class _ScanTask:
         return None
 
 
-def first_unusable_row(problem: Problem, observer: FitObserver) -> UnusableRowError | None:
-    """Return the error of the first row that cannot be used, None where there is none.
+@contextmanager
+def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterator[None]:
+    """Raise the `UnusableRowError` of the first unusable row, whichever a pass stumbled over.
 
-    Chunks run side by side, so a pass may stumble over a later row first; this
-    pass looks at them all.
+    Chunks run side by side, so a pass may meet a later one first; another pass
+    then looks at them all.
     """
-    return run_pass(
-        _ScanTask(problem.loader()),
-        _earlier,
-        problem.sources,
-        problem.chunks,
-        name="scan",
-        stage="looking for the first unusable row",
-        observer=observer,
-    )
+    try:
+        yield
+    except UnusableRowError as error:
+        first = run_pass(
+            _ScanTask(problem.loader()),
+            _earlier,
+            problem.sources,
+            problem.chunks,
+            name="scan",
+            stage="looking for the first unusable row",
+            observer=observer,
+        )
+        raise (first or error) from None

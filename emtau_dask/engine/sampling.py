@@ -22,11 +22,16 @@ __all__ = ["RowSample", "sample_rows", "sample_size"]
 SAMPLE_ELEMENTS = 2**21
 MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS = 2**12, 2**16
 DRAW_ROWS = 2**18
+ROWS_PER_COMPONENT = 16
 
 
-def sample_size(n_features: int) -> int:
-    """Return how many rows a sample has at most: 16 MiB of float64, within 4,096 to 65,536 rows."""
-    return max(MIN_SAMPLE_ROWS, min(MAX_SAMPLE_ROWS, SAMPLE_ELEMENTS // n_features))
+def sample_size(n_components: int, n_features: int) -> int:
+    """Return how many rows a sample has at most.
+
+    16 MiB of float64, within 4,096 to 65,536 rows, and at least 16 rows a component.
+    """
+    rows = max(MIN_SAMPLE_ROWS, min(MAX_SAMPLE_ROWS, SAMPLE_ELEMENTS // n_features))
+    return max(rows, ROWS_PER_COMPONENT * n_components)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +100,7 @@ class _TakeTask:
     ) -> RowSample:
         loaded = self.loader.load(chunk, row_blocks, weight_blocks)
         low, high = np.searchsorted(self.numbers, self.loader.offsets[chunk : chunk + 2])
-        positions = self.numbers[low:high] - loaded.start
+        positions = self.numbers[low:high] - self.loader.offsets[chunk]
         rows = np.empty((len(positions), loaded.rows.shape[1]))
         for _ in loaded.blocks(positions, rows):
             pass

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.activity import ActivityPolicy, Evidence
+from emtau_dask.activity.guard import ACTIVE, checked_update
 from emtau_dask.engine.problem import ChunkLoader, LoadedChunk
-from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Bools, Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
@@ -21,8 +21,6 @@ from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, 
 from emtau_dask.storage import Generation
 
 __all__ = ["EStepTask", "HeldRows", "PassTotals", "RowTracking", "merge_held", "merge_totals"]
-
-ACTIVE = "active"
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +160,7 @@ class EStepTask:
         """Score rows, let the policy decide on them, and write their next state."""
         statistics, log_likelihood, evidence = self._evidence(loaded, positions)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
-        after, stays = tracking.policy.update(before, evidence)
+        after, stays = checked_update(tracking.policy, before, evidence)
         self._write(tracking, loaded.chunk, state, after, positions, stays)
         return statistics, log_likelihood, stays
 
@@ -247,15 +245,5 @@ class EStepTask:
         log_scales = parameters.log_scales
         for where, rows in loaded.blocks(positions, workspace.rows):
             responsibilities, log_likelihoods = e_step(rows, parameters, log_scales, workspace)
-            self._check_reach(loaded, positions[where], log_likelihoods)
+            loaded.check_reach(positions[where], log_likelihoods)
             yield where, rows, responsibilities, log_likelihoods
-
-    def _check_reach(self, loaded: LoadedChunk, positions: Ints, log_likelihoods: Floats) -> None:
-        reachable = np.isfinite(log_likelihoods)
-        if not reachable.all():
-            position = int(positions[np.argmin(reachable)])
-            raise InvalidDataError(
-                f"row {loaded.start + position} (chunk {loaded.chunk}, its row {position}) of X is so far "
-                "from every component that its density is beyond the range of float64 (distances above "
-                "about 1e154 standard deviations). Remove the row or scale the features."
-            )

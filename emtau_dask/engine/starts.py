@@ -24,7 +24,13 @@ from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.storage import Source
 
-__all__ = ["STARTS", "GivenParameters", "start_from_responsibilities", "starting_parameters"]
+__all__ = [
+    "STARTS",
+    "GivenParameters",
+    "check_responsibilities_shape",
+    "start_from_responsibilities",
+    "starting_parameters",
+]
 
 KMEANS_PASSES = 10
 SPARE_ROWS = 64
@@ -61,13 +67,14 @@ def _seeded_start(problem: Problem, seeds: Floats, observer: FitObserver) -> Suf
 
 
 def _plusplus_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
-    sample = sample_rows(problem, seed, sample_size(problem.n_features), observer)
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
     return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed), observer)
 
 
 def _random_rows_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
     n_components = problem.n_components
-    sample = sample_rows(problem, seed, SPARE_ROWS * n_components, observer)
+    size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
+    sample = sample_rows(problem, seed, size, observer)
     _, first = np.unique(sample.rows, axis=0, return_index=True)
     distinct = sample.rows[np.sort(first)[:n_components]]
     return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))), observer)
@@ -89,6 +96,15 @@ STARTS: Mapping[str, Callable[[Problem, int, FitObserver], SufficientStatistics]
 """What ``init_params`` names: each returns the statistics whose M-step is Θ₀."""
 
 
+def check_responsibilities_shape(responsibilities: Source | None, rows: Source, n_components: int) -> None:
+    """Raise `InvalidDataError` unless ``responsibilities``, where given, are rows x components."""
+    wanted = (rows.shape[0], n_components)
+    if responsibilities is not None and responsibilities.shape != wanted:
+        raise InvalidDataError(
+            f"responsibilities_init has shape {responsibilities.shape}; expected {wanted}, rows x components."
+        )
+
+
 def start_from_responsibilities(
     problem: Problem, responsibilities: Source, observer: FitObserver
 ) -> SufficientStatistics:
@@ -97,13 +113,8 @@ def start_from_responsibilities(
     Raises
     ------
     InvalidDataError
-        Wrong shape, negative or not finite, or a row that does not sum to 1 within 1e-6.
+        One is negative or not finite, or a row that does not sum to 1 within 1e-6.
     """
-    wanted = (problem.rows.shape[0], problem.n_components)
-    if responsibilities.shape != wanted:
-        raise InvalidDataError(
-            f"responsibilities_init has shape {responsibilities.shape}; expected {wanted}, rows x components."
-        )
     aligned = responsibilities.aligned(problem.rows.chunk_rows)
     return statistics_under(
         problem,

@@ -25,7 +25,7 @@ from emtau_dask.engine.judging import (
 from emtau_dask.engine.kmeans import kmeans
 from emtau_dask.engine.loop import EmOutcome, EmSettings, iterate, temporary_row_state
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.problem import Problem, pose
+from emtau_dask.engine.problem import Problem, first_unusable_row_named, pose
 from emtau_dask.engine.starts import (
     STARTS,
     GivenParameters,
@@ -37,6 +37,7 @@ from emtau_dask.face.config_algorithms import KMeansSettings, PublishedFigures
 from emtau_dask.face.inputs import open_inputs
 from emtau_dask.face.progress import watching
 from emtau_dask.face.runs import compute_threads, policy_of, starting_responsibilities
+from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import RowStateStore, Source, as_source
@@ -154,8 +155,13 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
     inputs = open_inputs(config, overwrite=False, observer=observer)
     structure = structure_named(config.model.covariance_type)
     problem = pose(inputs.rows, inputs.weights, config.model.n_components, structure, observer)
+    with first_unusable_row_named(problem, observer):
+        return _compared(config, problem, inputs.labels, observer)
+
+
+def _compared(config: RunConfig, problem: Problem, known: Source | None, observer: FitObserver) -> Comparison:
     start = _start(config, problem, observer)
-    labels = None if inputs.labels is None else inputs.labels.aligned(problem.rows.chunk_rows)
+    labels = None if known is None else known.aligned(problem.rows.chunk_rows)
     classes = np.zeros(1) if labels is None else distinct_labels(problem, labels, observer)
 
     def verdict(held: Held, reference: Held, final: MixtureParameters | None, name: str) -> Verdict:
@@ -179,7 +185,7 @@ def _start(config: RunConfig, problem: Problem, observer: FitObserver) -> Mixtur
     given = starting_responsibilities(config, problem.rows.shape[0])
     if given is None:
         begin = STARTS[config.model.init_params]
-        statistics = begin(problem, config.model.random_state, observer)
+        statistics = begin(problem, Seeds(config.model.random_state).draw(), observer)
     else:
         source: Source = as_source(given, ndim=2, what="responsibilities_init")
         statistics = start_from_responsibilities(problem, source, observer)
@@ -245,7 +251,8 @@ class _Runner:
     def run_kmeans(self, settings: Any, reference: Held, judge_it: Judge) -> Judged:
         self.observer.note("kmeans")
         began = time.perf_counter()
-        outcome = kmeans(self.problem, self.config.model.random_state, self.observer)
+        seed = Seeds(self.config.model.random_state).draw()
+        outcome = kmeans(self.problem, seed, self.observer)
         seconds = time.perf_counter() - began
         return Judged(
             "kmeans",

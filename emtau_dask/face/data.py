@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
+import zarr
 from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
-from emtau_dask.storage import Source, as_source, is_lazy
+from emtau_dask.storage import RangeSource, Source, as_source, group_source, is_lazy, open_source
 from emtau_dask.storage.arrays import check_dtype, check_shape
 
 __all__ = ["checked_array", "checked_lazy", "fit_source", "row_values_source"]
 
 
-def _from_frame(data: Any) -> Any:
+def _opened(data: Any) -> Any:
+    """Return what stands behind a path, a zarr group or a dask dataframe; anything else as it is."""
+    if isinstance(data, (str, Path)):
+        return open_source(str(data))
+    if isinstance(data, zarr.Group):
+        return group_source(data, None, str(data.store_path))
     return data.to_dask_array() if hasattr(data, "to_dask_array") else data
+
+
+def _feature_names(data: Any, opened: Any) -> list[str] | None:
+    if isinstance(opened, RangeSource):
+        return None if opened.names is None else list(opened.names)
+    columns = getattr(data, "columns", None)
+    return None if columns is None else [str(name) for name in columns]
 
 
 @contextmanager
@@ -55,7 +68,12 @@ def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
         With scikit-learn's message.
     """
     _refuse_kinds(data, "X")
-    plain = type(data) in (np.ndarray, np.memmap) and data.ndim == 2 and data.dtype.kind in "fiub"
+    plain = (
+        type(data) in (np.ndarray, np.memmap)
+        and data.ndim == 2
+        and data.shape[1]
+        and data.dtype.kind in "fiub"
+    )
     with _as_invalid_data("X"):
         checked = validate_data(
             estimator,
@@ -75,9 +93,14 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
     InvalidDataError
         It has other features than the fit.
     """
-    data = _from_frame(data)
+    given, data = data, _opened(data)
     if not is_lazy(data):
         return None
+    names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
+    if names is not None and fitted is not None and names != list(fitted):
+        raise InvalidDataError(
+            f"X has the features {names}; the fit had {list(fitted)}. Give the same ones in the same order."
+        )
     check_shape(data.shape, 2, "X")
     check_dtype(data.dtype, "X")
     if data.shape[1] != estimator.n_features_in_ and not np.isnan(data.shape[1]):
@@ -95,15 +118,15 @@ def fit_source(estimator: Any, data: Any) -> Source:
     ------
     InvalidDataError, InvalidDtypeError
     """
-    columns = getattr(data, "columns", None)
-    data = _from_frame(data)
+    given, data = data, _opened(data)
     if not is_lazy(data):
         return as_source(checked_array(estimator, data, reset=True), ndim=2, what="X")
     source = as_source(data, ndim=2, what="X")
     if hasattr(estimator, "feature_names_in_"):
         del estimator.feature_names_in_
-    if isinstance(data, da.Array) and columns is not None:
-        estimator.feature_names_in_ = np.asarray(columns, dtype=object)
+    names = _feature_names(given, data)
+    if names is not None:
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
     estimator.n_features_in_ = source.shape[1]
     return source
 

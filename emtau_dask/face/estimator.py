@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any, Self
 
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.activity import ALGORITHMS, as_policy
+from emtau_dask.activity.guard import checked_row_arrays
 from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.loop import EmSettings, best_run
-from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.problem import Problem, first_unusable_row, pose
+from emtau_dask.engine.problem import first_unusable_row_named, pose
 from emtau_dask.engine.starts import (
     STARTS,
     GivenParameters,
+    check_responsibilities_shape,
     start_from_responsibilities,
     starting_parameters,
 )
-from emtau_dask.errors import InvalidDataError, UnusableRowError
+from emtau_dask.errors import InvalidDataError
 from emtau_dask.face.checks import check_settings
 from emtau_dask.face.data import fit_source, row_values_source
 from emtau_dask.face.fitted import FittedMixture
@@ -32,7 +32,6 @@ from emtau_dask.mixture.parameters import (
     check_precisions,
     check_weights,
 )
-from emtau_dask.storage import Source
 
 __all__ = ["GaussianMixture"]
 
@@ -57,7 +56,7 @@ class GaussianMixture(FittedMixture):
     max_iter : int, default=500
     n_init : int, default=1
         Starts to try; the one with the best final bound supplies every fitted
-        attribute.
+        attribute. A start that is given whole is tried once.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
         Bounded memory on data of any size; a seed gives the same start under
         any chunking. ``"k-means++"`` and ``"random_from_data"`` assign every row
@@ -69,7 +68,8 @@ class GaussianMixture(FittedMixture):
         Inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
     random_state : int, RandomState, Generator or None
     warm_start : bool, default=False
-        Start from the parameters of the last fit; ``n_init`` is then ignored.
+        Start from the parameters of the last fit, unless ``responsibilities_init``
+        is given; ``n_init`` is then ignored.
     checkpoint : None
         Reserved.
     checkpoint_every : int, default=1
@@ -202,26 +202,34 @@ class GaussianMixture(FittedMixture):
         check_settings(self.get_params(deep=False))
         seeds = Seeds(self.random_state)
         policy = as_policy(self.algorithm)
-        policy.row_arrays(self.n_components, self.max_iter)
+        checked_row_arrays(policy, self.n_components, self.max_iter)
         rows = fit_source(self, X)
         weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
         responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
-        warm = self.warm_start and hasattr(self, "converged_")
+        check_responsibilities_shape(responsibilities, rows, self.n_components)
+        given = self._given(rows.shape[1])
+        warm = self.warm_start and hasattr(self, "converged_") and responsibilities is None
+        last = self._last_fit(rows.shape[1]) if warm else None
+        fixed = last or given.complete(self.covariance_type)
         settings = EmSettings(self.tol, self.max_iter, self.reg_covar, self.lower_bound_ if warm else None)
         observer = observer_for(self.verbose)
         try:
             with single_threaded_blas():
                 structure = structure_named(self.covariance_type)
                 problem = pose(rows, weights, self.n_components, structure, observer)
-                if warm:
-                    n_runs, start = 1, self._last_fit(problem)
-                else:
-                    n_runs = self.n_init
-                    start = self._start(problem, responsibilities, seeds, observer)
-                try:
+
+                def start(run: int) -> MixtureParameters:
+                    if responsibilities is not None:
+                        statistics = start_from_responsibilities(problem, responsibilities, observer)
+                        return starting_parameters(problem, GivenParameters(), statistics, self.reg_covar)
+                    if fixed is not None:
+                        return fixed
+                    statistics = STARTS[self.init_params](problem, seeds.draw(), observer)
+                    return starting_parameters(problem, given, statistics, self.reg_covar)
+
+                n_runs = self.n_init if fixed is None and responsibilities is None else 1
+                with first_unusable_row_named(problem, observer):
                     outcome = best_run(problem, start, n_runs, policy, settings, observer)
-                except UnusableRowError as error:
-                    raise (first_unusable_row(problem, observer) or error) from None
         finally:
             observer.close()
         self._publish(outcome.parameters, outcome.history, outcome.stop_reason)
@@ -234,39 +242,25 @@ class GaussianMixture(FittedMixture):
             )
         return self
 
-    def _start(
-        self, problem: Problem, responsibilities: Source | None, seeds: Seeds, observer: FitObserver
-    ) -> Callable[[int], MixtureParameters]:
-        K, d = problem.n_components, problem.n_features
+    def _given(self, n_features: int) -> GivenParameters:
+        K, structure = self.n_components, structure_named(self.covariance_type)
         weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
-        given = GivenParameters(
+        return GivenParameters(
             None if weights is None else check_weights(weights, K),
-            None if means is None else check_means(means, K, d),
-            None if precisions is None else check_precisions(precisions, problem.structure, K, d),
+            None if means is None else check_means(means, K, n_features),
+            None if precisions is None else check_precisions(precisions, structure, K, n_features),
         )
 
-        def start(run: int) -> MixtureParameters:
-            if responsibilities is not None:
-                statistics = start_from_responsibilities(problem, responsibilities, observer)
-                return starting_parameters(problem, GivenParameters(), statistics, self.reg_covar)
-            seed, complete = seeds.draw(), given.complete(self.covariance_type)
-            if complete is not None:
-                return complete
-            statistics = STARTS[self.init_params](problem, seed, observer)
-            return starting_parameters(problem, given, statistics, self.reg_covar)
-
-        return start
-
-    def _last_fit(self, problem: Problem) -> Callable[[int], MixtureParameters]:
+    def _last_fit(self, n_features: int) -> MixtureParameters:
         parameters = self.parameters_
-        expected = (self.covariance_type, problem.n_components, problem.n_features)
+        expected = (self.covariance_type, self.n_components, n_features)
         found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
         if found != expected:
             raise InvalidDataError(
                 f"warm_start: the last fit had (covariance_type, components, features) = {found}, this one "
                 f"has {expected}. Set warm_start=False, or use a new estimator."
             )
-        return lambda run: parameters
+        return parameters
 
     def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
         """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
 from emtau_dask.engine.problem import LoadedChunk
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.face.data import checked_lazy
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import ChunkReader, Source
@@ -71,7 +71,7 @@ def write_labels(
     EmtauError
         If something at `path` may not be replaced.
     """
-    _check_features(model, rows)
+    checked_lazy(model, rows)
     k = len(model.weights_)
     outputs = {"labels": (LABELS, np.dtype(np.int32))}
     if probabilities:
@@ -99,14 +99,6 @@ def write_labels(
         for writer in writers:
             writer.flush()
     return counts
-
-
-def _check_features(model: GaussianMixture, rows: Source) -> None:
-    if len(rows.shape) != 2 or rows.shape[1] != model.n_features_in_:
-        raise InvalidDataError(
-            f"the data has shape {rows.shape}, but the model was fitted to rows of {model.n_features_in_} "
-            "features; give data with the same features"
-        )
 
 
 class _Scorer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,13 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: dict[str, An
     )
     estimator = cls(len(weights), **settings)
     algorithm: Any = attributes["algorithm"]
-    if algorithm is not None:
+    if algorithm is None:
+        warnings.warn(
+            "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
+            "before fitting it again.",
+            stacklevel=4,
+        )
+    else:
         estimator.set_params(algorithm=as_policy(algorithm["name"]))
         estimator.algorithm.set_params(**algorithm["params"])
     parameters = MixtureParameters(structure.name, weights, means, covariances, factors)

@@ -41,7 +41,9 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
     deviations = _standard_deviations(model)
     few = means.shape[1] <= MAX_VALUES
     k = len(weights)
-    table = Table(title=f"{k} components, {model.covariance_type} covariance, {means.shape[1]} features")
+    table = Table(
+        title=f"{k} components, {model.parameters_.covariance_type} covariance, {means.shape[1]} features"
+    )
     table.add_column("#", justify="right")
     table.add_column("weight", justify="right")
     if label_counts is not None:
@@ -90,9 +92,9 @@ def _standard_deviations(model: GaussianMixture) -> NDArray[np.float64]:
     """Return the standard deviation of each component in each feature, shape (K, d)."""
     k, d = model.means_.shape
     covariances = np.asarray(model.covariances_)
-    if model.covariance_type in ("full", "tied"):
+    if model.parameters_.covariance_type in ("full", "tied"):
         covariances = np.diagonal(covariances, axis1=-2, axis2=-1)
-    elif model.covariance_type == "spherical":
+    elif model.parameters_.covariance_type == "spherical":
         covariances = covariances[:, np.newaxis]
     return np.sqrt(np.broadcast_to(covariances, (k, d)))
 

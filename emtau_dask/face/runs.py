@@ -20,7 +20,8 @@ from emtau_dask.face.estimator import GaussianMixture
 from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
 from emtau_dask.face.progress import progress_to, watching
-from emtau_dask.face.zarr_rows import refuse_existing, replacing
+from emtau_dask.face.zarr_rows import check_writable, refuse_existing, replacing
+from emtau_dask.storage import is_parquet
 
 if TYPE_CHECKING:
     from emtau_dask.face.config import RunConfig
@@ -163,6 +164,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     for path in (model_path, labels_path):
         if path is not None:
             refuse_existing(path, overwrite, inputs=read)
+            check_writable(path)
     if model_path is not None and labels_path is not None:
         refuse_existing(labels_path, overwrite, inputs=[model_path])
     with watching(progress) as observer:
@@ -232,8 +234,12 @@ def run_predict(
         If the model or the data cannot be read or do not fit, or `out` may not be replaced.
     """
     refuse_existing(out, overwrite, inputs=[model, data])
+    check_writable(out)
     inner = model / "model.zarr"
     fitted = GaussianMixture.load(str(inner if inner.exists() else model))
+    names = getattr(fitted, "feature_names_in_", None)
+    if columns is None and names is not None and is_parquet(data):
+        columns = [str(name) for name in names]
     rows = open_rows(data, array=array, columns=columns)
     with watching(progress) as observer:
         return write_labels(

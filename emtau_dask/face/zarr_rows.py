@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import EmtauError
 
-__all__ = ["RowWriter", "new_group", "refuse_existing", "replacing", "rows_of_bytes"]
+__all__ = ["RowWriter", "check_writable", "new_group", "refuse_existing", "replacing", "rows_of_bytes"]
 
 CHUNK_BYTES = 4 * 2**20
 
@@ -57,6 +58,18 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
         raise EmtauError(
             f"{path} was not written by emtau, so --overwrite does not replace it; choose another place"
         )
+
+
+def check_writable(path: Path) -> None:
+    """Raise `EmtauError` unless something can be written beside `path`; folders above it are made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise EmtauError(
+            f"nothing can be written in {path.parent} ({error.strerror}); choose another place"
+        ) from error
 
 
 def _overlap(a: Path, b: Path) -> bool:

@@ -16,7 +16,7 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def frozen(array: AnyArray | list[float]) -> Floats:
-    """Return a read-only float64 C-ordered copy-or-view of ``array``."""
+    """Return a read-only float64 C-ordered copy of ``array``."""
     values = np.array(array, dtype=np.float64, order="C")
     values.setflags(write=False)
     return values

@@ -46,6 +46,18 @@ class MixtureParameters:
     covariances: Floats
     precisions_cholesky: Floats
 
+    def __post_init__(self) -> None:
+        K, d = self.means.shape
+        shape = self.structure.shape(K, d)
+        found = (self.weights.shape, self.covariances.shape, self.precisions_cholesky.shape)
+        if found != ((K,), shape, shape):
+            raise InvalidDataError(
+                f"weights, covariances and precisions_cholesky have shapes {found}; for {K} components of {d}"
+                f" features with {self.covariance_type} covariances they must be {((K,), shape, shape)}."
+            )
+        if not (self.weights > 0).all():
+            raise InvalidDataError(f"weights are {self.weights}; every one must be above 0.")
+
     @property
     def structure(self) -> CovarianceStructure:
         """The record of what this covariance type does."""

@@ -148,4 +148,5 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
     dtype = np.result_type(*dtypes)
     reader = ParquetReader(tuple(groups), chosen, dtype, squeeze)
     shape = (end,) if squeeze else (end, len(chosen))
-    return RangeSource(reader, shape, dtype, tuple(group.stop - group.start for group in groups))
+    rows = tuple(group.stop - group.start for group in groups)
+    return RangeSource(reader, shape, dtype, rows, None if squeeze else chosen)

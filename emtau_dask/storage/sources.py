@@ -8,6 +8,7 @@ two apart: an addressable source has no references and an empty graph.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.storage.arrays import even_chunks
+from emtau_dask.storage.arrays import check_dtype, even_chunks
 
 __all__ = [
     "ChunkReader",
@@ -95,12 +96,13 @@ class RangeReader(Protocol):
 
 @dataclass(frozen=True)
 class RangeSource:
-    """An addressable source over a `RangeReader`."""
+    """An addressable source over a `RangeReader`; ``names`` are its features', where they have any."""
 
     ranges: RangeReader
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk_rows: tuple[int, ...]
+    names: tuple[str, ...] | None = None
 
     def reader(self) -> ChunkReader:
         """Return a reader that knows where each chunk begins."""
@@ -183,13 +185,53 @@ def npy_source(path: str) -> RangeSource:
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Puts the blocks of a chunk, which may be split over features, together."""
+    """Puts the blocks of a chunk, which may be split over features, together.
+
+    Attributes
+    ----------
+    chunk_rows : tuple of int
+    row_shape : tuple of int
+        The shape that a row is declared to have.
+    """
+
+    chunk_rows: tuple[int, ...]
+    row_shape: tuple[int, ...]
 
     def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Return the chunk; its bytes are those of the decoded blocks."""
-        parts = [np.asarray(block) for block in blocks]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        """Return the chunk; its bytes are those of the decoded blocks.
+
+        Raises
+        ------
+        InvalidDataError
+            The blocks are not what the dask array declares them to be.
+        """
+        declared = (self.chunk_rows[chunk], *self.row_shape)
+        for block in blocks:
+            if isinstance(block, np.ma.MaskedArray):
+                raise InvalidDataError(
+                    f"chunk {chunk} of the dask array is masked; fill it, for example with "
+                    "dask.array.ma.filled(X, numpy.nan)."
+                )
+            shape = np.shape(block)
+            if len(shape) != len(declared) or shape[0] != declared[0] or not isinstance(block, np.ndarray):
+                raise self._mismatch(chunk, f"{type(block).__name__} of shape {shape}", declared)
+            check_dtype(block.dtype, f"chunk {chunk} of the dask array")
+        rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        if rows.shape != declared:
+            raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
         return rows, rows.nbytes
+
+    @staticmethod
+    def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
+        return InvalidDataError(
+            f"chunk {chunk} of the dask array is {found}, but the array declares {declared}; correct the "
+            "function that makes it, or what was passed to it as chunks and dtype."
+        )
+
+
+def _holds_futures(array: da.Array) -> bool:
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and bool(distributed.client.futures_of(array))
 
 
 class GraphSource:
@@ -197,14 +239,10 @@ class GraphSource:
 
     def __init__(self, array: da.Array) -> None:
         self.array = array
-        (optimised,) = dask.optimize(array)
-        graph = optimised.__dask_graph__()
-        self._graph: HighLevelGraph = (
-            graph
-            if isinstance(graph, HighLevelGraph)
-            else HighLevelGraph.from_collections(optimised.name, graph)
-        )
-        self._keys = optimised.__dask_keys__()
+        # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
+        (kept,) = (array,) if _holds_futures(array) else dask.optimize(array)
+        self._graph: HighLevelGraph = kept.__dask_graph__()
+        self._keys = kept.__dask_keys__()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -223,7 +261,7 @@ class GraphSource:
 
     def reader(self) -> ChunkReader:
         """Return a reader that only puts blocks together."""
-        return BlockReader()
+        return BlockReader(self.chunk_rows, self.shape[1:])
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the chunk's blocks."""

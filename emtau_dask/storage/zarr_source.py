@@ -23,7 +23,7 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
 
-__all__ = ["open_zarr", "plain_zarr_of", "zarr_source"]
+__all__ = ["group_source", "open_zarr", "plain_zarr_of", "zarr_source"]
 
 READ_BUDGET = ReadBudget(2**28)
 COPIES_WHILE_READING = 3
@@ -112,7 +112,7 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     """
     try:
         node = zarr.open(path, mode="r")
-    except (zarr.errors.BaseZarrError, FileNotFoundError, ValueError, KeyError, OSError) as error:
+    except (zarr.errors.BaseZarrError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidDataError(
             f"{path} holds no zarr array or group ({type(error).__name__}: {error})."
         ) from error
@@ -122,13 +122,26 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
                 f"{path} is a zarr array, not a group; leave out the array name {array!r}."
             )
         return zarr_source(node)
-    arrays = dict(node.arrays())
+    return group_source(node, array, path)
+
+
+def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSource:
+    """Return a member of a zarr group as a source; see `open_zarr`.
+
+    Parameters
+    ----------
+    group : zarr.Group
+    array : str or None
+    where : str
+        Names the group in errors.
+    """
+    arrays = dict(group.arrays())
     tables = [name for name, member in arrays.items() if member.ndim == 2]
     name = array or ("X" if "X" in arrays else tables[0] if len(tables) == 1 else None)
     if name is None or name not in arrays:
         wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
         raise InvalidDataError(
-            f"the zarr group {path} has {wanted}; its arrays are {sorted(arrays) or 'none'}. "
+            f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. "
             "Name one of them."
         )
     return zarr_source(arrays[name])

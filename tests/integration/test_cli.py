@@ -285,7 +285,7 @@ def test_predict_streams_labels_probabilities_and_scores() -> None:
 def test_predict_refuses_other_features_and_bad_values(workplace: Path) -> None:
     emtau("fit", "run.yaml")
     np.save(workplace / "wide.npy", np.zeros((3, 2)))
-    assert "(3, 2)" in errors_of(emtau("predict", "out", "wide.npy", "p.zarr"))[0]
+    assert "has 2 features" in errors_of(emtau("predict", "out", "wide.npy", "p.zarr"))[0]
     rows = np.zeros((300, 1))
     rows[205] = np.nan
     group = zarr.create_group(str(workplace / "bad.zarr"))
@@ -309,3 +309,38 @@ def test_help_lists_the_commands_that_exist() -> None:
     for command in ("fit", "predict", "compare", "dataset"):
         assert f"\n  {command} " in result.stdout
     assert "resume" not in result.stdout
+
+
+def test_overwrite_never_replaces_what_the_run_reads(workplace: Path) -> None:
+    assert emtau("fit", "run.yaml").exit_code == 0
+    data = "out/example1.zarr"
+    before = sorted(path.name for path in (workplace / data).iterdir())
+    for command in (
+        ["predict", "out", data, data, "--overwrite"],
+        ["predict", "out", data, f"{data}/X", "--overwrite"],
+        ["predict", "out/model.zarr", data, "out/model.zarr", "--overwrite"],
+        ["fit", "run.yaml", "--overwrite", "--set", "output.labels=example1.zarr"],
+        ["fit", "run.yaml", "--overwrite", "--set", "output.labels=model.zarr"],
+    ):
+        result = emtau(*command)
+        assert result.exit_code == 1, command
+        assert "which this run reads" in result.output, command
+    assert sorted(path.name for path in (workplace / data).iterdir()) == before
+
+
+def test_overwrite_spares_zarr_data_of_others(workplace: Path) -> None:
+    zarr.create_group(workplace / "mine.zarr").create_array("precious", data=np.arange(3.0))
+    result = emtau(
+        "fit", "run.yaml", "--overwrite", "--set", "data.path=mine.zarr", "--set", "data.dataset=example1"
+    )
+    assert result.exit_code == 1
+    assert "was not written by emtau" in result.output
+    assert (workplace / "mine.zarr" / "precious").is_dir()
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_fit(workplace: Path) -> None:
+    (workplace / "blocked").write_text("a file", encoding="utf-8")
+    result = emtau("fit", "run.yaml", "--set", "output.directory=blocked", "--set", "data.path=d.zarr")
+    assert result.exit_code == 1
+    assert "nothing can be written in blocked" in result.output
+    assert not (workplace / "d.zarr").exists()

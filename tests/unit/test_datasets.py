@@ -160,7 +160,7 @@ def test_what_exists_is_kept_unless_overwritten(tmp_path: Path) -> None:
 
 def test_overwrite_spares_a_folder_that_is_not_zarr(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("keep")
-    with pytest.raises(EmtauError, match="not zarr data"):
+    with pytest.raises(EmtauError, match="not written by emtau"):
         make(Example1Options(), tmp_path, overwrite=True)
     assert (tmp_path / "precious.txt").exists()
 
