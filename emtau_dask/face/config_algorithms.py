@@ -110,6 +110,15 @@ class KMeansSettings(Section):
     name: Literal["kmeans"] = "kmeans"
 
 
+def _numbers(value: object) -> tuple[float, ...] | None:
+    what = "a list of numbers"
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise expected(what)
+    return tuple(check_number(item, float("-inf"), float("inf"), what) for item in value)
+
+
 class PublishedFigures(Section):
     """Figures that someone published for an algorithm, printed beside ours.
 
@@ -134,15 +143,6 @@ class PublishedFigures(Section):
     weights: Annotated[tuple[float, ...] | None, BeforeValidator(lambda value: _numbers(value))] = None
     means: Annotated[tuple[float, ...] | None, BeforeValidator(lambda value: _numbers(value))] = None
     variances: Annotated[tuple[float, ...] | None, BeforeValidator(lambda value: _numbers(value))] = None
-
-
-def _numbers(value: object) -> tuple[float, ...] | None:
-    what = "a list of numbers"
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple):
-        raise expected(what)
-    return tuple(check_number(item, float("-inf"), float("inf"), what) for item in value)
 
 
 class _Compared(Section):
