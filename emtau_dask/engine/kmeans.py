@@ -64,7 +64,7 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
     seed : int
     observer : FitObserver
     max_iter : int
-        Passes over the rows, at least 1.
+        Passes over the rows, at least 1; up to K more where centres keep losing their rows.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
             problem, NearestCentre.of(centres), stage=f"k-means {n_iter}", observer=observer
         )
         empty = statistics.weights == 0
-        if empty.any():
+        if empty.any() and n_iter < max_iter + problem.n_components:
             heaviest = int(np.argmax(statistics.weights))
             observer.note(f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}")
             moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
