@@ -230,8 +230,9 @@ def test_row_weights_may_be_a_member_of_the_group(workplace: Path) -> None:
 
 
 def test_parquet_and_npy_data_give_the_same_labels(workplace: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+    from pyarrow import parquet
+
     rows = np.random.default_rng(0).standard_normal((300, 2))
     np.save(workplace / "points.npy", rows)
     table = pa.table({"a": rows[:, 0], "b": rows[:, 1], "w": np.ones(300)})
