@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointExistsError",
+    "CheckpointMismatchError",
+    "CheckpointTakenError",
+    "ClusterError",
     "ConfigError",
     "EmtauError",
     "InvalidDataError",
@@ -74,3 +80,27 @@ class SingularComponentError(EmtauError, ValueError):
 
     def __reduce__(self) -> tuple[type[SingularComponentError], tuple[int, float, str]]:
         return type(self), (self.component, self.weight, self.reason)
+
+
+class CheckpointError(EmtauError):
+    """A checkpoint cannot be written, read or gone on from."""
+
+
+class CheckpointExistsError(CheckpointError):
+    """The place of a new run already holds one, or something else."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is of another format version, other data or other settings; names both sides."""
+
+
+class CheckpointCorruptError(CheckpointError):
+    """An object of a checkpoint is missing, truncated or altered; names it."""
+
+
+class CheckpointTakenError(CheckpointError):
+    """Another process has continued this run meanwhile."""
+
+
+class ClusterError(EmtauError):
+    """A dask cluster cannot be used, or failed while it was; says what to change."""

@@ -29,7 +29,7 @@ from emtau_dask.mixture.statistics import (
     merge,
     zero,
 )
-from emtau_dask.storage import ChunkReader, Source
+from emtau_dask.storage import ChunkPlace, ChunkReader, Source
 
 __all__ = [
     "Assignment",
@@ -48,7 +48,7 @@ DRAWN_AT_ONCE = 2**12
 class Assignment(Protocol):
     """Gives responsibilities to the rows of one chunk."""
 
-    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return the assignment for one chunk, with what it reads for it."""
         ...
 
@@ -99,7 +99,7 @@ class NearestCentre:
         order = np.argsort(first)
         return cls(centres[first[order]], (same / same.sum(axis=0)).T[order])
 
-    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself."""
         return self
 
@@ -115,7 +115,7 @@ class RandomResponsibilities:
     seed: int
     n_components: int
 
-    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself."""
         return self
 
@@ -141,9 +141,9 @@ class GivenResponsibilities:
     reader: ChunkReader
     values: NDArray[Any] | None = None
 
-    def prepare(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself with the chunk's responsibilities loaded."""
-        values, _ = self.reader.load(chunk, blocks)
+        values, _ = self.reader.load(place, blocks)
         return GivenResponsibilities(self.reader, values)
 
     def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
@@ -176,21 +176,20 @@ class _StatisticsTask:
 
     def __call__(
         self,
-        chunk: int,
+        place: ChunkPlace,
         assignment_blocks: Sequence[NDArray[Any]],
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> SufficientStatistics:
-        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
-        assignment = self.assignment.prepare(chunk, assignment_blocks)
+        loaded = self.loader.load(place, row_blocks, weight_blocks)
+        assignment = self.assignment.prepare(place, assignment_blocks)
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
-        start = self.loader.offsets[chunk]
         n_features = loaded.rows.shape[1]
         workspace = np.empty((block_rows(self.n_components, n_features), n_features))
         merger = PairwiseMerger(self.structure)
         for where, rows in loaded.blocks(positions, workspace):
-            responsibilities = assignment.responsibilities(rows, positions[where], start)
+            responsibilities = assignment.responsibilities(rows, positions[where], place.start)
             if weights is not None:
                 responsibilities = responsibilities * weights[where, np.newaxis]
             merger.push(block_statistics(self.structure, rows, responsibilities))
@@ -220,7 +219,8 @@ def statistics_under(
         _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
         partial(merge, problem.structure),
         [source or NO_SOURCE, *problem.sources],
-        problem.chunks,
+        problem.places,
+        costs=problem.costs,
         name="assign",
         stage=stage,
         observer=observer,

@@ -46,9 +46,18 @@ class IterationRecord:
 
 @dataclass(frozen=True)
 class FitHistory(Sequence[IterationRecord]):
-    """The records of a fit, in order."""
+    """The records of a fit, in order.
+
+    Attributes
+    ----------
+    records : tuple of IterationRecord
+    notes : tuple of str
+        What is worth knowing of how the fit went: a resume on another kind of
+        CPU, workers that differ, a damaged commit that was passed over.
+    """
 
     records: tuple[IterationRecord, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> IterationRecord: ...

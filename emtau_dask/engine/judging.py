@@ -15,10 +15,11 @@ from emtau_dask.engine.assignment import NearestCentre
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import NO_SOURCE, run_pass
 from emtau_dask.engine.problem import ChunkLoader, Problem
+from emtau_dask.engine.scoring import EStepItem
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import ChunkReader, Generation, Source
+from emtau_dask.storage import ChunkPlace, ChunkReader, ObjectStore, SlotState, Source
 
 __all__ = ["HeldByCentre", "HeldByIteration", "Verdict", "distinct_labels", "judge"]
 
@@ -31,8 +32,8 @@ class Held(Protocol):
         """Number of components K."""
         ...
 
-    def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
-        """Return what is remembered about the rows of a chunk."""
+    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
+        """Return what is remembered about the rows of a chunk, given its last row state."""
         ...
 
     def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
@@ -53,24 +54,24 @@ class HeldByIteration:
     ----------
     parameters : tuple of MixtureParameters
         Θ_0, Θ_1, …; the E-step of iteration i ran under Θ_{i−1}.
-    scored_at : mapping of int to Generation, or None
-        By chunk, with the array ``scored_at``; None where every row was scored
-        in the last iteration.
+    objects : ObjectStore or None
+        Where row state with the array ``scored_at`` is; None where every row was
+        scored in the last iteration.
     """
 
     parameters: tuple[MixtureParameters, ...]
-    scored_at: Mapping[int, Generation] | None
+    objects: ObjectStore | None
 
     @property
     def n_components(self) -> int:
         """Number of components K."""
         return self.parameters[0].n_components
 
-    def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
+    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
         """Return each row's last iteration."""
-        if self.scored_at is None:
+        if self.objects is None or state is None:
             return np.full(n_rows, len(self.parameters) - 1)
-        return self.scored_at[chunk].read(chunk, n_rows)[SCORED_AT]
+        return state.read(self.objects, n_rows)[SCORED_AT]
 
     def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
         """Return the responsibilities under the parameters of each row's last E-step."""
@@ -92,7 +93,7 @@ class HeldByCentre:
         """Number of centres K."""
         return int(self.assignment.shares.shape[1])
 
-    def of_chunk(self, chunk: int, n_rows: int) -> NDArray[Any]:
+    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
         """Return the rows' positions, of which nothing needs to be remembered."""
         return np.arange(n_rows)
 
@@ -145,19 +146,19 @@ class _JudgeTask:
 
     def __call__(
         self,
-        chunk: int,
+        item: EStepItem,
         label_blocks: Sequence[NDArray[Any]],
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> Verdict:
-        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        loaded = self.loader.load(item.place, row_blocks, weight_blocks)
         n_rows = len(loaded.rows)
         positions = loaded.positions()
         classes = np.zeros(n_rows, dtype=np.intp)
         if self.labels is not None:
-            classes = np.searchsorted(self.classes, self.labels.load(chunk, label_blocks)[0])
-        held_memory = self.held.of_chunk(chunk, n_rows)
-        reference_memory = self.reference.of_chunk(chunk, n_rows)
+            classes = np.searchsorted(self.classes, self.labels.load(item.place, label_blocks)[0])
+        held_memory = self.held.memory(item.state, n_rows)
+        reference_memory = self.reference.memory(None, n_rows)
         size = block_rows(1, loaded.rows.shape[1])
         workspace = np.empty((size, loaded.rows.shape[1]))
         distances, likelihoods = [], []
@@ -181,8 +182,8 @@ class _JudgeTask:
 class _LabelsTask:
     reader: ChunkReader
 
-    def __call__(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.unique(self.reader.load(chunk, blocks)[0])
+    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.unique(self.reader.load(place, blocks)[0])
 
 
 def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> NDArray[Any]:
@@ -199,7 +200,8 @@ def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> 
         _LabelsTask(labels.reader()),
         np.union1d,
         [labels],
-        problem.chunks,
+        problem.places,
+        costs=problem.costs,
         name="labels",
         stage="labels",
         observer=observer,
@@ -211,6 +213,7 @@ def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> 
 def judge(
     problem: Problem,
     held: Held,
+    states: Mapping[int, SlotState],
     reference: Held,
     final: MixtureParameters | None,
     labels: Source | None,
@@ -226,8 +229,10 @@ def judge(
     problem : Problem
     held : Held
         Of the fit that is judged.
+    states : mapping of int to SlotState
+        Its last row state, by chunk.
     reference : Held
-        Of the fit that it is compared with (traditional EM).
+        Of the fit that it is compared with (traditional EM), which has no row state.
     final : MixtureParameters or None
         Its last parameters; None for k-means, whose labels are the held ones.
     labels : Source or None
@@ -243,7 +248,8 @@ def judge(
         ),
         Verdict.plus,
         [labels or NO_SOURCE, *problem.sources],
-        problem.chunks,
+        {chunk: EStepItem(place, states.get(chunk)) for chunk, place in problem.places.items()},
+        costs=problem.costs,
         name="judge",
         stage=stage,
         observer=observer,

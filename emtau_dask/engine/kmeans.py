@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sklearn.cluster import KMeans, kmeans_plusplus
@@ -12,6 +13,7 @@ from emtau_dask.engine.assignment import NearestCentre, statistics_under
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import Problem
 from emtau_dask.engine.sampling import RowSample, sample_rows, sample_size
+from emtau_dask.engine.state import KMeansProgress
 from emtau_dask.mixture.arrays import Floats, frozen
 from emtau_dask.mixture.statistics import SufficientStatistics
 
@@ -51,7 +53,29 @@ def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
     return frozen(centres)
 
 
-def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int = 300) -> KMeansOutcome:
+def _on_sample(problem: Problem, seed: int, observer: FitObserver) -> KMeansProgress:
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
+    with threadpool_limits(limits=1, user_api="openmp"):
+        start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
+            sample.rows, sample_weight=sample.weights
+        )
+    tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
+    return KMeansProgress(frozen(start.cluster_centers_), tolerance, 0)
+
+
+def _forget(progress: KMeansProgress) -> None:
+    """Remember nothing between passes."""
+
+
+def kmeans(
+    problem: Problem,
+    seed: int,
+    observer: FitObserver,
+    *,
+    max_iter: int = 300,
+    progress: KMeansProgress | None = None,
+    after: Callable[[KMeansProgress], None] = _forget,
+) -> KMeansOutcome:
     """Run k-means: to convergence on a bounded sample, then by Lloyd passes over all rows.
 
     Stops when the centres' squared movement is at most 1e-4 of the features'
@@ -65,21 +89,20 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
     observer : FitObserver
     max_iter : int
         Passes over the rows, at least 1; up to K more where centres keep losing their rows.
+    progress : KMeansProgress, optional
+        Where to go on; by default the sample is drawn first.
+    after : callable (KMeansProgress) -> None
+        Called after the sample and after each pass but the last.
 
     Returns
     -------
     KMeansOutcome
     """
-    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
-    with threadpool_limits(limits=1, user_api="openmp"):
-        start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
-            sample.rows, sample_weight=sample.weights
-        )
-    centres = frozen(start.cluster_centers_)
-    tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
-    n_iter = 0
+    if progress is None:
+        progress = _on_sample(problem, seed, observer)
+        after(progress)
     while True:
-        n_iter += 1
+        centres, n_iter = progress.centres, progress.n_iter + 1
         statistics = statistics_under(
             problem, NearestCentre.of(centres), stage=f"k-means {n_iter}", observer=observer
         )
@@ -88,9 +111,11 @@ def kmeans(problem: Problem, seed: int, observer: FitObserver, *, max_iter: int 
             heaviest = int(np.argmax(statistics.weights))
             observer.note(f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}")
             moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
-            centres = frozen(moved)
-            continue
-        movement = float(((statistics.means - centres) ** 2).sum())
-        centres = statistics.means
-        if movement <= tolerance or n_iter >= max_iter:
-            return KMeansOutcome(centres, statistics, n_iter, movement <= tolerance)
+            progress = replace(progress, centres=frozen(moved), n_iter=n_iter)
+        else:
+            movement = float(((statistics.means - centres) ** 2).sum())
+            if movement <= progress.tolerance or n_iter >= max_iter:
+                converged = movement <= progress.tolerance
+                return KMeansOutcome(statistics.means, statistics, n_iter, converged)
+            progress = replace(progress, centres=statistics.means, n_iter=n_iter)
+        after(progress)

@@ -17,8 +17,8 @@ class FitObserver(Protocol):
         """A pass over ``chunks`` chunks begins."""
         ...
 
-    def chunk_done(self) -> None:
-        """One of them is done; may be called from another thread."""
+    def chunks_done(self, count: int) -> None:
+        """So many of them are done; may be called from another thread."""
         ...
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
@@ -40,7 +40,7 @@ class SilentObserver:
     def stage(self, name: str, chunks: int) -> None:
         """Ignore."""
 
-    def chunk_done(self) -> None:
+    def chunks_done(self, count: int) -> None:
         """Ignore."""
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:

@@ -1,10 +1,11 @@
-"""One pass over chunks: a task for each, and a tree of merges fixed by chunk number."""
+"""One pass over chunks: a task for each batch of them, and a tree of merges fixed by chunk number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import dask
@@ -12,16 +13,25 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
+from emtau_dask.engine.cluster import cluster_errors
 from emtau_dask.engine.observer import FitObserver
 
-__all__ = ["NO_SOURCE", "ChunkInput", "run_pass"]
+__all__ = ["NO_SOURCE", "Batch", "ChunkInput", "batches_of", "run_pass"]
 
 T = TypeVar("T")
 FAN_IN = 8
+TASKS_WANTED = 64
+MIN_BATCH_COST, MAX_BATCH_COST = 2**17, 2**21
+CHUNK_COST = 2**12
 
 
 class ChunkInput(Protocol):
     """The half of a `Source` that decides what a chunk's task depends on."""
+
+    @property
+    def addressable(self) -> bool:
+        """Whether tasks read chunks by themselves, so that one may take several."""
+        ...
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the tasks that a chunk's task depends on."""
@@ -35,6 +45,8 @@ class ChunkInput(Protocol):
 class _NoSource:
     """Nothing to read: no references, no tasks."""
 
+    addressable = True
+
     def references(self, chunk: int) -> list[Hashable]:
         return []
 
@@ -46,32 +58,122 @@ NO_SOURCE: ChunkInput = _NoSource()
 """Stands in the place of an input that a task does not have."""
 
 
-def _merge_all(merge: Callable[[T, T], T], results: Sequence[T]) -> T:
-    return reduce(merge, results)
+@dataclass(frozen=True)
+class Batch:
+    """Chunks that one task processes: all of those present below one node of the merge tree.
+
+    Attributes
+    ----------
+    level : int
+        Of the node: 0 for a single chunk.
+    number : int
+        Of the node in its level: chunk number // FAN_IN**level.
+    chunks : tuple of int
+        Ascending.
+    """
+
+    level: int
+    number: int
+    chunks: tuple[int, ...]
+
+
+def _children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
+    """Yield the nodes of ``level`` that hold ``chunks`` (ascending)."""
+    groups: dict[int, list[int]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk // FAN_IN**level, []).append(chunk)
+    for number, members in groups.items():
+        yield Batch(level, number, tuple(members))
+
+
+def batches_of(costs: Mapping[int, float]) -> list[Batch]:
+    """Return the batches in which chunks travel: the largest nodes of the tree that are small enough.
+
+    Which chunks share a task changes no bit of the result: a batch merges
+    exactly as the tree would have merged its chunks.
+
+    Parameters
+    ----------
+    costs : mapping of int to float
+        By chunk: roughly the numbers that its task reads and scores.
+    """
+    total = sum(costs.values()) + CHUNK_COST * len(costs)
+    limit = min(MAX_BATCH_COST, max(MIN_BATCH_COST, total / TASKS_WANTED))
+    level = 0
+    while max(costs) // FAN_IN**level:
+        level += 1
+    waiting, found = list(_children(level, sorted(costs))), []
+    while waiting:
+        batch = waiting.pop()
+        cost = sum(costs[chunk] + CHUNK_COST for chunk in batch.chunks)
+        if len(batch.chunks) == 1:
+            (chunk,) = batch.chunks
+            found.append(Batch(0, chunk, batch.chunks))
+        elif cost <= limit:
+            found.append(batch)
+        else:
+            waiting += _children(batch.level - 1, batch.chunks)
+    return sorted(found, key=lambda batch: batch.chunks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared(Generic[T]):
+    """What every task of a pass needs; one key of the graph, not a copy in each task."""
+
+    task: Callable[..., T]
+    merge: Callable[[T, T], T]
+
+
+def _run_chunk(item: Any, shared: _Shared[T], *blocks: Sequence[Any]) -> T:
+    return shared.task(item, *blocks)
+
+
+def _run_batch(level: int, items: Mapping[int, Any], n_sources: int, shared: _Shared[T]) -> T:
+    if len(items) == 1:
+        (item,) = items.values()
+        return shared.task(item, *[[] for _ in range(n_sources)])
+    parts = (
+        _run_batch(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
+        for child in _children(level - 1, list(items))
+    )
+    return reduce(shared.merge, parts)
+
+
+def _merge_all(results: Sequence[T], shared: _Shared[T]) -> T:
+    return reduce(shared.merge, results)
 
 
 def _reduction(
-    leaves: dict[int, Hashable], merge: Callable[[T, T], T], name: str
+    leaves: Mapping[int, Mapping[int, Hashable]], shared: str, name: str
 ) -> tuple[Hashable, dict[Hashable, Any]]:
-    """Return the root key and the merge tasks of a tree over ``leaves``, by chunk number.
+    """Return the root key and the merge tasks of a tree.
 
     A node's place depends on chunk numbers alone, so a chunk merges with the
     same neighbours whichever chunks are absent; a node with one child is that
     child, without a task.
+
+    Parameters
+    ----------
+    leaves : mapping of level to mapping of number to key
+        The nodes that are there already.
+    shared, name : str
+        The key of `_Shared`; what merge tasks are called.
     """
     tasks: dict[Hashable, Any] = {}
-    nodes, level = leaves, 0
-    while len(nodes) > 1:
+    nodes: dict[int, Hashable] = dict(leaves.get(0, {}))
+    level, highest = 0, max(leaves)
+    while len(nodes) > 1 or level < highest:
         groups: dict[int, list[Hashable]] = {}
         for number in sorted(nodes):
             groups.setdefault(number // FAN_IN, []).append(nodes[number])
-        nodes, level = {}, level + 1
+        level += 1
+        nodes = dict(leaves.get(level, {}))
         for group, children in groups.items():
             if len(children) == 1:
                 nodes[group] = children[0]
                 continue
             key = (name, level, group)
-            tasks[key] = (partial(_merge_all, merge), children)
+            tasks[key] = (_merge_all, children, shared)
             nodes[group] = key
     return next(iter(nodes.values())), tasks
 
@@ -80,59 +182,81 @@ def run_pass(
     task: Callable[..., T],
     merge: Callable[[T, T], T],
     sources: Sequence[ChunkInput],
-    chunks: Sequence[int],
+    items: Mapping[int, Any],
     *,
     name: str,
     stage: str,
     observer: FitObserver,
+    costs: Mapping[int, float] | None = None,
 ) -> T | None:
-    """Run ``task(chunk, *blocks)`` for each chunk and merge the results.
+    """Run ``task(item, *blocks)`` for each chunk and merge the results.
 
     Runs wherever dask's own precedence says: the scheduler of a config or
-    context, else the active distributed client, else threads.
+    context, else the active distributed client, else threads. Where every
+    source is addressable, consecutive small chunks travel in one task.
 
     Parameters
     ----------
-    task : callable (chunk, *blocks) -> T
-        ``blocks`` are the computed references of the chunk, a list for each
-        source; the task holds the sources' readers.
+    task : callable (item, *blocks) -> T
+        ``blocks`` are the computed references of the chunk, a list for each source.
     merge : callable (T, T) -> T
     sources : sequence of ChunkInput
         Sources, all of the same chunks.
-    chunks : sequence of int
-        Those to process; exactly one task each, none for others.
+    items : mapping of int to object
+        What the task of each chunk is told, by chunk; none for others.
     name : str
         Names the tasks ``emtau-<name>-…``.
     stage : str
         Told to the observer.
     observer : FitObserver
+    costs : mapping of int to float, optional
+        Roughly the numbers that a chunk's task reads and scores; by default
+        nothing but what every chunk costs.
 
     Returns
     -------
     T or None
         None where there are no chunks.
+
+    Raises
+    ------
+    ClusterError
+        The cluster failed.
     """
-    observer.stage(stage, len(chunks))
-    if not chunks:
+    observer.stage(stage, len(items))
+    if not items:
         return None
     token = uuid4().hex
-    layer = f"emtau-{name}-{token}"
-    graph: dict[Hashable, Any] = {}
-    for source in sources:
-        graph.update(source.graph(chunks))
-    leaves: dict[int, Hashable] = {}
-    for chunk in chunks:
-        key = (layer, chunk)
-        graph[key] = (partial(task, chunk), *(source.references(chunk) for source in sources))
-        leaves[chunk] = key
-    root, merges = _reduction(leaves, merge, f"emtau-merge-{token}")
+    layer, shared = f"emtau-{name}-{token}", f"emtau-pass-{token}"
+    graph: dict[Hashable, Any] = {shared: _Shared(task, merge)}
+    chunks = sorted(items)
+    if all(source.addressable for source in sources):
+        batches = batches_of({chunk: costs[chunk] if costs else 0.0 for chunk in chunks})
+    else:
+        batches = [Batch(0, chunk, (chunk,)) for chunk in chunks]
+        for source in sources:
+            graph.update(source.graph(chunks))
+    leaves: dict[int, dict[int, Hashable]] = {}
+    sizes: dict[Hashable, int] = {}
+    for batch in batches:
+        first = batch.chunks[0]
+        key = (layer, first)
+        if batch.level:
+            members = {chunk: items[chunk] for chunk in batch.chunks}
+            graph[key] = (partial(_run_batch, batch.level, members, len(sources)), shared)
+        else:
+            blocks = (source.references(first) for source in sources)
+            graph[key] = (partial(_run_chunk, items[first]), shared, *blocks)
+        leaves.setdefault(batch.level, {})[batch.number] = key
+        sizes[key] = len(batch.chunks)
+    root, merges = _reduction(leaves, shared, f"emtau-merge-{token}")
     graph.update(merges)
     result = Delayed(root, HighLevelGraph.from_collections(layer, graph), layer=layer)
 
     def count(key: Hashable, *_: Any) -> None:
-        if isinstance(key, tuple) and key[0] == layer:
-            observer.chunk_done()
+        if key in sizes:
+            observer.chunks_done(sizes[key])
 
-    with Callback(posttask=count):
+    with cluster_errors(), Callback(posttask=count):
         (value,) = dask.compute(result, traverse=False)
     return cast("T", value)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,18 @@ from emtau_dask.engine.passes import run_pass
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.storage import ChunkReader, Source
+from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 from emtau_dask.storage.arrays import describe_bad_value
 
-__all__ = ["ChunkLoader", "LoadedChunk", "Problem", "first_unusable_row_named", "pose"]
+__all__ = [
+    "ChunkLoader",
+    "LoadedChunk",
+    "Problem",
+    "check_counts",
+    "chunk_costs",
+    "first_unusable_row_named",
+    "pose",
+]
 
 LARGEST = 1e150
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64."""
@@ -120,22 +128,27 @@ class ChunkLoader:
 
     rows: ChunkReader
     weights: ChunkReader | None
-    offsets: tuple[int, ...]
 
     def load(
-        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]]
+        self, place: ChunkPlace, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]]
     ) -> LoadedChunk:
         """Return the chunk."""
         hold_single_thread()
-        rows, bytes_read = self.rows.load(chunk, row_blocks)
+        rows, bytes_read = self.rows.load(place, row_blocks)
         weights, present = None, None
         if self.weights is not None:
-            stored, weight_bytes = self.weights.load(chunk, weight_blocks)
+            stored, weight_bytes = self.weights.load(place, weight_blocks)
             weights = stored.astype(np.float64)
             bytes_read += weight_bytes
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
-        return LoadedChunk(rows, weights, present, self.offsets[chunk], bytes_read, chunk)
+        return LoadedChunk(rows, weights, present, place.start, bytes_read, place.chunk)
+
+
+def chunk_costs(source: Source) -> dict[int, float]:
+    """Return the numbers that each chunk holds, by chunk."""
+    width = math.prod(source.shape[1:])
+    return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
 
 
 @dataclass(frozen=True)
@@ -168,15 +181,20 @@ class Problem:
         """Number of features d."""
         return self.rows.shape[1]
 
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """Global number of each chunk's first row, and the number of rows."""
-        return (0, *accumulate(self.rows.chunk_rows))
+    @cached_property
+    def places(self) -> dict[int, ChunkPlace]:
+        """The places of the chunks that hold rows, by chunk."""
+        return places_of(self.rows.chunk_rows)
 
     @property
     def chunks(self) -> list[int]:
         """The chunks that hold rows."""
-        return [chunk for chunk, rows in enumerate(self.rows.chunk_rows) if rows]
+        return list(self.places)
+
+    @cached_property
+    def costs(self) -> dict[int, float]:
+        """The numbers that each chunk holds, by chunk."""
+        return chunk_costs(self.rows)
 
     @property
     def sources(self) -> list[Source]:
@@ -186,7 +204,7 @@ class Problem:
     def loader(self) -> ChunkLoader:
         """Return what tasks take along to load chunks."""
         weights = None if self.weights is None else self.weights.reader()
-        return ChunkLoader(self.rows.reader(), weights, self.offsets)
+        return ChunkLoader(self.rows.reader(), weights)
 
 
 @dataclass(frozen=True)
@@ -204,16 +222,30 @@ class _WeightTotals:
 @dataclass(frozen=True)
 class _WeightTask:
     reader: ChunkReader
-    offsets: tuple[int, ...]
 
-    def __call__(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
-        weights, _ = self.reader.load(chunk, blocks)
+    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
+        weights, _ = self.reader.load(place, blocks)
         good = (weights >= 0) & (weights <= LARGEST)
         if not good.all():
             position = int(np.argmin(good))
-            where = f"row {self.offsets[chunk] + position} (chunk {chunk})"
+            where = f"row {place.start + position} (chunk {place.chunk})"
             return _WeightTotals(0.0, 0, f"sample_weight is {weights[position]} at {where}")
         return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)), None)
+
+
+def check_counts(rows: Source, weights: Source | None, n_components: int) -> None:
+    """Raise `InvalidDataError` for no rows, fewer than components, or not one weight for each."""
+    n_rows = rows.shape[0]
+    if n_rows == 0:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={rows.shape}) while a minimum of 1 is required."
+        )
+    if n_rows < n_components:
+        raise _too_few_rows(n_components, n_rows, "")
+    if weights is not None and weights.shape[0] != n_rows:
+        raise InvalidDataError(
+            f"sample_weight has {weights.shape[0]} values, X has {n_rows} rows; give one for each row."
+        )
 
 
 def pose(
@@ -231,26 +263,16 @@ def pose(
         No rows, fewer rows of positive weight than components, or weights that
         are negative, not finite, all zero, or not one for each row.
     """
-    n_rows = rows.shape[0]
-    if n_rows == 0:
-        raise InvalidDataError(
-            f"Found array with 0 sample(s) (shape={rows.shape}) while a minimum of 1 is required."
-        )
-    if n_rows < n_components:
-        raise _too_few_rows(n_components, n_rows, "")
-    n_present, total_weight = n_rows, float(n_rows)
+    check_counts(rows, weights, n_components)
+    n_present, total_weight = rows.shape[0], float(rows.shape[0])
     if weights is not None:
-        if weights.shape[0] != n_rows:
-            raise InvalidDataError(
-                f"sample_weight has {weights.shape[0]} values, X has {n_rows} rows; give one for each row."
-            )
         weights = weights.aligned(rows.chunk_rows)
-        offsets = (0, *accumulate(rows.chunk_rows))
         totals = run_pass(
-            _WeightTask(weights.reader(), offsets),
+            _WeightTask(weights.reader()),
             _WeightTotals.plus,
             [weights],
-            [chunk for chunk, size in enumerate(rows.chunk_rows) if size],
+            places_of(rows.chunk_rows),
+            costs=chunk_costs(weights),
             name="weights",
             stage="weights",
             observer=observer,
@@ -286,9 +308,12 @@ class _ScanTask:
     loader: ChunkLoader
 
     def __call__(
-        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
+        self,
+        place: ChunkPlace,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> UnusableRowError | None:
-        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        loaded = self.loader.load(place, row_blocks, weight_blocks)
         positions = loaded.positions()
         workspace = np.empty((max(1, min(SCAN_ROWS, len(positions))), loaded.rows.shape[1]))
         try:
@@ -313,7 +338,8 @@ def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterato
             _ScanTask(problem.loader()),
             _earlier,
             problem.sources,
-            problem.chunks,
+            problem.places,
+            costs=problem.costs,
             name="scan",
             stage="looking for the first unusable row",
             observer=observer,

@@ -15,7 +15,7 @@ from emtau_dask.engine.passes import run_pass
 from emtau_dask.engine.problem import ChunkLoader, Problem
 from emtau_dask.engine.rowrandom import PRIORITY, row_uniforms
 from emtau_dask.mixture.arrays import Floats, Ints
-from emtau_dask.storage import ChunkReader
+from emtau_dask.storage import ChunkPlace, ChunkReader
 
 __all__ = ["RowSample", "sample_rows", "sample_size"]
 
@@ -70,14 +70,13 @@ def _merge_draws(size: int, a: _Draw, b: _Draw) -> _Draw:
 class _DrawTask:
     seed: int
     size: int
-    offsets: tuple[int, ...]
     weights: ChunkReader | None
 
-    def __call__(self, chunk: int, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
-        start, stop = self.offsets[chunk], self.offsets[chunk + 1]
+    def __call__(self, place: ChunkPlace, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
+        start, stop = place.start, place.stop
         present = None
         if self.weights is not None:
-            present = self.weights.load(chunk, weight_blocks)[0] > 0
+            present = self.weights.load(place, weight_blocks)[0] > 0
         drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
         for first in range(start, stop, DRAW_ROWS):
             last = min(first + DRAW_ROWS, stop)
@@ -91,21 +90,25 @@ class _DrawTask:
 
 
 @dataclass(frozen=True, eq=False)
-class _TakeTask:
-    loader: ChunkLoader
+class _Chosen:
+    place: ChunkPlace
     numbers: Ints
 
+
+@dataclass(frozen=True, eq=False)
+class _TakeTask:
+    loader: ChunkLoader
+
     def __call__(
-        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
+        self, chosen: _Chosen, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
     ) -> RowSample:
-        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
-        low, high = np.searchsorted(self.numbers, self.loader.offsets[chunk : chunk + 2])
-        positions = self.numbers[low:high] - self.loader.offsets[chunk]
+        loaded = self.loader.load(chosen.place, row_blocks, weight_blocks)
+        positions = chosen.numbers - chosen.place.start
         rows = np.empty((len(positions), loaded.rows.shape[1]))
         for _ in loaded.blocks(positions, rows):
             pass
         weights = loaded.weights_at(positions)
-        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, self.numbers[low:high])
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, chosen.numbers)
 
 
 def _join(a: RowSample, b: RowSample) -> RowSample:
@@ -114,6 +117,14 @@ def _join(a: RowSample, b: RowSample) -> RowSample:
         np.append(a.weights, b.weights),
         np.append(a.numbers, b.numbers),
     )
+
+
+def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
+    """Return the chosen rows (ascending) of each chunk that holds any."""
+    places = list(problem.places.values())
+    edges = np.searchsorted(numbers, [place.stop for place in places])
+    parts = np.split(numbers, edges[:-1])
+    return {p.chunk: _Chosen(p, part) for p, part in zip(places, parts, strict=True) if len(part)}
 
 
 def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -> RowSample:
@@ -130,10 +141,11 @@ def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -
     """
     weights = problem.weights
     draw = run_pass(
-        _DrawTask(seed, size, problem.offsets, None if weights is None else weights.reader()),
+        _DrawTask(seed, size, None if weights is None else weights.reader()),
         partial(_merge_draws, size),
         [] if weights is None else [weights],
-        problem.chunks,
+        problem.places,
+        costs=problem.costs,
         name="draw",
         stage="sample",
         observer=observer,
@@ -141,12 +153,12 @@ def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -
     assert draw is not None
     chosen = draw.lowest(size).numbers
     ascending = np.sort(chosen)
-    holders = np.unique(np.searchsorted(problem.offsets, ascending, side="right") - 1)
     sample = run_pass(
-        _TakeTask(problem.loader(), ascending),
+        _TakeTask(problem.loader()),
         _join,
         problem.sources,
-        [int(chunk) for chunk in holders],
+        _by_chunk(problem, ascending),
+        costs=problem.costs,
         name="take",
         stage="sample rows",
         observer=observer,

@@ -18,9 +18,18 @@ from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
 from emtau_dask.mixture.parameters import MixtureParameters, entropy
 from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, block_statistics, merge
-from emtau_dask.storage import Generation
+from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
 
-__all__ = ["EStepTask", "HeldRows", "PassTotals", "RowTracking", "merge_held", "merge_totals"]
+__all__ = [
+    "ChunkOutcome",
+    "EStepItem",
+    "EStepTask",
+    "HeldRows",
+    "PassTotals",
+    "RowTracking",
+    "merge_held",
+    "merge_totals",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +48,24 @@ class HeldRows:
     entropy: float
 
 
+@dataclass(frozen=True)
+class ChunkOutcome:
+    """What a partial E-step leaves of one chunk.
+
+    Attributes
+    ----------
+    chunk : int
+    remaining : int
+        Rows left active.
+    state : SlotState or None
+        Where its row state was written; None for policies that keep none.
+    """
+
+    chunk: int
+    remaining: int
+    state: SlotState | None
+
+
 @dataclass(frozen=True, eq=False)
 class PassTotals:
     """The merged result of a pass.
@@ -53,7 +80,7 @@ class PassTotals:
         Those of them that go inactive now.
     scored : int
         Rows scored.
-    remaining : tuple of (chunk, rows left active)
+    chunks : tuple of ChunkOutcome
     bytes_read : int
     """
 
@@ -61,7 +88,7 @@ class PassTotals:
     log_likelihood: float
     leaving: HeldRows | None
     scored: int
-    remaining: tuple[tuple[int, int], ...]
+    chunks: tuple[ChunkOutcome, ...]
     bytes_read: int
 
 
@@ -84,29 +111,41 @@ def merge_totals(structure: CovarianceStructure, a: PassTotals, b: PassTotals) -
         a.log_likelihood + b.log_likelihood,
         merge_held(structure, a.leaving, b.leaving),
         a.scored + b.scored,
-        a.remaining + b.remaining,
+        a.chunks + b.chunks,
         a.bytes_read + b.bytes_read,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class RowTracking:
-    """Where a task finds and leaves row state, for policies that keep any.
+    """Who decides about rows, and where tasks leave row state, for policies that keep any.
 
     Attributes
     ----------
     policy : ActivityPolicy
-    read : mapping of int to Generation
-        By chunk; a chunk that is not in it starts afresh, every row active.
-    write : Generation
+    writer : RowStateWriter
     kept : frozenset of str
         Arrays whose values inactive rows keep; others are stored as zero there.
     """
 
     policy: ActivityPolicy
-    read: Mapping[int, Generation]
-    write: Generation
+    writer: RowStateWriter
     kept: frozenset[str]
+
+
+@dataclass(frozen=True)
+class EStepItem:
+    """What the task of a chunk is told.
+
+    Attributes
+    ----------
+    place : ChunkPlace
+    state : SlotState or None
+        Its row state; None where it starts afresh, every row active.
+    """
+
+    place: ChunkPlace
+    state: SlotState | None
 
 
 def _unrecorded(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
@@ -115,7 +154,7 @@ def _unrecorded(where: slice, responsibilities: Floats, log_likelihoods: Floats)
 
 @dataclass(frozen=True, eq=False)
 class EStepTask:
-    """A partial E-step over one chunk: ``task(chunk, *blocks) -> PassTotals``.
+    """A partial E-step over one chunk: ``task(item, *blocks) -> PassTotals``.
 
     Attributes
     ----------
@@ -133,42 +172,47 @@ class EStepTask:
     tracking: RowTracking | None
 
     def __call__(
-        self, chunk: int, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
+        self, item: EStepItem, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
     ) -> PassTotals:
         """Score the chunk's active rows; a repeated call reads and writes the same."""
-        loaded = self.loader.load(chunk, row_blocks, weight_blocks)
+        loaded = self.loader.load(item.place, row_blocks, weight_blocks)
         if self.tracking is None:
             positions = loaded.positions()
             statistics, log_likelihood = self._score(loaded, positions, _unrecorded)
             n = len(positions)
-            return PassTotals(statistics, log_likelihood, None, n, ((chunk, n),), loaded.bytes_read)
-        state = self._state(self.tracking, loaded)
+            outcome = ChunkOutcome(loaded.chunk, n, None)
+            return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
+        state = self._state(self.tracking, item.state, loaded)
         positions = np.flatnonzero(state[ACTIVE])
-        statistics, log_likelihood, stays = self._advance(self.tracking, loaded, state, positions)
+        statistics, log_likelihood, stays, written = self._advance(self.tracking, loaded, state, positions)
         return PassTotals(
             statistics,
             log_likelihood,
             self._held(loaded, positions[~stays]),
             len(positions),
-            ((chunk, int(np.count_nonzero(stays))),),
+            (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written),),
             loaded.bytes_read,
         )
 
     def _advance(
         self, tracking: RowTracking, loaded: LoadedChunk, state: Mapping[str, NDArray[Any]], positions: Ints
-    ) -> tuple[SufficientStatistics | None, float, Bools]:
+    ) -> tuple[SufficientStatistics | None, float, Bools, SlotState]:
         """Score rows, let the policy decide on them, and write their next state."""
         statistics, log_likelihood, evidence = self._evidence(loaded, positions)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
         after, stays = checked_update(tracking.policy, before, evidence)
-        self._write(tracking, loaded.chunk, state, after, positions, stays)
-        return statistics, log_likelihood, stays
+        written = self._write(tracking, loaded.chunk, state, after, positions, stays)
+        return statistics, log_likelihood, stays, written
 
-    def _state(self, tracking: RowTracking, loaded: LoadedChunk) -> dict[str, NDArray[Any]]:
-        n_rows = len(loaded.rows)
-        if loaded.chunk in tracking.read:
-            return tracking.read[loaded.chunk].read(loaded.chunk, n_rows)
-        state = {name: np.zeros(n_rows, dtype=array.dtype) for name, array in tracking.write.arrays.items()}
+    def _state(
+        self, tracking: RowTracking, last: SlotState | None, loaded: LoadedChunk
+    ) -> dict[str, NDArray[Any]]:
+        n_rows, fields = len(loaded.rows), tracking.writer.fields
+        dtypes = dict(zip(fields.names, fields.dtypes, strict=True))
+        if last is not None:
+            held = last.read(tracking.writer.objects, n_rows)
+            return {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+        state: dict[str, NDArray[Any]] = {name: np.zeros(n_rows, dtype) for name, dtype in dtypes.items()}
         state[ACTIVE][loaded.positions()] = True
         return state
 
@@ -180,7 +224,7 @@ class EStepTask:
         after: Mapping[str, NDArray[Any]],
         positions: Ints,
         stays: Bools,
-    ) -> None:
+    ) -> SlotState:
         active = np.zeros_like(state[ACTIVE])
         active[positions] = stays
         written = {ACTIVE: active}
@@ -188,7 +232,7 @@ class EStepTask:
             kept = name in tracking.kept
             written[name] = state[name].copy() if kept else np.zeros_like(state[name])
             written[name][positions] = values if kept else np.where(stays, values, 0)
-        tracking.write.write(chunk, written)
+        return tracking.writer.write(chunk, written)
 
     def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
         structure = self.parameters.structure

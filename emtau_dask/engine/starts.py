@@ -18,6 +18,7 @@ from emtau_dask.engine.kmeans import kmeans, plusplus_seeds
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import Problem
 from emtau_dask.engine.sampling import sample_rows, sample_size
+from emtau_dask.engine.state import KMeansProgress
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Floats, frozen
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
@@ -25,8 +26,10 @@ from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.storage import Source
 
 __all__ = [
+    "KMEANS_PASSES",
     "STARTS",
     "GivenParameters",
+    "StartRequest",
     "check_responsibilities_shape",
     "start_from_responsibilities",
     "starting_parameters",
@@ -34,6 +37,32 @@ __all__ = [
 
 KMEANS_PASSES = 10
 SPARE_ROWS = 64
+
+
+def _forget(progress: KMeansProgress) -> None:
+    """Remember nothing of a start under way."""
+
+
+@dataclass(frozen=True, eq=False)
+class StartRequest:
+    """What a start needs to know.
+
+    Attributes
+    ----------
+    problem : Problem
+    seed : int
+    observer : FitObserver
+    progress : KMeansProgress or None
+        Where an interrupted start goes on.
+    after : callable (KMeansProgress) -> None
+        Called where an interrupted start could go on.
+    """
+
+    problem: Problem
+    seed: int
+    observer: FitObserver
+    progress: KMeansProgress | None = None
+    after: Callable[[KMeansProgress], None] = _forget
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,20 +87,29 @@ class GivenParameters:
         return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
 
 
-def _kmeans_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
-    return kmeans(problem, seed, observer, max_iter=KMEANS_PASSES).statistics
+def _kmeans_start(request: StartRequest) -> SufficientStatistics:
+    return kmeans(
+        request.problem,
+        request.seed,
+        request.observer,
+        max_iter=KMEANS_PASSES,
+        progress=request.progress,
+        after=request.after,
+    ).statistics
 
 
 def _seeded_start(problem: Problem, seeds: Floats, observer: FitObserver) -> SufficientStatistics:
     return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed", observer=observer)
 
 
-def _plusplus_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
+def _plusplus_start(request: StartRequest) -> SufficientStatistics:
+    problem, seed, observer = request.problem, request.seed, request.observer
     sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
     return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed), observer)
 
 
-def _random_rows_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
+def _random_rows_start(request: StartRequest) -> SufficientStatistics:
+    problem, seed, observer = request.problem, request.seed, request.observer
     n_components = problem.n_components
     size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
     sample = sample_rows(problem, seed, size, observer)
@@ -80,12 +118,14 @@ def _random_rows_start(problem: Problem, seed: int, observer: FitObserver) -> Su
     return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))), observer)
 
 
-def _random_start(problem: Problem, seed: int, observer: FitObserver) -> SufficientStatistics:
-    assignment = RandomResponsibilities(seed, problem.n_components)
-    return statistics_under(problem, assignment, stage="random responsibilities", observer=observer)
+def _random_start(request: StartRequest) -> SufficientStatistics:
+    assignment = RandomResponsibilities(request.seed, request.problem.n_components)
+    return statistics_under(
+        request.problem, assignment, stage="random responsibilities", observer=request.observer
+    )
 
 
-STARTS: Mapping[str, Callable[[Problem, int, FitObserver], SufficientStatistics]] = MappingProxyType(
+STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingProxyType(
     {
         "kmeans": _kmeans_start,
         "k-means++": _plusplus_start,

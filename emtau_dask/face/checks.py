@@ -55,8 +55,3 @@ def check_settings(settings: dict[str, Any]) -> None:
     for name, (allowed, limit) in _LIMITS.items():
         if not allowed(settings[name]):
             raise ConfigError(f"{name} is {settings[name]!r}; it must be {limit}.")
-    if settings["checkpoint"] is not None:
-        raise ConfigError(
-            f"checkpoint is {settings['checkpoint']!r}, but this version cannot write checkpoints yet; "
-            "leave it at None."
-        )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
+import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from emtau_dask.face.config import RunConfig
     from emtau_dask.face.config_data import DatasetOptions
+    from emtau_dask.face.runs import RunResult
 
 __all__ = ["main"]
 
@@ -30,12 +34,13 @@ class _Group(click.Group):
     """Turns errors into one line on standard error and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        signal.signal(signal.SIGTERM, _raise_interrupt)
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):
             raise
         except (KeyboardInterrupt, click.Abort) as error:
-            _fail(ctx, error, "interrupted", INTERRUPTED)
+            _fail(ctx, error, _interrupted(ctx), INTERRUPTED)
         except ConfigError as error:
             _fail(ctx, error, str(error), BAD_USAGE)
         except EmtauError as error:
@@ -52,6 +57,24 @@ def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> 
         traceback.print_exception(error, file=sys.stderr)
     click.echo(f"emtau: {' '.join(message.split())}", err=True)
     ctx.exit(code)
+
+
+def _interrupted(ctx: click.Context) -> str:
+    """Return what to say after an interrupt: how to go on, where that can be done."""
+    run = ctx.find_root().meta.get("emtau.checkpoint")
+    if run is None:
+        return "interrupted"
+    from emtau_dask.storage import object_store, open_log
+
+    try:
+        open_log(object_store(run))
+    except EmtauError:
+        return "interrupted before the first commit; nothing to go on with"
+    return f"interrupted; the last commit is intact. Go on with: emtau resume {shlex.quote(run)}"
+
+
+def _raise_interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -72,8 +95,15 @@ def _run_options(command: Command) -> Command:
     """Add the options of commands that run a config."""
     for option in (
         _debug,
-        click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core."),
-        click.option("--scheduler", help="threads (others are not available yet)."),
+        click.option(
+            "--workers",
+            type=click.IntRange(1),
+            help="Threads, or processes of a local cluster; by default one for each core.",
+        ),
+        click.option(
+            "--scheduler",
+            help="threads, processes (a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT.",
+        ),
         click.option(
             "--set",
             "overrides",
@@ -81,10 +111,12 @@ def _run_options(command: Command) -> Command:
             metavar="KEY=VALUE",
             help="Override a key, as in model.n_init=3.",
         ),
-        click.argument("config", type=click.Path(path_type=Path)),
     ):
         command = option(command)
     return command
+
+
+_config_argument = click.argument("config", type=click.Path(path_type=Path))
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,8 +131,9 @@ def main() -> None:
 
 
 @main.command()
+@_config_argument
 @_run_options
-@click.option("--overwrite", is_flag=True, help="Replace the results of an earlier run.")
+@click.option("--overwrite", is_flag=True, help="Replace the results and the checkpoint of an earlier run.")
 @click.option("--plan", is_flag=True, hidden=True)
 @click.pass_context
 def fit(
@@ -116,10 +149,58 @@ def fit(
     if plan:
         raise click.UsageError("--plan is not available yet")
     run_config = _load(config, overrides, scheduler, workers)
-    from emtau_dask.face.report_tables import component_table, fit_table
     from emtau_dask.face.runs import run_fit
 
+    _remember_checkpoint(ctx, run_config.checkpoint.path)
     result = run_fit(run_config, overwrite=overwrite, progress=sys.stderr)
+    _show_result(ctx, run_config, result)
+
+
+@main.command()
+@click.argument("run", metavar="RUN.zarr")
+@_run_options
+@click.pass_context
+def resume(
+    ctx: click.Context, run: str, overrides: tuple[str, ...], scheduler: str | None, workers: int | None
+) -> None:
+    """Go on with the interrupted run in RUN.zarr (a path or URL) where its last commit is.
+
+    Its config travels inside it; --set may change stop.max_iter,
+    checkpoint.every, cluster.* and a data.path that has moved.
+    """
+    from emtau_dask.face.runs import run_resume
+
+    _remember_checkpoint(ctx, run)
+    run_config, result = run_resume(run, [*overrides, *_flags(scheduler, workers)], progress=sys.stderr)
+    _show_result(ctx, run_config, result)
+
+
+@main.command()
+@click.argument("run", metavar="RUN.zarr")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_debug
+def inspect(run: str, as_json: bool) -> None:
+    """Show what the checkpoint RUN.zarr (a path or URL) holds, after verifying all of it."""
+    from emtau_dask.face.inspecting import history_table, inspect_run, run_table
+
+    described = inspect_run(run)
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+        return
+    console = _console()
+    console.print(run_table(described))
+    if described["history"]:
+        console.print(history_table(described))
+
+
+def _remember_checkpoint(ctx: click.Context, path: str | None) -> None:
+    if path is not None:
+        ctx.find_root().meta["emtau.checkpoint"] = path
+
+
+def _show_result(ctx: click.Context, run_config: RunConfig, result: RunResult) -> None:
+    from emtau_dask.face.report_tables import component_table, fit_table
+
     console = _console()
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
@@ -136,6 +217,7 @@ def fit(
 
 
 @main.command()
+@_config_argument
 @_run_options
 def compare(config: Path, overrides: tuple[str, ...], scheduler: str | None, workers: int | None) -> None:
     """Run the algorithms that CONFIG lists on the same data from the same start."""
@@ -148,7 +230,7 @@ def compare(config: Path, overrides: tuple[str, ...], scheduler: str | None, wor
 
 
 @main.command()
-@click.argument("run_or_model", type=click.Path(path_type=Path))
+@click.argument("run_or_model")
 @click.argument("data")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--proba", is_flag=True, help="Also write each row's responsibilities.")
@@ -159,7 +241,7 @@ def compare(config: Path, overrides: tuple[str, ...], scheduler: str | None, wor
 @click.option("--overwrite", is_flag=True, help="Replace zarr data at OUT.")
 @_debug
 def predict(
-    run_or_model: Path,
+    run_or_model: str,
     data: str,
     out: Path,
     proba: bool,
@@ -171,8 +253,8 @@ def predict(
 ) -> None:
     """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
 
-    RUN_OR_MODEL is a saved model, or the folder of a run that saved one as
-    model.zarr. DATA is a zarr array or group, an .npy or a parquet file.
+    RUN_OR_MODEL is a saved model, the folder of a run that saved one as
+    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy or a parquet file.
     """
     from emtau_dask.face.runs import run_predict
 
@@ -269,9 +351,13 @@ def _make(options: DatasetOptions, out: Path, overwrite: bool) -> None:
 def _load(config: Path, overrides: tuple[str, ...], scheduler: str | None, workers: int | None) -> RunConfig:
     from emtau_dask.face.config import load_config
 
+    return load_config(config, [*overrides, *_flags(scheduler, workers)])
+
+
+def _flags(scheduler: str | None, workers: int | None) -> list[str]:
+    """Return the options that are short for keys of a config, as overrides."""
     flags = [f"cluster.scheduler={scheduler}"] if scheduler is not None else []
-    flags += [f"cluster.workers={workers}"] if workers is not None else []
-    return load_config(config, [*overrides, *flags])
+    return flags + ([f"cluster.workers={workers}"] if workers is not None else [])
 
 
 def _console() -> Console:

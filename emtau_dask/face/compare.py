@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from emtau_dask.activity import FullEM, Traced
 from emtau_dask.engine.assignment import NearestCentre
 from emtau_dask.engine.blas import single_threaded_blas
+from emtau_dask.engine.fitting import TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.judging import (
     Held,
@@ -23,24 +25,27 @@ from emtau_dask.engine.judging import (
     judge,
 )
 from emtau_dask.engine.kmeans import kmeans
-from emtau_dask.engine.loop import EmOutcome, EmSettings, iterate, temporary_row_state
+from emtau_dask.engine.loop import EmSettings, iterate
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import Problem, first_unusable_row_named, pose
 from emtau_dask.engine.starts import (
     STARTS,
     GivenParameters,
+    StartRequest,
     start_from_responsibilities,
     starting_parameters,
 )
+from emtau_dask.engine.state import RunState
 from emtau_dask.face.compare_tables import print_comparison
+from emtau_dask.face.computing import computing
 from emtau_dask.face.config_algorithms import KMeansSettings, PublishedFigures
 from emtau_dask.face.inputs import open_inputs
 from emtau_dask.face.progress import watching
-from emtau_dask.face.runs import compute_threads, policy_of, starting_responsibilities
+from emtau_dask.face.runs import policy_of, starting_responsibilities
 from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import RowStateStore, Source, as_source
+from emtau_dask.storage import SlotState, Source, as_source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,8 +115,8 @@ class _Recorder:
     def stage(self, name: str, chunks: int) -> None:
         self._observer.stage(name, chunks)
 
-    def chunk_done(self) -> None:
-        self._observer.chunk_done()
+    def chunks_done(self, count: int) -> None:
+        self._observer.chunks_done(count)
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         self.parameters.append(parameters)
@@ -140,7 +145,7 @@ def run_compare(config: RunConfig, console: Console) -> None:
     """
     import sys
 
-    with watching(sys.stderr) as observer, compute_threads(config), single_threaded_blas():
+    with watching(sys.stderr) as observer, computing(config), single_threaded_blas():
         comparison = compare(config, observer)
     print_comparison(comparison, console)
 
@@ -164,10 +169,15 @@ def _compared(config: RunConfig, problem: Problem, known: Source | None, observe
     labels = None if known is None else known.aligned(problem.rows.chunk_rows)
     classes = np.zeros(1) if labels is None else distinct_labels(problem, labels, observer)
 
-    def verdict(held: Held, reference: Held, final: MixtureParameters | None, name: str) -> Verdict:
-        return judge(
-            problem, held, reference, final, labels, classes, stage=f"judging {name}", observer=observer
-        )
+    def verdict(
+        held: Held,
+        states: Mapping[int, SlotState],
+        reference: Held,
+        final: MixtureParameters | None,
+        name: str,
+    ) -> Verdict:
+        stage = f"judging {name}"
+        return judge(problem, held, states, reference, final, labels, classes, stage=stage, observer=observer)
 
     runner = _Runner(problem, start, config, observer)
     reference, lines = runner.reference(), []
@@ -184,21 +194,21 @@ def _compared(config: RunConfig, problem: Problem, known: Source | None, observe
 def _start(config: RunConfig, problem: Problem, observer: FitObserver) -> MixtureParameters:
     given = starting_responsibilities(config, problem.rows.shape[0])
     if given is None:
-        begin = STARTS[config.model.init_params]
-        statistics = begin(problem, Seeds(config.model.random_state).draw(), observer)
+        seed = Seeds(config.model.random_state).draw()
+        statistics = STARTS[config.model.init_params](StartRequest(problem, seed, observer))
     else:
         source: Source = as_source(given, ndim=2, what="responsibilities_init")
         statistics = start_from_responsibilities(problem, source, observer)
     return starting_parameters(problem, GivenParameters(), statistics, config.model.reg_covar)
 
 
-Judge = Callable[[Held, Held, MixtureParameters | None, str], Verdict]
+Judge = Callable[[Held, Mapping[int, SlotState], Held, MixtureParameters | None, str], Verdict]
 
 
 @dataclass(frozen=True, eq=False)
 class _Finished:
     name: str
-    outcome: EmOutcome
+    outcome: RunState
     held: HeldByIteration
     seconds: float
 
@@ -208,11 +218,11 @@ class _Finished:
         outcome = self.outcome
         return Judged(
             self.name,
-            len(outcome.history),
+            outcome.iteration,
             outcome.history.work,
             self.seconds,
-            outcome.stop_reason,
-            judge_it(self.held, reference or self.held, outcome.parameters, self.name),
+            outcome.stop_reason or "",
+            judge_it(self.held, outcome.slots, reference or self.held, outcome.parameters, self.name),
             outcome.parameters,
             published,
         )
@@ -225,27 +235,37 @@ class _Runner:
     config: RunConfig
     observer: FitObserver
 
-    def _fit(self, name: str, policy: Any, row_state: RowStateStore | None) -> _Finished:
+    def _fit(self, name: str, policy: Any, journal: TemporaryJournal) -> _Finished:
         stop, model = self.config.stop, self.config.model
         settings = EmSettings(stop.tol, stop.max_iter, model.reg_covar)
         recorder = _Recorder(self.observer, self.start)
         self.observer.note(name)
         began = time.perf_counter()
-        outcome = iterate(self.problem, self.start, policy, settings, row_state, recorder)
+        outcome = iterate(
+            self.problem,
+            RunState(self.start, None),
+            policy,
+            settings,
+            journal.writer,
+            journal.retain,
+            recorder,
+        )
         seconds = time.perf_counter() - began
-        scored_at = None
-        if row_state is not None:
-            latest = {chunk: row_state.latest(chunk) for chunk in self.problem.chunks}
-            scored_at = {chunk: generation for chunk, generation in latest.items() if generation is not None}
-        return _Finished(name, outcome, HeldByIteration(tuple(recorder.parameters), scored_at), seconds)
+        return _Finished(name, outcome, HeldByIteration(tuple(recorder.parameters), journal.objects), seconds)
+
+    def _journal(self, policy: Any) -> AbstractContextManager[TemporaryJournal]:
+        problem = self.problem
+        fields = row_fields(problem.rows, problem.n_components, policy, self.config.stop.max_iter)
+        return temporary_journal(fields, len(problem.rows.chunk_rows))
 
     def reference(self) -> _Finished:
-        return self._fit("em", FullEM(), None)
+        with self._journal(FullEM()) as journal:
+            return self._fit("em", FullEM(), journal)
 
     def run(self, settings: Any, reference: Held, judge_it: Judge) -> Judged:
         policy = Traced(policy_of(settings))
-        with temporary_row_state(self.problem, policy, self.config.stop.max_iter) as row_state:
-            finished = self._fit(_described(settings), policy, row_state)
+        with self._journal(policy) as journal:
+            finished = self._fit(_described(settings), policy, journal)
             return finished.judged(settings.published, judge_it, reference)
 
     def run_kmeans(self, settings: Any, reference: Held, judge_it: Judge) -> Judged:
@@ -260,7 +280,7 @@ class _Runner:
             float(outcome.n_iter),
             seconds,
             "tol" if outcome.converged else "max-iter",
-            judge_it(HeldByCentre(NearestCentre.of(outcome.centres)), reference, None, "kmeans"),
+            judge_it(HeldByCentre(NearestCentre.of(outcome.centres)), {}, reference, None, "kmeans"),
             None,
             settings.published,
         )

@@ -17,7 +17,7 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.face.config_algorithms import Algorithm, RunEMTau, Section
 from emtau_dask.face.config_data import DataSection
 from emtau_dask.face.config_errors import explain
-from emtau_dask.face.config_fields import boolean, choice, expected, number, optional, text, whole
+from emtau_dask.face.config_fields import boolean, choice, expected, memory, number, optional, text, whole
 from emtau_dask.face.config_yaml import apply_override, read_yaml
 
 __all__ = [
@@ -27,7 +27,11 @@ __all__ = [
     "OutputSection",
     "RunConfig",
     "StopSection",
+    "TlsSection",
+    "checked_config",
     "load_config",
+    "portable",
+    "resumed_config",
 ]
 
 
@@ -94,25 +98,60 @@ def _scheduler(value: object) -> object:
     return choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT").func(value)  # type: ignore[call-arg]
 
 
+class TlsSection(Section):
+    """The files of a ``tls://`` cluster; by default those of dask's own configuration.
+
+    Attributes
+    ----------
+    ca_file, cert, key : str
+        Certificate authority; this client's certificate and key.
+    """
+
+    ca_file: Annotated[str, text("a path")]
+    cert: Annotated[str, text("a path")]
+    key: Annotated[str, text("a path")]
+
+
 class ClusterSection(Section):
     """What computes.
 
     Attributes
     ----------
     scheduler : str
-        ``threads``, ``processes``, or the address of a dask scheduler.
+        ``threads``, ``processes`` (a dask cluster on this machine), or the address of a dask scheduler.
     workers : int or None
-        Threads of the scheduler ``threads``; worker processes of a cluster. None: one for each core.
+        Threads of the scheduler ``threads``; worker processes of ``processes``. None: one for each core.
     threads : int
-        Threads in each worker process of a cluster.
+        Threads in each worker process of ``processes``.
     memory_limit : str or None
-        Memory of each worker process of a cluster, such as ``2GB``.
+        Memory that each process may use, such as ``2GB``; a fit that is predicted to need more is refused.
+    tls : TlsSection or None
+        For ``tls://``.
     """
 
     scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
     workers: Annotated[int | None, optional(whole(1))] = None
     threads: Annotated[int, whole(1)] = 1
-    memory_limit: Annotated[str | None, optional(text("an amount of memory such as 2GB"))] = None
+    memory_limit: Annotated[str | None, optional(memory())] = None
+    tls: TlsSection | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_scheduler(self) -> ClusterSection:
+        remote = self.scheduler not in ("threads", "processes")
+        if self.threads != 1 and self.scheduler != "processes":
+            raise expected(
+                f"without threads = {self.threads} where scheduler is {self.scheduler}: they are the "
+                "threads of a "
+                "worker process of scheduler: processes"
+            )
+        if remote and (self.workers is not None or self.memory_limit is not None):
+            raise expected(
+                f"without workers and memory_limit where scheduler is {self.scheduler}: its workers "
+                "have their own"
+            )
+        if self.tls is not None and not self.scheduler.startswith("tls://"):
+            raise expected("without tls unless scheduler is tls://HOST:PORT")
+        return self
 
 
 class OutputSection(Section):
@@ -199,29 +238,73 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     output = content.get("output")
     if output is None or isinstance(output, dict):
         content = {**content, "output": {"directory": f"runs/{path.stem}", **(output or {})}}
+    return checked_config(content)
+
+
+def checked_config(content: dict[str, Any]) -> RunConfig:
+    """Return the run config that ``content`` is.
+
+    Raises
+    ------
+    ConfigError
+        As for `load_config`.
+    """
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(error, content, RunConfig)) from None
-    _refuse_unavailable(config)
+    if config.output.report is not None:
+        raise ConfigError(f"output.report = {config.output.report!r} is not available yet: leave it out")
     return config
 
 
-def _refuse_unavailable(config: RunConfig) -> None:
-    """Refuse what the schema knows and this version cannot do."""
-    cluster, checkpoint, report = config.cluster, config.checkpoint.path, config.output.report
-    unavailable = [
-        (checkpoint is not None, "checkpoint.path", checkpoint, "leave it out; the run cannot be resumed"),
-        (cluster.scheduler != "threads", "cluster.scheduler", cluster.scheduler, "use threads"),
-        (cluster.threads != 1, "cluster.threads", cluster.threads, "leave it out and set cluster.workers"),
-        (
-            cluster.memory_limit is not None,
-            "cluster.memory_limit",
-            cluster.memory_limit,
-            "leave it out; smaller chunks use less memory",
-        ),
-        (report is not None, "output.report", report, "leave it out"),
-    ]
-    for asked, key, value, remedy in unavailable:
-        if asked:
-            raise ConfigError(f"{key} = {value!r} is not available yet: {remedy}")
+def portable(config: RunConfig) -> dict[str, Any]:
+    """Return the config as it travels in a checkpoint: plain values, paths absolute."""
+    content = config.model_dump(mode="json", exclude_unset=True)
+    content["data"] = {**content["data"], **_absolute(content["data"], "path", "weights", "labels")}
+    content["output"] = _absolute({**content["output"], "directory": config.output.directory}, "directory")
+    if config.checkpoint.path is not None:
+        content["checkpoint"] = _absolute(content["checkpoint"], "path")
+    return content
+
+
+def _absolute(section: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Return ``section`` with the local paths under ``keys`` made absolute; names stay names."""
+
+    def absolute(key: str, value: Any) -> Any:
+        named = key in ("weights", "labels") and not (isinstance(value, str) and "/" in value)
+        if value is None or named or "://" in value:
+            return value
+        return str(Path(value).absolute())
+
+    return {key: absolute(key, value) if key in keys else value for key, value in section.items()}
+
+
+RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path")
+
+
+def resumed_config(content: dict[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """Return the config of a checkpointed run with what a resume may set.
+
+    Parameters
+    ----------
+    content : dict
+        As `portable` returned it.
+    overrides : sequence of str
+        ``stop.max_iter``, ``checkpoint.every``, ``cluster.*``, ``data.path``.
+
+    Raises
+    ------
+    ConfigError
+        Another key is set, or a value cannot be.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key not in RESUMABLE and not key.startswith("cluster."):
+            raise ConfigError(
+                f"--set {key} cannot be changed in a run that goes on; what can is "
+                f"{', '.join(RESUMABLE)} and "
+                "cluster.*"
+            )
+        content = apply_override(content, override)
+    return checked_config(content)

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from dask.utils import parse_bytes
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["boolean", "choice", "expected", "number", "optional", "strings", "text", "whole"]
+__all__ = ["boolean", "choice", "expected", "memory", "number", "optional", "strings", "text", "whole"]
 
 
 def expected(what: str, nearest: object = None) -> PydanticCustomError:
@@ -104,6 +105,22 @@ def boolean() -> BeforeValidator:
         if not isinstance(value, bool):
             raise expected("true or false")
         return value
+
+    return BeforeValidator(check)
+
+
+def memory() -> BeforeValidator:
+    """Return a validator for an amount of memory, in dask's notation."""
+    what = "an amount of memory above 0, such as 2GB or 512MiB"
+
+    def check(value: object) -> str:
+        try:
+            size = parse_bytes(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else 0
+        except ValueError:
+            size = 0
+        if size <= 0:
+            raise expected(what)
+        return str(value)
 
     return BeforeValidator(check)
 

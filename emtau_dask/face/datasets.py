@@ -122,10 +122,10 @@ def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver
     for block, block_labels in content.blocks:
         labels.append(block_labels)
         for _ in range(rows.append(block)):
-            observer.chunk_done()
+            observer.chunks_done(1)
     labels.flush()
     for _ in range(rows.flush()):
-        observer.chunk_done()
+        observer.chunks_done(1)
     for key, values in content.extra.items():
         group.create_array(key, data=values)
 

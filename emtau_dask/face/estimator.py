@@ -8,30 +8,8 @@ from typing import Any, Self
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.activity import ALGORITHMS, as_policy
-from emtau_dask.activity.guard import checked_row_arrays
-from emtau_dask.engine.blas import single_threaded_blas
-from emtau_dask.engine.loop import EmSettings, best_run
-from emtau_dask.engine.problem import first_unusable_row_named, pose
-from emtau_dask.engine.starts import (
-    STARTS,
-    GivenParameters,
-    check_responsibilities_shape,
-    start_from_responsibilities,
-    starting_parameters,
-)
-from emtau_dask.errors import InvalidDataError
-from emtau_dask.face.checks import check_settings
-from emtau_dask.face.data import fit_source, row_values_source
+from emtau_dask.face.fits import fit_estimator, resume_estimator
 from emtau_dask.face.fitted import FittedMixture
-from emtau_dask.face.progress import observer_for
-from emtau_dask.face.seeds import Seeds
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.parameters import (
-    MixtureParameters,
-    check_means,
-    check_precisions,
-    check_weights,
-)
 
 __all__ = ["GaussianMixture"]
 
@@ -70,10 +48,12 @@ class GaussianMixture(FittedMixture):
     warm_start : bool, default=False
         Start from the parameters of the last fit, unless ``responsibilities_init``
         is given; ``n_init`` is then ignored.
-    checkpoint : None
-        Reserved.
+    checkpoint : str, Path or zarr store, optional
+        A path or URL (``s3://``, ``gs://`` and other fsspec URLs) where the fit
+        is committed, so that `resume` can go on with it. It must not hold a run
+        yet.
     checkpoint_every : int, default=1
-        Reserved.
+        Iterations (and passes of a k-means start) between commits.
     verbose : int, default=0
         1 prints progress to standard output.
 
@@ -193,74 +173,98 @@ class GaussianMixture(FittedMixture):
             A setting is impossible.
         SingularComponentError
             A component collapsed; names the remedies.
+        CheckpointExistsError
+            The checkpoint's place holds a run already.
+        CheckpointTakenError
+            Another process has continued this run.
+        CheckpointError
+            The checkpoint cannot be written; the last commit is intact.
+        ClusterError
+            The dask cluster cannot be used, or failed.
 
         Warns
         -----
         ConvergenceWarning
             ``max_iter`` was reached first.
         """
-        check_settings(self.get_params(deep=False))
-        seeds = Seeds(self.random_state)
-        policy = as_policy(self.algorithm)
-        checked_row_arrays(policy, self.n_components, self.max_iter)
-        rows = fit_source(self, X)
-        weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
-        responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
-        check_responsibilities_shape(responsibilities, rows, self.n_components)
-        given = self._given(rows.shape[1])
-        warm = self.warm_start and hasattr(self, "converged_") and responsibilities is None
-        last = self._last_fit(rows.shape[1]) if warm else None
-        fixed = last or given.complete(self.covariance_type)
-        settings = EmSettings(self.tol, self.max_iter, self.reg_covar, self.lower_bound_ if warm else None)
-        observer = observer_for(self.verbose)
-        try:
-            with single_threaded_blas():
-                structure = structure_named(self.covariance_type)
-                problem = pose(rows, weights, self.n_components, structure, observer)
+        fit_estimator(self, X, sample_weight, responsibilities_init)
+        self._warn_unless_converged()
+        return self
 
-                def start(run: int) -> MixtureParameters:
-                    if responsibilities is not None:
-                        statistics = start_from_responsibilities(problem, responsibilities, observer)
-                        return starting_parameters(problem, GivenParameters(), statistics, self.reg_covar)
-                    if fixed is not None:
-                        return fixed
-                    statistics = STARTS[self.init_params](problem, seeds.draw(), observer)
-                    return starting_parameters(problem, given, statistics, self.reg_covar)
-
-                n_runs = self.n_init if fixed is None and responsibilities is None else 1
-                with first_unusable_row_named(problem, observer):
-                    outcome = best_run(problem, start, n_runs, policy, settings, observer)
-        finally:
-            observer.close()
-        self._publish(outcome.parameters, outcome.history, outcome.stop_reason)
-        if outcome.stop_reason == "max-iter" and self.max_iter > 0:
+    def _warn_unless_converged(self) -> None:
+        if self.stop_reason_ == "max-iter" and self.max_iter > 0:
             warnings.warn(
                 "Best performing initialization did not converge. Try different init parameters, or "
                 "increase max_iter, tol, or check for degenerate data.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self
 
-    def _given(self, n_features: int) -> GivenParameters:
-        K, structure = self.n_components, structure_named(self.covariance_type)
-        weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
-        return GivenParameters(
-            None if weights is None else check_weights(weights, K),
-            None if means is None else check_means(means, K, n_features),
-            None if precisions is None else check_precisions(precisions, structure, K, n_features),
+    @classmethod
+    def resume(
+        cls,
+        checkpoint: Any,
+        X: Any,
+        *,
+        sample_weight: Any = None,
+        responsibilities_init: Any = None,
+        algorithm: Any = None,
+        max_iter: int | None = None,
+        checkpoint_every: int | None = None,
+        verbose: int = 0,
+    ) -> Self:
+        """Go on with a checkpointed run where it stopped, bit for bit.
+
+        Every object of the last commit is verified first; where one is damaged,
+        the commit before it is used, with a warning. A finished run gives its
+        model; one that stopped at ``max_iter`` goes on with a larger one.
+
+        Parameters
+        ----------
+        checkpoint : str, Path or zarr store
+            A path or URL.
+        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+            The data that the run was begun with, in the same chunks.
+        sample_weight : array-like of shape (n_samples,), optional
+            Those that the run was begun with.
+        responsibilities_init : array-like of shape (n_samples, n_components), optional
+            Needed only where the run was begun with them and has no statistics
+            yet; not looked at otherwise.
+        algorithm : policy, optional
+            Only for a user's own policy, which must match by name and parameters.
+        max_iter, checkpoint_every : int, optional
+            In place of the run's.
+        verbose : int, default=0
+
+        Returns
+        -------
+        GaussianMixture
+            Fitted, with the run's settings.
+
+        Raises
+        ------
+        CheckpointError
+            There is no run, or the store cannot be used.
+        CheckpointMismatchError
+            The data, the weights, the policy or the format version differ.
+        CheckpointCorruptError
+            No commit is whole.
+        CheckpointTakenError
+            Another process has continued the run.
+        """
+        mixture: Self = resume_estimator(
+            cls,
+            checkpoint,
+            X,
+            sample_weight=sample_weight,
+            responsibilities_init=responsibilities_init,
+            algorithm=algorithm,
+            max_iter=max_iter,
+            checkpoint_every=checkpoint_every,
+            verbose=verbose,
         )
-
-    def _last_fit(self, n_features: int) -> MixtureParameters:
-        parameters = self.parameters_
-        expected = (self.covariance_type, self.n_components, n_features)
-        found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
-        if found != expected:
-            raise InvalidDataError(
-                f"warm_start: the last fit had (covariance_type, components, features) = {found}, this one "
-                f"has {expected}. Set warm_start=False, or use a new estimator."
-            )
-        return parameters
+        mixture._warn_unless_converged()
+        return mixture
 
     def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
         """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""

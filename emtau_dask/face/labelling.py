@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from emtau_dask.engine.problem import LoadedChunk
 from emtau_dask.face.data import checked_lazy
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import ChunkReader, Source
+from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 
 if TYPE_CHECKING:
     from emtau_dask.engine.observer import FitObserver
@@ -95,7 +94,7 @@ def write_labels(
             for writer, values in zip(writers, computed, strict=True):
                 writer.append(values)
             counts += np.bincount(computed[0], minlength=k)
-            observer.chunk_done()
+            observer.chunks_done(1)
         for writer in writers:
             writer.flush()
     return counts
@@ -114,12 +113,11 @@ class _Scorer:
         self._reader = reader
         self._parameters = parameters
         self._scorings = scorings
-        self._starts = (0, *accumulate(chunk_rows))
-        self.chunks = len(chunk_rows)
+        self.places = list(places_of(chunk_rows).values())
 
-    def __call__(self, chunk: int) -> list[NDArray[Any]]:
-        rows, bytes_read = self._reader.load(chunk, [])
-        loaded = LoadedChunk(rows, None, None, self._starts[chunk], bytes_read, chunk)
+    def __call__(self, place: ChunkPlace) -> list[NDArray[Any]]:
+        rows, bytes_read = self._reader.load(place, [])
+        loaded = LoadedChunk(rows, None, None, place.start, bytes_read, place.chunk)
         return score_chunk(loaded, self._parameters, self._scorings)
 
 
@@ -129,10 +127,10 @@ def _in_order(scorer: _Scorer, workers: int | None) -> Iterator[list[NDArray[Any
     with ThreadPoolExecutor(workers) as pool:
         pending: deque[Future[list[NDArray[Any]]]] = deque()
         try:
-            for chunk in range(scorer.chunks):
+            for place in scorer.places:
                 if len(pending) == workers:
                     yield pending.popleft().result()
-                pending.append(pool.submit(scorer, chunk))
+                pending.append(pool.submit(scorer, place))
             while pending:
                 yield pending.popleft().result()
         finally:

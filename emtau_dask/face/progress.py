@@ -81,9 +81,9 @@ class _Tracker:
         with self.lock:
             self.stage_name, self.chunks, self.done = name, chunks, 0
 
-    def chunk_done(self) -> None:
+    def chunks_done(self, count: int) -> None:
         with self.lock:
-            self.done += 1
+            self.done += count
 
     def iteration(self, record: IterationRecord) -> None:
         with self.lock:
@@ -114,7 +114,7 @@ class LineObserver:
         if not _is_iteration(name):
             self._write(f"{name}: {chunks:,} {'chunk' if chunks == 1 else 'chunks'}")
 
-    def chunk_done(self) -> None:
+    def chunks_done(self, count: int) -> None:
         """Say nothing: a line for each chunk would bury the others."""
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
@@ -173,9 +173,9 @@ class RichObserver:
         """Begin a new bar."""
         self._tracker.stage(name, chunks)
 
-    def chunk_done(self) -> None:
+    def chunks_done(self, count: int) -> None:
         """Advance the bar."""
-        self._tracker.chunk_done()
+        self._tracker.chunks_done(count)
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """Remember the figures of one iteration."""

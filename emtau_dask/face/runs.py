@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import dask
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.activity import ALGORITHMS
-from emtau_dask.errors import ConfigError
+from emtau_dask.errors import CheckpointError, ConfigError
+from emtau_dask.face.computing import computing
+from emtau_dask.face.config import portable, resumed_config
 from emtau_dask.face.estimator import GaussianMixture
+from emtau_dask.face.fits import fit_estimator, mixture_in, open_saved, resume_estimator
 from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
 from emtau_dask.face.progress import progress_to, watching
 from emtau_dask.face.zarr_rows import check_writable, refuse_existing, replacing
-from emtau_dask.storage import is_parquet
+from emtau_dask.storage import is_parquet, object_store
+from emtau_dask.storage.commits import check_startable, holds_run
 
 if TYPE_CHECKING:
     from emtau_dask.face.config import RunConfig
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RunResult",
-    "compute_threads",
     "estimator_of",
     "policy_of",
     "run_fit",
     "run_predict",
+    "run_resume",
     "starting_responsibilities",
 ]
 
@@ -103,6 +103,8 @@ def estimator_of(config: RunConfig) -> GaussianMixture:
         n_init=model.n_init,
         init_params=model.init_params,
         random_state=model.random_state,
+        checkpoint=config.checkpoint.path,
+        checkpoint_every=config.checkpoint.every,
         verbose=1,
     )
 
@@ -126,14 +128,53 @@ def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float6
     return np.random.default_rng(seed).dirichlet(np.ones(k), rows)
 
 
-@contextmanager
-def compute_threads(config: RunConfig) -> Iterator[None]:
-    """Compute on the threads that `cluster` asks for, inside the block."""
-    settings: dict[str, Any] = {"scheduler": "threads"}
-    if config.cluster.workers is not None:
-        settings["num_workers"] = config.cluster.workers
-    with dask.config.set(settings):
-        yield
+@dataclass(frozen=True)
+class _Outputs:
+    """Where a run's results go, None where they are not wanted."""
+
+    model: Path | None
+    labels: Path | None
+
+    @classmethod
+    def checked(cls, config: RunConfig, *, overwrite: bool) -> _Outputs:
+        """Return them; raises `EmtauError` where one may not or cannot be written."""
+        output = config.output
+        model = output.place(output.model) if output.model else None
+        labels = output.place(output.labels) if output.labels else None
+        read = [
+            name
+            for name in (data_path(config), config.data.weights, config.data.labels, config.checkpoint.path)
+            if name
+        ]
+        for path in (model, labels):
+            if path is not None:
+                refuse_existing(path, overwrite, inputs=read)
+                check_writable(path)
+        if model is not None and labels is not None:
+            refuse_existing(labels, overwrite, inputs=[model])
+        return cls(model, labels)
+
+    def write(
+        self, config: RunConfig, model: GaussianMixture, inputs: Inputs, *, overwrite: bool, progress: TextIO
+    ) -> RunResult:
+        """Write what is wanted."""
+        if self.model is not None:
+            with replacing(self.model, overwrite=overwrite) as partial:
+                model.save(str(partial))
+        counts = None
+        if self.labels is not None:
+            with watching(progress) as observer:
+                counts = write_labels(
+                    model,
+                    inputs.rows,
+                    self.labels,
+                    observer=observer,
+                    probabilities=config.output.probabilities,
+                    scores=config.output.scores,
+                    workers=config.cluster.workers,
+                    overwrite=overwrite,
+                )
+        return RunResult(model, inputs, counts, self.model, self.labels)
 
 
 def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:
@@ -143,7 +184,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     ----------
     config : RunConfig
     overwrite : bool
-        Replace results of an earlier run.
+        Replace results and the checkpoint of an earlier run.
     progress : text stream
         Where progress is shown.
 
@@ -157,46 +198,82 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     EmtauError
         If results exist and may not be replaced, or the data or the settings cannot be used.
     """
-    output = config.output
-    model_path = output.place(output.model) if output.model else None
-    labels_path = output.place(output.labels) if output.labels else None
-    read = [name for name in (data_path(config), config.data.weights, config.data.labels) if name]
-    for path in (model_path, labels_path):
-        if path is not None:
-            refuse_existing(path, overwrite, inputs=read)
-            check_writable(path)
-    if model_path is not None and labels_path is not None:
-        refuse_existing(labels_path, overwrite, inputs=[model_path])
+    outputs = _Outputs.checked(config, overwrite=overwrite)
+    if config.checkpoint.path is not None:
+        check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
-    with compute_threads(config), progress_to(progress), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model = estimator_of(config).fit(
+    with computing(config), progress_to(progress):
+        model = estimator_of(config)
+        fit_estimator(
+            model,
+            inputs.rows,
+            inputs.weights,
+            starting_responsibilities(config, inputs.rows.shape[0]),
+            run_config=portable(config),
+            overwrite=overwrite,
+        )
+    return outputs.write(config, model, inputs, overwrite=overwrite, progress=progress)
+
+
+def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple[RunConfig, RunResult]:
+    """Go on with an interrupted run of the command line, and write what its `output` asks for.
+
+    Parameters
+    ----------
+    run : str
+        The path or URL of its checkpoint.
+    overrides : sequence of str
+        Settings that a resume may change; see `resumed_config`.
+    progress : text stream
+
+    Returns
+    -------
+    RunConfig
+        The run's, with the overrides.
+    RunResult
+
+    Raises
+    ------
+    EmtauError
+    """
+    saved = open_saved(run)
+    content = saved.config.run_config
+    if content is None:
+        raise CheckpointError(
+            f"{run} was begun from Python, so it does not say where its data is; go on with it by "
+            f"GaussianMixture.resume({run!r}, X)."
+        )
+    config = resumed_config(content, overrides)
+    outputs = _Outputs.checked(config, overwrite=True)
+    with watching(progress) as observer:
+        inputs = open_inputs(config, overwrite=False, observer=observer)
+    with computing(config), progress_to(progress):
+        model = resume_estimator(
+            GaussianMixture,
+            run,
             inputs.rows,
             sample_weight=inputs.weights,
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
+            algorithm=None,
+            max_iter=config.stop.max_iter,
+            checkpoint_every=config.checkpoint.every,
+            verbose=1,
+            saved=saved,
         )
-    if model_path is not None:
-        with replacing(model_path, overwrite=overwrite) as partial:
-            model.save(str(partial))
-    counts = None
-    if labels_path is not None:
-        with watching(progress) as observer:
-            counts = write_labels(
-                model,
-                inputs.rows,
-                labels_path,
-                observer=observer,
-                probabilities=output.probabilities,
-                scores=output.scores,
-                workers=config.cluster.workers,
-                overwrite=overwrite,
-            )
-    return RunResult(model, inputs, counts, model_path, labels_path)
+    return config, outputs.write(config, model, inputs, overwrite=True, progress=progress)
+
+
+def _model_in(place: str) -> GaussianMixture:
+    """Return the model at a place: a saved one, a run's folder, or the last commit of a checkpoint."""
+    if holds_run(object_store(place)):
+        return mixture_in(GaussianMixture, place)
+    inner = Path(place, "model.zarr")
+    return GaussianMixture.load(str(inner) if inner.exists() else place)
 
 
 def run_predict(
-    model: Path,
+    model: str,
     data: str,
     out: Path,
     *,
@@ -212,8 +289,8 @@ def run_predict(
 
     Parameters
     ----------
-    model : Path
-        A saved model, or the folder of a run that holds ``model.zarr``.
+    model : str
+        A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint.
     data : str
         A zarr array or group, an ``.npy`` file, a parquet file or folder.
     out : Path
@@ -235,8 +312,7 @@ def run_predict(
     """
     refuse_existing(out, overwrite, inputs=[model, data])
     check_writable(out)
-    inner = model / "model.zarr"
-    fitted = GaussianMixture.load(str(inner if inner.exists() else model))
+    fitted = _model_in(model)
     names = getattr(fitted, "feature_names_in_", None)
     if columns is None and names is not None and is_parquet(data):
         columns = [str(name) for name in names]

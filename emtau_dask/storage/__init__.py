@@ -1,22 +1,40 @@
-"""Chunked sources and row state. Knows zarr and dask.array; nothing of EM."""
+"""Chunked sources, row state, objects and commits. Knows zarr and dask.array; nothing of EM."""
 
+from emtau_dask.storage.commits import Commit, CommitLog, new_attempt, open_log, start_log
+from emtau_dask.storage.objects import LocalObjects, ObjectStore, each
 from emtau_dask.storage.opening import as_dask, as_source, is_lazy, open_source
 from emtau_dask.storage.parquet_source import is_parquet
-from emtau_dask.storage.rowstate import Generation, RowStateStore
-from emtau_dask.storage.sources import ChunkReader, GraphSource, RangeSource, Source
+from emtau_dask.storage.remote import object_store
+from emtau_dask.storage.rowstate import RowFields, RowStateWriter, SlotState, rows_layout
+from emtau_dask.storage.sources import ChunkPlace, ChunkReader, GraphSource, RangeSource, Source, places_of
+from emtau_dask.storage.stored import ArrayLayout
 from emtau_dask.storage.zarr_source import group_source
 
 __all__ = [
+    "ArrayLayout",
+    "ChunkPlace",
     "ChunkReader",
-    "Generation",
+    "Commit",
+    "CommitLog",
     "GraphSource",
+    "LocalObjects",
+    "ObjectStore",
     "RangeSource",
-    "RowStateStore",
+    "RowFields",
+    "RowStateWriter",
+    "SlotState",
     "Source",
     "as_dask",
     "as_source",
+    "each",
     "group_source",
     "is_lazy",
     "is_parquet",
+    "new_attempt",
+    "object_store",
+    "open_log",
     "open_source",
+    "places_of",
+    "rows_layout",
+    "start_log",
 ]

@@ -16,6 +16,7 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype, check_shape
 from emtau_dask.storage.parquet_source import is_parquet, open_parquet
 from emtau_dask.storage.sources import (
+    ChunkPlace,
     ChunkReader,
     GraphSource,
     RangeSource,
@@ -124,7 +125,8 @@ def _with_known_chunks(array: da.Array, what: str) -> da.Array:
 
 
 def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
-    rows, _ = reader.load(block_info[None]["chunk-location"][0], [])
+    here = block_info[None]
+    rows, _ = reader.load(ChunkPlace(here["chunk-location"][0], *here["array-location"][0]), [])
     return np.asarray(rows)
 
 

@@ -1,109 +1,130 @@
 """Row state in zarr, by slot: which rows are active, and what a policy keeps about each.
 
-Data chunk i owns zarr chunk i (its *slot*) of regular arrays padded to the
-longest chunk, so no two tasks ever write one zarr chunk. State is never changed
-in place: iteration t reads what an earlier iteration wrote and writes a new
-*generation*; a chunk that is skipped writes nothing and its last copy stays
-the one referred to.
+Data chunk i owns slot i of one regular array, padded to the longest chunk, so
+no two tasks ever write one object. State is never changed in place: a step
+reads what an earlier step wrote and writes anew; a chunk that is skipped writes
+nothing, and its last copy stays the one referred to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
-__all__ = ["Generation", "RowStateStore"]
+from emtau_dask.errors import CheckpointCorruptError
+from emtau_dask.storage.objects import ObjectStore
+from emtau_dask.storage.stored import ArrayLayout, digest, encode, read_array
+
+__all__ = ["RowFields", "RowStateWriter", "SlotState", "rows_layout"]
 
 
-@dataclass(frozen=True, eq=False)
-class Generation:
-    """The row arrays that one iteration writes; travels into tasks.
+@dataclass(frozen=True)
+class RowFields:
+    """The row arrays of a policy, held side by side in one array.
 
     Attributes
     ----------
-    arrays : mapping of str to zarr.Array
-        Each of shape (n_slots · slot_rows,), one zarr chunk for each slot.
+    names : tuple of str
+    dtypes : tuple of str
+        The smallest that fits each; they are stored in the widest of them.
     slot_rows : int
-        Rows of a slot: of the longest data chunk.
+        Rows of the longest chunk.
     """
 
-    arrays: Mapping[str, zarr.Array[Any]]
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
     slot_rows: int
 
-    def read(self, slot: int, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Return the values of the ``n_rows`` rows of a data chunk, by array name."""
-        start = slot * self.slot_rows
-        return {name: np.asarray(array[start : start + n_rows]) for name, array in self.arrays.items()}
+    @classmethod
+    def of(cls, dtypes: Mapping[str, np.dtype[Any]], slot_rows: int) -> RowFields:
+        """Return the fields of arrays by name."""
+        return cls(tuple(dtypes), tuple(dtype.name for dtype in dtypes.values()), slot_rows)
 
-    def write(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
-        """Write a data chunk's values, as one whole zarr chunk an array."""
-        start = slot * self.slot_rows
-        for name, array in self.arrays.items():
-            padded = np.zeros(self.slot_rows, dtype=array.dtype)
-            padded[: len(values[name])] = values[name]
-            array[start : start + self.slot_rows] = padded
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The unsigned integer type that holds every field."""
+        return np.dtype(f"u{max(np.dtype(name).itemsize for name in self.dtypes)}")
 
 
-class RowStateStore:
-    """The generations of a fit, and which of them holds each slot's last state.
+@dataclass(frozen=True)
+class SlotState:
+    """Where a slot's last state is; travels into tasks.
 
-    Parameters
+    Attributes
     ----------
-    group : zarr.Group
-        Empty; owned by this store.
-    chunk_rows : tuple of int
-        Rows of the data chunks.
-    dtypes : mapping of str to dtype
-        The arrays to keep.
+    key : str
+    sha256 : str
+    fields : RowFields
+        Of those who wrote it.
     """
 
-    def __init__(
-        self, group: zarr.Group, chunk_rows: tuple[int, ...], dtypes: Mapping[str, np.dtype[Any]]
-    ) -> None:
-        self._group = group
-        self._chunk_rows = chunk_rows
-        self._dtypes = dict(dtypes)
-        self._generations: dict[int, Generation] = {}
-        self._latest: dict[int, int] = {}
+    key: str
+    sha256: str
+    fields: RowFields
 
-    def begin(self, iteration: int) -> Generation:
-        """Create the arrays that ``iteration`` writes."""
-        slot_rows = max(self._chunk_rows)
-        group = self._group.create_group(str(iteration))
-        arrays = {
-            name: group.create_array(
-                name,
-                shape=(len(self._chunk_rows) * slot_rows,),
-                chunks=(slot_rows,),
-                dtype=dtype,
-                fill_value=0,
-                config={"write_empty_chunks": True},
-            )
-            for name, dtype in self._dtypes.items()
-        }
-        generation = Generation(arrays, slot_rows)
-        self._generations[iteration] = generation
-        return generation
+    def read(self, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return the values of a chunk's rows, by name.
 
-    def latest(self, slot: int) -> Generation | None:
-        """Return the generation that holds a slot's last state, None where there is none."""
-        iteration = self._latest.get(slot)
-        return None if iteration is None else self._generations[iteration]
+        Raises
+        ------
+        CheckpointCorruptError
+            The object is missing or altered, or says what no policy can have written.
+        """
+        fields = self.fields
+        shape = (len(fields.names), fields.slot_rows)
+        values = read_array(objects, self.key, self.sha256, shape, fields.stored, compressed=True)
+        state = {}
+        for name, dtype, row in zip(fields.names, fields.dtypes, values[:, :n_rows], strict=True):
+            limit = 1 if dtype == "bool" else np.iinfo(dtype).max
+            if (row > limit).any():
+                raise CheckpointCorruptError(f"{self.key} in {objects.location}: {name} is above {limit}.")
+            state[name] = row.astype(dtype)
+        return state
 
-    def commit(self, iteration: int, written: Iterable[int], forgotten: Iterable[int] = ()) -> None:
-        """Let ``written`` slots refer to ``iteration``, drop ``forgotten`` ones, remove the unreferenced."""
-        self._latest.update(dict.fromkeys(written, iteration))
-        for slot in forgotten:
-            self._latest.pop(slot, None)
-        for unused in set(self._generations) - set(self._latest.values()):
-            del self._generations[unused]
-            del self._group[str(unused)]
 
-    def read(self, slot: int) -> dict[str, NDArray[Any]]:
-        """Return the last state of a slot's rows; raises KeyError where there is none."""
-        return self._generations[self._latest[slot]].read(slot, self._chunk_rows[slot])
+@dataclass(frozen=True)
+class RowStateWriter:
+    """Where the tasks of one step write.
+
+    Attributes
+    ----------
+    objects : ObjectStore
+    layout : ArrayLayout
+        Of shape (steps, slots, fields, slot rows).
+    fields : RowFields
+    step : int
+    """
+
+    objects: ObjectStore
+    layout: ArrayLayout
+    fields: RowFields
+    step: int
+
+    def write(self, slot: int, values: Mapping[str, NDArray[Any]]) -> SlotState:
+        """Write a chunk's values as one object; again with the same values, the same object."""
+        fields = self.fields
+        padded = np.zeros((len(fields.names), fields.slot_rows), dtype=fields.stored)
+        for row, name in zip(padded, fields.names, strict=True):
+            row[: len(values[name])] = values[name]
+        data = encode(padded, compressed=True)
+        key = self.layout.chunk_key(self.step, slot)
+        self.objects.put(key, data)
+        return SlotState(key, digest(data), fields)
+
+
+def rows_layout(name: str, fields: RowFields, n_steps: int, n_slots: int) -> ArrayLayout:
+    """Return the layout of the array that holds the state of all steps."""
+    inner = (len(fields.names), fields.slot_rows)
+    return ArrayLayout(
+        name,
+        (n_steps, n_slots, *inner),
+        (1, 1, *inner),
+        fields.stored.name,
+        ("step", "slot", "field", "row"),
+        compressed=True,
+        attributes={"fields": list(fields.names), "dtypes": list(fields.dtypes)},
+    )

@@ -25,6 +25,7 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype, even_chunks
 
 __all__ = [
+    "ChunkPlace",
     "ChunkReader",
     "GraphSource",
     "NumpySource",
@@ -33,18 +34,46 @@ __all__ = [
     "Source",
     "npy_source",
     "numpy_source",
+    "places_of",
 ]
 
 
-class ChunkReader(Protocol):
-    """What travels into a task to turn a chunk number into rows; small and picklable."""
+@dataclass(frozen=True)
+class ChunkPlace:
+    """Which rows a chunk holds.
 
-    def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    Attributes
+    ----------
+    chunk : int
+    start, stop : int
+        Global row numbers.
+    """
+
+    chunk: int
+    start: int
+    stop: int
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the chunk."""
+        return self.stop - self.start
+
+
+def places_of(chunk_rows: Sequence[int]) -> dict[int, ChunkPlace]:
+    """Return the places of the chunks that hold rows, by chunk."""
+    ends = list(accumulate(chunk_rows))
+    return {i: ChunkPlace(i, ends[i] - rows, ends[i]) for i, rows in enumerate(chunk_rows) if rows}
+
+
+class ChunkReader(Protocol):
+    """What travels into a task to turn a chunk's place into rows; small and picklable."""
+
+    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Return a chunk's values and the bytes read for them.
 
         Parameters
         ----------
-        chunk : int
+        place : ChunkPlace
         blocks : sequence of ndarray
             The computed references of the chunk; empty for an addressable source.
         """
@@ -67,6 +96,11 @@ class Source(Protocol):
     @property
     def chunk_rows(self) -> tuple[int, ...]:
         """Rows of each chunk; chunks of 0 rows are allowed."""
+        ...
+
+    @property
+    def addressable(self) -> bool:
+        """Whether tasks read chunks by themselves."""
         ...
 
     def reader(self) -> ChunkReader:
@@ -104,9 +138,19 @@ class RangeSource:
     chunk_rows: tuple[int, ...]
     names: tuple[str, ...] | None = None
 
+    @property
+    def addressable(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def in_memory(self) -> NDArray[Any] | None:
+        """The array behind it where that lies in this process's memory, else None."""
+        return self.ranges.array if isinstance(self.ranges, NumpySource) else None
+
     def reader(self) -> ChunkReader:
-        """Return a reader that knows where each chunk begins."""
-        return RangeChunkReader(self.ranges, (0, *accumulate(self.chunk_rows)))
+        """Return a reader of a chunk's range of rows."""
+        return RangeChunkReader(self.ranges)
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return nothing: the task reads the chunk itself."""
@@ -123,14 +167,13 @@ class RangeSource:
 
 @dataclass(frozen=True)
 class RangeChunkReader:
-    """Chunk numbers to row ranges."""
+    """Chunks to row ranges."""
 
     ranges: RangeReader
-    offsets: tuple[int, ...]
 
-    def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Read the chunk."""
-        return self.ranges.read(self.offsets[chunk], self.offsets[chunk + 1])
+        return self.ranges.read(place.start, place.stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +232,13 @@ class BlockReader:
 
     Attributes
     ----------
-    chunk_rows : tuple of int
     row_shape : tuple of int
         The shape that a row is declared to have.
     """
 
-    chunk_rows: tuple[int, ...]
     row_shape: tuple[int, ...]
 
-    def load(self, chunk: int, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Return the chunk; its bytes are those of the decoded blocks.
 
         Raises
@@ -205,7 +246,7 @@ class BlockReader:
         InvalidDataError
             The blocks are not what the dask array declares them to be.
         """
-        declared = (self.chunk_rows[chunk], *self.row_shape)
+        chunk, declared = place.chunk, (place.n_rows, *self.row_shape)
         for block in blocks:
             if isinstance(block, np.ma.MaskedArray):
                 raise InvalidDataError(
@@ -259,9 +300,14 @@ class GraphSource:
         """The dask array's row chunks."""
         return cast("tuple[int, ...]", self.array.chunks[0])
 
+    @property
+    def addressable(self) -> bool:
+        """No: other tasks compute its chunks."""
+        return False
+
     def reader(self) -> ChunkReader:
         """Return a reader that only puts blocks together."""
-        return BlockReader(self.chunk_rows, self.shape[1:])
+        return BlockReader(self.shape[1:])
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the chunk's blocks."""

@@ -1,0 +1,134 @@
+"""What a checkpoint remembers of the data, so that it is never gone on with on other data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.passes import run_pass
+from emtau_dask.errors import CheckpointMismatchError
+from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
+
+__all__ = ["Fingerprint", "check_same", "fingerprint"]
+
+SAMPLED_CHUNKS = 4
+SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Of one source.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+    chunks : tuple of (rows, count)
+        Runs of chunks of equally many rows, in order.
+    sha256 : str
+        Of sampled rows.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[tuple[int, int], ...]
+    sha256: str
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        """Rows of each chunk."""
+        return tuple(rows for rows, count in self.chunks for _ in range(count))
+
+
+@dataclass(frozen=True)
+class _SampleTask:
+    reader: ChunkReader
+
+    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
+        values, _ = self.reader.load(place, blocks)
+        wanted = np.unique(np.linspace(0, place.n_rows - 1, SAMPLED_ROWS).astype(np.intp))
+        sample = np.ascontiguousarray(np.asarray(values)[wanted])
+        return {place.chunk: hashlib.sha256(sample.tobytes()).hexdigest()}
+
+
+def _join(a: dict[int, str], b: dict[int, str]) -> dict[int, str]:
+    return a | b
+
+
+def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint:
+    """Return the fingerprint of a source; reads at most 4 chunks, evenly spaced, 256 rows of each.
+
+    Parameters
+    ----------
+    source : Source
+    what : str
+        Its name, for the observer.
+    observer : FitObserver
+    """
+    places = list(places_of(source.chunk_rows).values())
+    picked = sorted({round(i) for i in np.linspace(0, len(places) - 1, SAMPLED_CHUNKS)}) if places else []
+    items = {places[i].chunk: places[i] for i in picked}
+    digests = run_pass(
+        _SampleTask(source.reader()),
+        _join,
+        [source],
+        items,
+        name="fingerprint",
+        stage=f"fingerprint of {what}",
+        observer=observer,
+        costs={chunk: float(place.n_rows) for chunk, place in items.items()},
+    )
+    together = "".join(f"{chunk}:{text};" for chunk, text in sorted((digests or {}).items()))
+    return Fingerprint(
+        tuple(int(size) for size in source.shape),
+        source.dtype.str,
+        tuple((int(rows), len(list(run))) for rows, run in groupby(source.chunk_rows)),
+        hashlib.sha256(together.encode()).hexdigest(),
+    )
+
+
+def check_same(what: str, saved: Fingerprint | None, found: Fingerprint | None) -> None:
+    """Raise `CheckpointMismatchError` unless both are the same; names both sides."""
+    if saved is None or found is None:
+        if saved is not found:
+            with_it, without = (
+                ("this call", "the checkpointed run")
+                if saved is None
+                else (
+                    "the checkpointed run",
+                    "this call",
+                )
+            )
+            raise CheckpointMismatchError(f"{with_it} has {what}, {without} has none. Give both the same.")
+        return
+    for aspect, theirs, ours in (
+        ("shape", saved.shape, found.shape),
+        ("dtype", saved.dtype, found.dtype),
+        ("chunks (rows, count)", _shortened(saved.chunks), _shortened(found.chunks)),
+    ):
+        if theirs != ours:
+            raise CheckpointMismatchError(
+                f"{what} has the {aspect} {ours}; the checkpointed run had {theirs}. Give the same "
+                "data in the "
+                "same chunks."
+            )
+    if saved.sha256 != found.sha256:
+        raise CheckpointMismatchError(
+            f"{what} holds other values than in the checkpointed run: sampled rows have the SHA-256 "
+            f"{found.sha256[:12]}…, then {saved.sha256[:12]}…. Give the same data."
+        )
+
+
+def _shortened(chunks: tuple[tuple[int, int], ...]) -> str:
+    shown = ", ".join(f"({rows}, {count})" for rows, count in chunks[:8])
+    if len(chunks) <= 8:
+        return shown
+    rest = hashlib.sha256(repr(chunks).encode()).hexdigest()[:12]
+    return f"{shown}, … in {len(chunks)} runs (SHA-256 {rest})"
