@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from emtau_dask.activity import EMLazy, EMStar, EMTau, FullEM
     from emtau_dask.errors import (
+        CheckpointCorruptError,
+        CheckpointError,
+        CheckpointExistsError,
+        CheckpointMismatchError,
+        CheckpointTakenError,
+        ClusterError,
         ConfigError,
         EmtauError,
         InvalidDataError,
@@ -16,6 +22,12 @@ if TYPE_CHECKING:
     from emtau_dask.face.estimator import GaussianMixture
 
 __all__ = [
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointExistsError",
+    "CheckpointMismatchError",
+    "CheckpointTakenError",
+    "ClusterError",
     "ConfigError",
     "EMLazy",
     "EMStar",

@@ -6,10 +6,11 @@ import platform
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, CancelledError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import dask
 import dask.array as da
@@ -20,10 +21,15 @@ import scipy
 from dask.base import get_scheduler
 from threadpoolctl import threadpool_info
 
-from emtau_dask.errors import CheckpointError, ClusterError, EmtauError, InvalidDataError
+from emtau_dask.errors import CheckpointError, ClusterError, ConfigError, EmtauError, InvalidDataError
 from emtau_dask.storage import GraphSource, ObjectStore, RangeSource, Source
+from emtau_dask.storage.sources import RangeReader
 
 __all__ = ["active_client", "cluster_errors", "environment", "prove_access", "resident"]
+
+S = TypeVar("S", bound=Source | None)
+PROOFS = 3
+SECRET_BYTES = 64
 
 
 @cache
@@ -51,10 +57,10 @@ def active_client() -> Any:
     Raises
     ------
     ClusterError
-        The client is asynchronous.
+        The client is asynchronous, or gone.
+    ConfigError
+        Dask's ``scheduler`` setting names none.
     """
-    if "distributed" not in sys.modules:
-        return None
     try:
         scheduler = get_scheduler()
     except RuntimeError as error:
@@ -63,77 +69,177 @@ def active_client() -> Any:
             "Client(..., asynchronous=False), or in a thread of its own; or set "
             "dask.config.set(scheduler='threads')."
         ) from error
+    except ValueError as error:
+        raise ConfigError(f"dask's setting scheduler cannot be used: {error}") from error
     owner = getattr(scheduler, "__self__", None)
-    return owner if type(owner).__module__.startswith("distributed") else None
+    distributed = sys.modules.get("distributed")
+    return owner if distributed is not None and isinstance(owner, distributed.Client) else None
 
 
 def _in_process() -> bool:
-    scheduler = get_scheduler()
-    return scheduler in (None, dask.threaded.get, dask.local.get_sync)
+    return get_scheduler() in (None, dask.threaded.get, dask.local.get_sync)
 
 
-def resident(source: Source) -> Source:
-    """Return a source whose tasks need not carry an array that lies in this process's memory.
+@contextmanager
+def resident(source: S) -> Iterator[S]:
+    """Give a source whose tasks need not carry an array that lies in this process's memory.
 
-    On a cluster the array is sent to the workers once and stays there; other
-    processes get each chunk with its task. In this process it is left as it is.
+    On a cluster the array is sent to the workers once and stays there until the
+    end of the context (its scheduler keeps what a lost worker would have to be
+    sent again); other processes get each chunk with its task. In this process it
+    is left as it is, as is every other source, and None.
     """
     values = source.in_memory if isinstance(source, RangeSource) else None
-    if values is None:
-        return source
     client = active_client()
-    if client is None and _in_process():
-        return source
+    if source is None or values is None or (client is None and _in_process()):
+        yield source
+        return
     chunks = (source.chunk_rows, *((size,) for size in source.shape[1:]))
-    array = da.from_array(values, chunks=chunks)
-    return GraphSource(array if client is None else array.persist())
+    array = da.from_array(np.asarray(values), chunks=chunks, name=f"emtau-input-{uuid.uuid4().hex}")
+    if client is None:
+        yield cast("S", GraphSource(array))
+        return
+    with cluster_errors():
+        kept = array.persist()
+    try:
+        yield cast("S", GraphSource(kept))
+    finally:
+        for future in sys.modules["distributed"].client.futures_of(kept):
+            future.release()
 
 
 @contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Raise `ClusterError` for what a cluster can do to a computation."""
+    """Raise `ClusterError` for what a cluster can do to a computation; tasks' own errors stay as they are."""
     try:
         yield
+    except EmtauError:
+        raise
     except CancelledError as error:
         raise ClusterError(
-            f"the cluster gave the computation up ({error}). Its scheduler ended or was restarted, or "
-            "the work "
-            "was cancelled: connect to a scheduler that runs, and resume from the checkpoint."
+            f"the cluster gave the computation up ({_one_line(error)}). Its scheduler ended or was "
+            "restarted, "
+            "or the work was cancelled: connect to a scheduler that runs, and resume from the checkpoint."
         ) from error
     except Exception as error:
-        translated = None if isinstance(error, EmtauError) else _translated(error)
-        if translated is None:
+        message = _translated(error)
+        if message is None:
             raise
-        raise translated from error
+        raise ClusterError(message) from error
 
 
-def _translated(error: Exception) -> ClusterError | None:
-    name = type(error).__name__
-    if name == "KilledWorker":
-        allowed = dask.config.get("distributed.scheduler.allowed-failures", 3)
-        return ClusterError(
-            f"{error}. Mostly workers die of memory: raise their memory limit, or use smaller chunks (see "
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".: ")
+
+
+def _translated(error: Exception) -> str | None:
+    """Return what to tell of an error that is a cluster's, None for one that a task raised."""
+    kind, text = type(error), _one_line(error)
+    if kind.__name__ == "KilledWorker":
+        return (
+            f"{text}. Mostly workers die of memory: raise their memory limit, or use smaller chunks (see "
             "emtau fit --plan). Where they die of something else, such as preemption, raise dask's "
-            f"distributed.scheduler.allowed-failures (here {allowed}) on the scheduler."
+            f"distributed.scheduler.allowed-failures (now {error.args[-1]}) on the scheduler."
         )
-    if name in ("CommClosedError", "TimeoutError", "NoSchedulerError") or (
-        name == "RuntimeError" and "synchronous" in str(error)
-    ):
-        return ClusterError(
-            f"the cluster cannot be reached ({name}: {error}). See that its scheduler runs, and connect anew."
+    if kind.__name__ in ("NoValidWorkerError", "NoWorkerError"):
+        return f"{text}. Start a worker that tasks may run on, with the resources that annotations ask for."
+    if isinstance(error, BrokenExecutor):
+        return f"a worker process died ({text}). Mostly it is for lack of memory: use smaller chunks."
+    if _is_about_pickling(error):
+        return (
+            f"what tasks need cannot be sent to workers ({text}). Everything that a policy, a store or a "
+            "dask array refers to must be picklable, and importable on the scheduler and the workers; or set "
+            "dask.config.set(scheduler='threads')."
         )
+    if kind.__module__.partition(".")[0] in ("distributed", "tornado") or _is_disconnected():
+        return f"the cluster cannot be reached ({text}). See that its scheduler runs, and connect anew."
     return None
 
 
-def _prove(
-    objects: ObjectStore | None, key: str, sources: Sequence[tuple[str, Any]]
-) -> tuple[bytes | None, list[str | None], dict[str, str]]:
-    """Return what this worker finds in the checkpoint, what it sees of each source, and its environment."""
-    held = None
-    if objects is not None:
-        held = objects.get(key, 64)
-        objects.put(f"{key}-{uuid.uuid4().hex}", b"seen")
-    return held, [ranges.identity() for _, ranges in sources], environment()
+def _is_about_pickling(error: Exception) -> bool:
+    message = str(error).lower()
+    if "deserialization of the task graph" in message:
+        return True
+    told = ("pickle", "serialize")
+    return not _in_process() and (
+        type(error).__name__ == "PicklingError"
+        or (isinstance(error, TypeError | AttributeError) and any(word in message for word in told))
+    )
+
+
+def _is_disconnected() -> bool:
+    """Return whether the client that was active has lost its scheduler."""
+    try:
+        client = active_client()
+    except EmtauError:
+        return False
+    return client is not None and client.status != "running"
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """What a worker finds.
+
+    Attributes
+    ----------
+    secret : bytes or None
+        What it reads where this process wrote.
+    unusable : str
+        Why it cannot read or write there; empty where it can.
+    identities : tuple of str
+        Of the sources that it sees.
+    unseen : str
+        Why it does not see the next of them; empty where it sees all.
+    environment : dict
+    """
+
+    secret: bytes | None
+    unusable: str
+    identities: tuple[str, ...]
+    unseen: str
+    environment: dict[str, str]
+
+
+def _look(objects: ObjectStore | None, folder: str, readers: Sequence[RangeReader]) -> _Sight:
+    secret, unusable, identities, unseen = None, "", [], ""
+    try:
+        if objects is not None:
+            secret = objects.get(f"{folder}secret", SECRET_BYTES)
+            objects.put(f"{folder}{uuid.uuid4().hex}", b"seen")
+    except Exception as error:
+        unusable = str(error)
+    try:
+        for reader in readers:
+            identities.append(str(reader.identity()))  # noqa: PERF401
+    except Exception as error:
+        unseen = str(error)
+    return _Sight(secret, unusable, tuple(identities), unseen, environment())
+
+
+def _sights(client: Any, *told: Any) -> dict[str, _Sight]:
+    """Return what the workers find, by address; those that go away meanwhile are left out."""
+    found: dict[str, _Sight] = {}
+    lost: dict[str, BaseException] = {}
+    for _ in range(PROOFS):
+        with cluster_errors():
+            waiting = [worker for worker in client.nthreads() if worker not in found]
+            answers = client.run(_look, *told, workers=waiting, on_error="return") if waiting else {}
+        lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _Sight)}
+        found |= {worker: answer for worker, answer in answers.items() if worker not in lost}
+        for worker, error in lost.items():
+            if not isinstance(error, OSError):
+                raise ClusterError(
+                    f"the worker {worker} cannot run emtau_dask ({_one_line(error)}). Install the same "
+                    "packages on every worker and on the scheduler."
+                ) from error
+        if not lost:
+            return found
+    for worker, error in lost.items():
+        if worker in client.nthreads():
+            raise ClusterError(
+                f"the worker {worker} does not answer ({_one_line(error)}). Stop it, or start it anew."
+            ) from error
+    return found
 
 
 def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
@@ -157,70 +263,86 @@ def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> 
         A worker does not see the checkpoint; names the worker.
     InvalidDataError
         A worker does not see the data, or sees other data.
+    ClusterError
+        A worker does not answer, or lacks this package.
     """
     client = active_client()
     if client is None:
         return []
-    ranges = [(name, source.ranges) for name, source in sources.items() if isinstance(source, RangeSource)]
-    own = [reader.identity() for _, reader in ranges]
-    secret, key = uuid.uuid4().hex.encode(), f"probe/{uuid.uuid4().hex}"
+    readers = {
+        name: source.ranges
+        for name, source in sources.items()
+        if isinstance(source, RangeSource) and source.in_memory is None
+    }
+    own = [str(reader.identity()) for reader in readers.values()]
+    folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
     if objects is not None:
         if not objects.shared:
             raise CheckpointError(
                 f"{objects.location} lies in this process's memory, which workers cannot reach. Give a "
-                "folder "
-                "that all of them see, or the URL of an object store."
+                "folder that all of them see, or the URL of an object store."
             )
-        objects.put(key, secret)
+        objects.put(f"{folder}secret", secret)
     try:
-        with cluster_errors():
-            answers = client.run(_prove, objects, key, ranges, on_error="return")
-        seen = () if objects is None else set(objects.list("probe/"))
+        sights = _sights(client, objects, folder, list(readers.values()))
+        arrived = 0 if objects is None else len(objects.list(folder)) - 1
     finally:
         if objects is not None:
-            objects.delete(objects.list("probe/"))
-    place = "" if objects is None else objects.location
-    differing = []
-    for worker, answer in answers.items():
-        if isinstance(answer, InvalidDataError):
-            raise InvalidDataError(f"the worker {worker} cannot see the data: {answer}") from answer
-        if isinstance(answer, BaseException):
-            raise CheckpointError(_unseen(worker, place, f"{type(answer).__name__}: {answer}")) from answer
-        held, identities, its_environment = answer
-        if objects is not None and held != secret:
-            raise CheckpointError(_unseen(worker, place, "it finds nothing there that this process wrote"))
-        for (name, _), mine, its in zip(ranges, own, identities, strict=True):
-            if mine != its:
-                raise InvalidDataError(
-                    f"the worker {worker} sees other data than this process for {name} ({its}, here {mine}). "
-                    "Put the data where every worker sees it under the same path, or use an object store."
-                )
-        if its_environment != environment():
-            differing.append(f"{worker} ({_difference(its_environment, environment())})")
-    if objects is not None and len(seen) < 1 + len(answers):
+            with suppress(CheckpointError):
+                objects.delete(objects.list(folder))
+    for worker, sight in sights.items():
+        if objects is not None:
+            _check_place(worker, sight, secret, objects.location)
+        _check_data(worker, sight, list(readers), own)
+    if objects is not None and arrived < len(sights):
         raise CheckpointError(
-            f"of {len(answers)} workers that wrote to {place}, {len(seen) - 1} wrote where this process can "
-            "see it. Use a folder that is shared by all of them, or the URL of an object store."
+            f"of {len(sights)} workers that wrote to {objects.location}, {arrived} wrote where this process "
+            "can see it. Use a folder that is shared by all of them, or the URL of an object store."
         )
+    return _differing(sights)
+
+
+def _check_place(worker: str, sight: _Sight, secret: bytes, place: str) -> None:
+    why = sight.unusable
+    if not why and sight.secret != secret:
+        why = "it does not find there what this process wrote"
+    if why:
+        raise CheckpointError(
+            f"the worker {worker} cannot use {place}, where row state goes: {why.rstrip('.')}. Give a "
+            "checkpoint (or, without one, a dask temporary-directory) that every worker sees under the same "
+            "path, or the URL of an object store."
+        )
+
+
+def _check_data(worker: str, sight: _Sight, names: Sequence[str], own: Sequence[str]) -> None:
+    remedy = "Put it where every worker sees it under the same path, or into an object store."
+    for name, mine, its in zip(names, own, sight.identities, strict=False):
+        if its != mine:
+            raise InvalidDataError(
+                f"the worker {worker} sees other data than this process as {name} ({its}; here {mine}). "
+                f"{remedy}"
+            )
+    if sight.unseen:
+        name = names[len(sight.identities)]
+        raise InvalidDataError(f"the worker {worker} cannot see {name}: {sight.unseen.rstrip('.')}. {remedy}")
+
+
+def _differing(sights: Mapping[str, _Sight]) -> list[str]:
+    mine = environment()
+    differing = [
+        f"{worker} ({_difference(sight.environment, mine)})"
+        for worker, sight in sorted(sights.items())
+        if sight.environment != mine
+    ]
     if not differing:
         return []
     return [
         "workers differ from this process in what the last bits of a result depend on: "
-        f"{', '.join(sorted(differing))}. Another run need not give the same bits."
+        f"{', '.join(differing)}. Another run need not give the same bits."
     ]
-
-
-def _unseen(worker: str, place: str, why: str) -> str:
-    return (
-        f"the worker {worker} cannot use {place}, where row state goes ({why}). Give a checkpoint (or, "
-        "without "
-        "one, a dask temporary-directory) that every worker sees under the same path, or the URL of an "
-        "object "
-        "store."
-    )
 
 
 def _difference(its: Mapping[str, str], mine: Mapping[str, str]) -> str:
     return ", ".join(
-        f"{name} {its.get(name)} here {mine[name]}" for name in mine if its.get(name) != mine[name]
+        f"{name} {its.get(name)}, here {mine[name]}" for name in mine if its.get(name) != mine[name]
     )

@@ -134,7 +134,9 @@ def main() -> None:
 @_config_argument
 @_run_options
 @click.option("--overwrite", is_flag=True, help="Replace the results and the checkpoint of an earlier run.")
-@click.option("--plan", is_flag=True, hidden=True)
+@click.option(
+    "--plan", is_flag=True, help="Print the memory, bytes and tasks that the fit will need; fit nothing."
+)
 @click.pass_context
 def fit(
     ctx: click.Context,
@@ -146,11 +148,16 @@ def fit(
     plan: bool,
 ) -> None:
     """Fit what CONFIG (a YAML file) describes and write what its output asks for."""
-    if plan:
-        raise click.UsageError("--plan is not available yet")
     run_config = _load(config, overrides, scheduler, workers)
-    from emtau_dask.face.runs import run_fit
+    from emtau_dask.face.runs import run_fit, run_plan
 
+    if plan:
+        from emtau_dask.face.plans import check_memory, plan_table
+
+        found = run_plan(run_config, progress=sys.stderr)
+        _console().print(plan_table(found))
+        check_memory(found)
+        return
     _remember_checkpoint(ctx, run_config.checkpoint.path)
     result = run_fit(run_config, overwrite=overwrite, progress=sys.stderr)
     _show_result(ctx, run_config, result)

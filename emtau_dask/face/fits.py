@@ -44,6 +44,7 @@ from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights
 from emtau_dask.storage import ObjectStore, Source, object_store, open_log, start_log
+from emtau_dask.storage.commits import check_startable
 from emtau_dask.storage.remote import warn_unless_exclusive
 
 if TYPE_CHECKING:
@@ -79,17 +80,22 @@ class _Sources:
         }
 
 
-def _sources(estimator: Any, X: Any, sample_weight: Any, responsibilities_init: Any) -> _Sources:
+@contextmanager
+def _sources(estimator: Any, X: Any, sample_weight: Any, responsibilities_init: Any) -> Iterator[_Sources]:
+    """Open what a fit reads; what of it lies in memory is on the workers of a cluster until the end."""
     rows = fit_source(estimator, X)
     weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
     check_responsibilities_shape(responsibilities, rows, estimator.n_components)
     check_counts(rows, weights, estimator.n_components)
-    return _Sources(
-        resident(rows),
-        None if weights is None else resident(weights.aligned(rows.chunk_rows)),
-        None if responsibilities is None else resident(responsibilities.aligned(rows.chunk_rows)),
-    )
+    with (
+        resident(rows) as kept_rows,
+        resident(None if weights is None else weights.aligned(rows.chunk_rows)) as kept_weights,
+        resident(
+            None if responsibilities is None else responsibilities.aligned(rows.chunk_rows)
+        ) as kept_responsibilities,
+    ):
+        yield _Sources(kept_rows, kept_weights, kept_responsibilities)
 
 
 def _given(estimator: GaussianMixture, n_features: int) -> GivenParameters:
@@ -186,18 +192,15 @@ def fit_estimator(
     seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
     checked_row_arrays(policy, estimator.n_components, estimator.max_iter)
     active_client()
-    sources = _sources(estimator, X, sample_weight, responsibilities_init)
-    plan = _plan(estimator, policy, seeds, sources)
     observer = observer_for(estimator.verbose)
     try:
-        with (
-            single_threaded_blas(),
-            _new_journal(estimator, plan, sources, run_config, overwrite, observer) as (
-                journal,
-                state,
-            ),
-        ):
-            finished = _finish(estimator, plan, sources, state, journal, observer)
+        with _sources(estimator, X, sample_weight, responsibilities_init) as sources:
+            plan = _plan(estimator, policy, seeds, sources)
+            with (
+                single_threaded_blas(),
+                _new_journal(estimator, plan, sources, run_config, overwrite, observer) as (journal, state),
+            ):
+                finished = _finish(estimator, plan, sources, state, journal, observer)
     finally:
         observer.close()
     _publish(estimator, finished)
@@ -219,9 +222,11 @@ def _new_journal(
             yield temporary, _proved(temporary.objects, sources, FitState())
         return
     objects = object_store(estimator.checkpoint)
+    check_startable(objects, overwrite=overwrite)
+    objects.prepare()
     warn_unless_exclusive(objects)
-    log = start_log(objects, overwrite=overwrite)
     state = _proved(objects, sources, FitState())
+    log = start_log(objects, overwrite=overwrite)
     config = _config(estimator, plan, rows.shape[1], run_config)
     journal = CheckpointJournal(log, config, plan.given, sources.entries(observer), fields)
     journal.save(state, commit=True)
@@ -380,11 +385,14 @@ def resume_estimator(
     active_client()
     state, given = saved.state(), saved.given()
     needed = responsibilities_init if state.current is None and state.best is None else None
-    sources = _sources(estimator, X, sample_weight, needed)
-    _check_names(estimator, saved)
     observer = observer_for(verbose)
     try:
-        with single_threaded_blas():
+        with (
+            _sources(estimator, X, sample_weight, needed) as sources,
+            single_threaded_blas(),
+        ):
+            _check_names(estimator, saved)
+            prove_access(None, sources.named())
             _check_data(saved, sources, needed is None and state.current is not None, observer)
             finished = _resumed(estimator, policy, saved, state, given, sources, observer)
     finally:

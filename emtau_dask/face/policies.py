@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emtau_dask.activity import ALGORITHMS, as_policy
 from emtau_dask.errors import CheckpointMismatchError, ConfigError
 
-__all__ = ["describe_policy", "described_policy", "matching_policy"]
+if TYPE_CHECKING:
+    from emtau_dask.face.config_algorithms import Section
+
+__all__ = ["describe_policy", "described_policy", "matching_policy", "plain", "policy_of"]
+
+
+_NOT_PARAMETERS = {"name", "compare", "published"}
+
+
+def policy_of(settings: Section) -> Any:
+    """Return the activity policy that an entry of the `algorithm` section describes.
+
+    Parameters
+    ----------
+    settings : Section
+        Any of the algorithms that fit a mixture, not k-means.
+
+    Returns
+    -------
+    ActivityPolicy
+    """
+    parameters = settings.model_dump(exclude=_NOT_PARAMETERS)
+    return ALGORITHMS[settings.model_dump()["name"]](**parameters)
 
 
 def plain(value: Any) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.activity import ALGORITHMS
 from emtau_dask.errors import CheckpointError, ConfigError
 from emtau_dask.face.computing import computing
 from emtau_dask.face.config import portable, resumed_config
@@ -18,6 +17,8 @@ from emtau_dask.face.estimator import GaussianMixture
 from emtau_dask.face.fits import fit_estimator, mixture_in, open_saved, resume_estimator
 from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
+from emtau_dask.face.plans import Plan, check_memory, plan_of
+from emtau_dask.face.policies import policy_of
 from emtau_dask.face.progress import progress_to, watching
 from emtau_dask.face.zarr_rows import check_writable, refuse_existing, replacing
 from emtau_dask.storage import is_parquet, object_store
@@ -25,21 +26,18 @@ from emtau_dask.storage.commits import check_startable, holds_run
 
 if TYPE_CHECKING:
     from emtau_dask.face.config import RunConfig
-    from emtau_dask.face.config_algorithms import Section
 
 __all__ = [
     "RunResult",
     "estimator_of",
-    "policy_of",
     "run_fit",
+    "run_plan",
     "run_predict",
     "run_resume",
     "starting_responsibilities",
 ]
 
 MAX_START_BYTES = 2**30
-
-_NOT_PARAMETERS = {"name", "compare", "published"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,22 +61,6 @@ class RunResult:
     label_counts: NDArray[np.int64] | None
     model_path: Path | None
     labels_path: Path | None
-
-
-def policy_of(settings: Section) -> Any:
-    """Return the activity policy that an entry of the `algorithm` section describes.
-
-    Parameters
-    ----------
-    settings : Section
-        Any of the algorithms that fit a mixture, not k-means.
-
-    Returns
-    -------
-    ActivityPolicy
-    """
-    parameters = settings.model_dump(exclude=_NOT_PARAMETERS)
-    return ALGORITHMS[settings.model_dump()["name"]](**parameters)
 
 
 def estimator_of(config: RunConfig) -> GaussianMixture:
@@ -203,6 +185,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
+    check_memory(plan_of(config, inputs))
     with computing(config), progress_to(progress):
         model = estimator_of(config)
         fit_estimator(
@@ -214,6 +197,18 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             overwrite=overwrite,
         )
     return outputs.write(config, model, inputs, overwrite=overwrite, progress=progress)
+
+
+def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
+    """Return what the fit of a config needs; makes its dataset where that is missing, and fits nothing.
+
+    Raises
+    ------
+    EmtauError
+        The data or the settings cannot be used.
+    """
+    with watching(progress) as observer:
+        return plan_of(config, open_inputs(config, overwrite=False, observer=observer))
 
 
 def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple[RunConfig, RunResult]:
@@ -248,6 +243,7 @@ def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple
     outputs = _Outputs.checked(config, overwrite=True)
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=False, observer=observer)
+    check_memory(plan_of(config, inputs))
     with computing(config), progress_to(progress):
         model = resume_estimator(
             GaussianMixture,

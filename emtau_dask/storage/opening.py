@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype, check_shape
+from emtau_dask.storage.npy_source import npy_source
 from emtau_dask.storage.parquet_source import is_parquet, open_parquet
 from emtau_dask.storage.sources import (
     ChunkPlace,
@@ -21,21 +22,22 @@ from emtau_dask.storage.sources import (
     GraphSource,
     RangeSource,
     Source,
-    npy_source,
     numpy_source,
 )
+from emtau_dask.storage.urls import is_url, plain_path, suffix_of
 from emtau_dask.storage.zarr_source import open_zarr, plain_zarr_of, zarr_source
 
 __all__ = ["as_dask", "as_source", "is_lazy", "open_source"]
 
 
 def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
-    """Open stored rows by path.
+    """Open stored rows by path or URL.
 
     Parameters
     ----------
     path : str
-        A zarr array or group, a ``.npy`` file, or a parquet file or folder.
+        A zarr array or group, a ``.npy`` file, or a parquet file or folder: a local
+        path, or an fsspec URL such as ``s3://bucket/rows.zarr``.
     array : str, optional
         The member of a zarr group.
     columns : sequence of str, optional
@@ -49,14 +51,14 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
     Raises
     ------
     InvalidDataError
-        Nothing is there, or it is none of these.
+        Nothing is there, it is none of these, or it cannot be read.
     """
-    location = Path(path)
-    if "://" not in path and not location.exists():
+    path = plain_path(path)
+    if not is_url(path) and not Path(path).exists():
         raise InvalidDataError(
             f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
         )
-    if location.suffix == ".npy":
+    if suffix_of(path) == ".npy":
         return npy_source(path)
     if is_parquet(path):
         return open_parquet(path, columns)

@@ -5,8 +5,11 @@ Needs pyarrow, the ``[parquet]`` extra.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,139 +17,167 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
+from emtau_dask.storage.objects import each
 from emtau_dask.storage.sources import RangeSource
+from emtau_dask.storage.urls import Url, is_url, plain_path, read_errors, suffix_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["is_parquet", "open_parquet"]
+__all__ = ["is_parquet", "open_parquet", "parquet_names"]
+
+SUFFIXES = (".parquet", ".pq")
+ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
+
+
+class _UrlFile(io.RawIOBase):
+    """A file behind a URL for pyarrow: each read is one range."""
+
+    def __init__(self, url: Url, size: int) -> None:
+        self._url = url
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = origin + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if not wanted:
+            return b""
+        data = self._url.read(self._position, self._position + wanted)
+        if len(data) != wanted:
+            raise OSError(f"it gave {len(data):,} bytes for a range of {wanted:,}")
+        self._position += wanted
+        return data
+
+
+@dataclass(frozen=True)
+class ParquetPart:
+    """One parquet file.
+
+    Attributes
+    ----------
+    place : str or Url
+        An absolute path, or a URL.
+    size : int
+        Bytes.
+    """
+
+    place: str | Url
+    size: int
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is behind a URL."""
+        return isinstance(self.place, Url)
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Open the file with pyarrow; whatever goes wrong is an `InvalidDataError`."""
+        pq = _pyarrow().parquet
+        with read_errors(f"the parquet file {self.place}", remote=self.remote):
+            source = _UrlFile(self.place, self.size) if isinstance(self.place, Url) else self.place
+            with pq.ParquetFile(source, pre_buffer=self.remote) as file:
+                yield file
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """One row group of one file."""
+    """One row group of one file.
 
-    path: str
+    Attributes
+    ----------
+    part : int
+        Number of the file.
+    number : int
+        Its own, in the file.
+    start, stop : int
+        Rows.
+    stored : int
+        Compressed bytes of the columns that are read.
+    """
+
+    part: int
     number: int
     start: int
     stop: int
+    stored: int
 
 
 @dataclass(frozen=True)
 class ParquetReader:
-    """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type."""
+    """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type.
 
+    Attributes
+    ----------
+    parts : tuple of ParquetPart
+    groups : tuple of RowGroup
+    columns : tuple of str
+    dtype : dtype
+        Of the rows, where there are no nulls.
+    squeeze : bool
+        Whether the single column is given as shape (n,).
+    """
+
+    parts: tuple[ParquetPart, ...]
     groups: tuple[RowGroup, ...]
     columns: tuple[str, ...]
     dtype: np.dtype[Any]
     squeeze: bool
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows; the bytes are the compressed sizes of the column chunks read."""
-        import pyarrow.parquet as pq
+        """Return the rows; the bytes are the compressed sizes of the column chunks read.
 
-        parts: list[NDArray[Any]] = []
-        stored = 0
-        for group in self.groups:
-            if group.stop <= start or group.start >= stop:
-                continue
-            with pq.ParquetFile(group.path) as file:
+        Raises
+        ------
+        InvalidDataError
+            A file cannot be read, or is not the one that was opened.
+        """
+        rows = np.empty((stop - start, len(self.columns)), dtype=self.dtype)
+        touched = self._touched(start, stop)
+        for group in touched:
+            with self.parts[group.part].opened() as file:
                 table = file.read_row_group(group.number, columns=list(self.columns))
-                stored += _stored_bytes(file.metadata.row_group(group.number), self.columns)
-            nulls = any(table.column(name).null_count for name in self.columns)
-            dtype = np.dtype(np.float64) if nulls else self.dtype
-            rows = np.empty((table.num_rows, len(self.columns)), dtype=dtype)
-            for j, column in enumerate(self.columns):
-                rows[:, j] = table.column(column).to_numpy()
-            parts.append(rows[max(start - group.start, 0) : stop - group.start])
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty((0, len(self.columns)))])
-        return (whole[:, 0] if self.squeeze else whole), stored
+                if table.num_rows != group.stop - group.start:
+                    raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
+            if any(table.column(name).null_count for name in self.columns):
+                rows = rows.astype(np.float64, copy=False)
+            inside = slice(max(start - group.start, 0), stop - group.start)
+            first = max(group.start - start, 0)
+            for j, name in enumerate(self.columns):
+                values = table.column(name).to_numpy()[inside]
+                rows[first : first + len(values), j] = values
+        return (rows[:, 0] if self.squeeze else rows), sum(group.stored for group in touched)
 
+    def _touched(self, start: int, stop: int) -> list[RowGroup]:
+        return [group for group in self.groups if group.stop > start and group.start < stop]
 
-def _stored_bytes(metadata: Any, columns: Sequence[str]) -> int:
-    wanted = set(columns)
-    chunks = [metadata.column(j) for j in range(metadata.num_columns)]
-    return sum(c.total_compressed_size for c in chunks if c.path_in_schema in wanted)
+    def identity(self) -> str:
+        """Return the files' sizes and their numbers of rows and row groups, digested.
 
+        Raises
+        ------
+        InvalidDataError
+            This process does not see a file.
+        """
+        shapes = each(_shape_of, [part.place for part in self.parts])
+        return f"{len(shapes)} parquet file(s), SHA-256 {sha256(repr(shapes).encode()).hexdigest()}"
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InvalidDataError(
-            "reading parquet needs pyarrow; install it with: pip install 'emtau_dask[parquet]'"
-        ) from error
-    return pyarrow
-
-
-def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
-    pa = _pyarrow()
-    kind = field.type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise InvalidDtypeError(
-            f"column {field.name!r} of {path} holds {kind}, not real numbers. Choose the numeric columns "
-            "(data.columns in a config), or convert it."
-        )
-    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-    return dtype
-
-
-def is_parquet(path: str) -> bool:
-    """Return whether ``path`` is a parquet file, or a folder that holds any at any depth."""
-    place = Path(path)
-    return place.suffix in (".parquet", ".pq") or (
-        place.is_dir() and not (place / "zarr.json").exists() and any(place.rglob("*.parquet"))
-    )
-
-
-def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
-    """Open a parquet file, or all parquet files of a folder in name order, as a source.
-
-    Parameters
-    ----------
-    path : str
-    columns : sequence of str or None
-        Features in this order; by default all columns, as the first file has them.
-    squeeze : bool, default=False
-        Give the single column as shape (n,), for weights.
-
-    Raises
-    ------
-    InvalidDataError
-        Nothing readable is there, pyarrow is missing, or columns differ between files.
-    InvalidDtypeError
-        A column does not hold real numbers.
-    """
-    pa = _pyarrow()
-    pq = pa.parquet
-    root = Path(path)
-    files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
-    if not files:
-        raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
-    groups: list[RowGroup] = []
-    chosen: tuple[str, ...] = tuple(columns or ())
-    dtypes: list[np.dtype[Any]] = []
-    end = 0
-    for file in files:
-        try:
-            with pq.ParquetFile(file) as opened:
-                schema, metadata = opened.schema_arrow, opened.metadata
-        except (pa.ArrowInvalid, OSError) as error:
-            raise InvalidDataError(f"{file} cannot be read as parquet: {error}") from error
-        chosen = chosen or tuple(schema.names)
-        missing = [name for name in chosen if name not in schema.names]
-        if missing:
-            raise InvalidDataError(
-                f"{file} has no column {missing[0]!r}; its columns are {', '.join(schema.names)}."
-            )
-        dtypes += [_column_dtype(schema.field(name), str(file)) for name in chosen]
-        for number in range(metadata.num_row_groups):
-            start, end = end, end + metadata.row_group(number).num_rows
-            groups.append(RowGroup(str(file.absolute()), number, start, end))
-    if squeeze and len(chosen) != 1:
-        raise InvalidDataError(f"{path}: one column is wanted, but {len(chosen)} are named: {chosen}.")
-    dtype = np.result_type(*dtypes)
-    reader = ParquetReader(tuple(groups), chosen, dtype, squeeze)
-    shape = (end,) if squeeze else (end, len(chosen))
-    rows = tuple(group.stop - group.start for group in groups)
-    return RangeSource(reader, shape, dtype, rows, None if squeeze else chosen)
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds: the rows, and a row group as it is decoded."""
+        width = len(self.columns) * max(self.dtype.itemsize, 8)
+        group = max((8 + g.stored + (g.stop - g.start) * width for g in self._touched(start, stop)), default=0)
+        return (stop - start) * width + group

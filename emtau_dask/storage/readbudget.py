@@ -25,7 +25,7 @@ class ReadBudget:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._taken = 0
         self._freed = threading.Condition()
 
@@ -33,7 +33,7 @@ class ReadBudget:
     def reading(self, size: int) -> Iterator[None]:
         """Hold ``size`` bytes of the budget, waiting for them if need be."""
         with self._freed:
-            self._freed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._limit)
+            self._freed.wait_for(lambda: self._taken == 0 or self._taken + size <= self.limit)
             self._taken += size
         try:
             yield

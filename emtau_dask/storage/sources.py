@@ -12,7 +12,6 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import dask
@@ -32,7 +31,6 @@ __all__ = [
     "RangeReader",
     "RangeSource",
     "Source",
-    "npy_source",
     "numpy_source",
     "places_of",
 ]
@@ -127,6 +125,20 @@ class RangeReader(Protocol):
         """Return rows ``start`` to ``stop`` and the stored bytes read for them."""
         ...
 
+    def identity(self) -> str:
+        """Return a short text that identifies what this process sees there, from metadata alone.
+
+        Raises
+        ------
+        InvalidDataError
+            It cannot be seen.
+        """
+        ...
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes held while rows are read, the rows included."""
+        ...
+
 
 @dataclass(frozen=True)
 class RangeSource:
@@ -187,43 +199,19 @@ class NumpySource:
         rows = self.array[start:stop]
         return rows, rows.nbytes
 
+    def identity(self) -> str:
+        """Return ``"memory"``: wherever the reader is, the array is with it."""
+        return "memory"
 
-@dataclass(frozen=True)
-class NpyReader:
-    """Reads a ``.npy`` file through a memory map that lives only as long as one read."""
-
-    path: str
-
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return a copy of the rows."""
-        rows = np.array(np.load(self.path, mmap_mode="r")[start:stop])
-        return rows, rows.nbytes
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the rows."""
+        return int(self.array[start:stop].nbytes)
 
 
 def numpy_source(array: NDArray[Any]) -> RangeSource:
     """Return an in-memory array as a source, in chunks of about 16 MiB."""
     row_bytes = array.nbytes // max(len(array), 1)
     return RangeSource(NumpySource(array), array.shape, array.dtype, even_chunks(len(array), row_bytes))
-
-
-def npy_source(path: str) -> RangeSource:
-    """Return a ``.npy`` file as a source, in chunks of about 16 MiB; nothing is read but its header.
-
-    Raises
-    ------
-    InvalidDataError
-        It is no ``.npy`` file, or one that holds Python objects.
-    """
-    try:
-        header = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        raise InvalidDataError(
-            f"{path} cannot be memory-mapped as a .npy file ({error}); write it with numpy.save."
-        ) from error
-    row_bytes = header.nbytes // max(len(header), 1) if header.ndim else 0
-    n_rows = header.shape[0] if header.ndim else 0
-    reader = NpyReader(str(Path(path).absolute()))
-    return RangeSource(reader, header.shape, header.dtype, even_chunks(n_rows, row_bytes))
 
 
 @dataclass(frozen=True)

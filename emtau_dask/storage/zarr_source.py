@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -16,19 +17,31 @@ from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 from numpy.typing import NDArray
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
+from emtau_dask.storage.url_store import UrlStore
+from emtau_dask.storage.urls import Url, is_url, read_errors
+from emtau_dask.storage.zarr_memory import peak_bytes
 
 __all__ = ["group_source", "open_zarr", "plain_zarr_of", "zarr_source"]
 
 READ_BUDGET = ReadBudget(2**28)
-COPIES_WHILE_READING = 3
 
-_bytes_read: ContextVar[list[int] | None] = ContextVar("emtau_bytes_read", default=None)
+
+@dataclass
+class _Reads:
+    """What reading has brought so far in one context."""
+
+    sizes: list[int] = field(default_factory=list)
+    missing: bool = False
+
+
+_reads: ContextVar[_Reads | None] = ContextVar("emtau_reads", default=None)
 
 
 class CountingStore(WrapperStore[Any]):
@@ -46,34 +59,74 @@ class CountingStore(WrapperStore[Any]):
     ) -> Buffer | None:
         """Read, and count."""
         value = cast("Buffer | None", await self._store.get(key, prototype, byte_range))
-        sizes = _bytes_read.get()
-        if value is not None and sizes is not None:
-            sizes.append(len(value))
+        reads = _reads.get()
+        if reads is not None and value is not None:
+            reads.sizes.append(len(value))
+        elif reads is not None:
+            reads.missing = True
         return value
 
 
 @dataclass(frozen=True, eq=False)
 class ZarrReader:
-    """Reads rows of a zarr array, one call at a time for each task."""
+    """Reads rows of a zarr array, one call at a time for each task.
+
+    Attributes
+    ----------
+    array : zarr.Array
+        Over a `CountingStore`.
+    where : str
+        Names the array in messages.
+    remote : bool
+        Whether it lies behind a URL.
+    """
 
     array: zarr.Array[Any]
+    where: str
+    remote: bool
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows and the stored (compressed) bytes read for them."""
-        sizes: list[int] = []
-        token = _bytes_read.set(sizes)
-        row_bytes = self.array.nbytes // max(self.array.shape[0], 1)
+        """Return the rows and the stored (compressed) bytes read for them.
+
+        Raises
+        ------
+        InvalidDataError
+            They cannot be read.
+        """
+        reads = _Reads()
+        token = _reads.set(reads)
         try:
-            with READ_BUDGET.reading(COPIES_WHILE_READING * row_bytes * (stop - start)):
+            with (
+                read_errors(f"rows {start} to {stop} of the zarr array {self.where}", remote=self.remote),
+                READ_BUDGET.reading(self.peak_bytes(start, stop)),
+            ):
                 rows = np.asarray(self.array[start:stop])
-        except Exception as error:
-            raise InvalidDataError(
-                f"rows {start} to {stop} of the zarr array {self.array.store_path} cannot be read: "
-                f"{type(error).__name__}: {error}. Restore the array, or write it again."
-            ) from error
         finally:
-            _bytes_read.reset(token)
-        return rows, sum(sizes)
+            _reads.reset(token)
+        if reads.missing:
+            # A chunk that is not stored holds the fill value; but is the array itself still there?
+            self.identity()
+        return rows, sum(reads.sizes)
+
+    def identity(self) -> str:
+        """Return the SHA-256 of the array's metadata document, as stored.
+
+        Raises
+        ------
+        InvalidDataError
+            This process does not see it.
+        """
+        name = "zarr.json" if self.array.metadata.zarr_format == 3 else ".zarray"
+        key = f"{self.array.path}/{name}".lstrip("/")
+        with read_errors(f"the zarr array {self.where}", remote=self.remote):
+            document = sync(self.array.store.get(key, default_buffer_prototype()))
+            if document is None:
+                raise FileNotFoundError(f"it has no {name}")
+        return f"zarr array, SHA-256 {sha256(document.to_bytes()).hexdigest()}"
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds at once, the rows included."""
+        return peak_bytes(self.array, start, stop, remote=self.remote)
 
 
 def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
@@ -93,7 +146,9 @@ def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = Non
         n_rows = array.shape[0] if array.ndim else 0
         edges = (*range(0, n_rows, unit), n_rows)
         chunk_rows = tuple(stop - start for start, stop in pairwise(edges)) if n_rows else ()
-    return RangeSource(ZarrReader(counted), array.shape, np.dtype(array.dtype), chunk_rows)
+    remote = not isinstance(array.store, (LocalStore, MemoryStore))
+    reader = ZarrReader(counted, str(array.store_path), remote)
+    return RangeSource(reader, array.shape, np.dtype(array.dtype), chunk_rows)
 
 
 def open_zarr(path: str, array: str | None) -> RangeSource:
@@ -102,6 +157,7 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     Parameters
     ----------
     path : str
+        A local path or a URL.
     array : str or None
         The group's member; by default ``"X"``, or the only array with two axes.
 
@@ -110,19 +166,27 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     InvalidDataError
         Nothing is there, or the group does not say which array is meant.
     """
-    try:
-        node = zarr.open(path, mode="r")
-    except (zarr.errors.BaseZarrError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidDataError(
-            f"{path} holds no zarr array or group ({type(error).__name__}: {error})."
-        ) from error
-    if isinstance(node, zarr.Array):
+    remote = is_url(path)
+    store = UrlStore(Url.of(path)) if remote else LocalStore(path, read_only=True)
+    where = str(store) if remote else path
+    with read_errors(where, remote=remote):
+        node = _node(store, where)
+        if isinstance(node, zarr.Group):
+            return group_source(node, array, where)
         if array is not None:
             raise InvalidDataError(
-                f"{path} is a zarr array, not a group; leave out the array name {array!r}."
+                f"{where} is a zarr array, not a group; leave out the array name {array!r}."
             )
         return zarr_source(node)
-    return group_source(node, array, path)
+
+
+def _node(store: zarr.abc.store.Store, where: str) -> zarr.Array[Any] | zarr.Group:
+    try:
+        return zarr.open(store, mode="r")
+    except (zarr.errors.BaseZarrError, FileNotFoundError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidDataError(
+            f"{where} holds no zarr array or group ({type(error).__name__}: {error})."
+        ) from error
 
 
 def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSource:
@@ -135,16 +199,17 @@ def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSourc
     where : str
         Names the group in errors.
     """
+    member = group.get(array or "X")
+    if isinstance(member, zarr.Array):
+        return zarr_source(member)
     arrays = dict(group.arrays())
-    tables = [name for name, member in arrays.items() if member.ndim == 2]
-    name = array or ("X" if "X" in arrays else tables[0] if len(tables) == 1 else None)
-    if name is None or name not in arrays:
-        wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
-        raise InvalidDataError(
-            f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. "
-            "Name one of them."
-        )
-    return zarr_source(arrays[name])
+    tables = [table for table in arrays.values() if table.ndim == 2]
+    if array is None and len(tables) == 1:
+        return zarr_source(tables[0])
+    wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
+    raise InvalidDataError(
+        f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one of them."
+    )
 
 
 def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:

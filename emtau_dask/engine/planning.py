@@ -1,0 +1,163 @@
+"""What a fit will need, from shapes alone: memory in a process, bytes read, tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from emtau_dask.engine.passes import FAN_IN, batches_of
+from emtau_dask.engine.problem import chunk_costs
+from emtau_dask.engine.sampling import sample_size
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep import block_rows
+from emtau_dask.storage import RangeSource, RowFields, Source
+from emtau_dask.storage.zarr_source import READ_BUDGET
+
+__all__ = ["FitDemand", "demand", "largest_chunk"]
+
+PROCESS_BYTES = 260 * 10**6
+"""The interpreter with every library that a fit loads, in a process of its own or a dask worker."""
+FLOAT = 8
+STATISTICS_HELD = 32
+ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
+"""Of a row while its chunk is processed: positions twice, two values of evidence, its weight, masks."""
+STATE_COPIES = 6
+SAMPLE_COPIES = 6
+
+
+@dataclass(frozen=True)
+class FitDemand:
+    """What a fit needs.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes resident in one process, an upper bound; of graph sources only the
+        engine's own part, and the chunks.
+    largest_read : int
+        Bytes that reading the longest chunk holds at once, of ``memory``.
+    pass_bytes : int
+        Decoded bytes of a pass over all rows.
+    tasks : int
+        Tasks of an iteration that scores every row, merges included.
+    chunks : int
+        Chunks that hold rows.
+    complete : bool
+        Whether ``memory`` covers all: False for graph sources, whose own tasks
+        need what they need.
+    """
+
+    memory: int
+    largest_read: int
+    pass_bytes: int
+    tasks: int
+    chunks: int
+    complete: bool
+
+
+def demand(
+    sources: Mapping[str, Source],
+    *,
+    n_components: int,
+    covariance_type: str,
+    fields: RowFields | None,
+    threads: int,
+) -> FitDemand:
+    """Return what a fit of these sources needs.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+        The rows under ``"X"``, and what is read beside them, in the same chunks.
+    n_components : int
+    covariance_type : str
+    fields : RowFields or None
+        The row state that the policy keeps.
+    threads : int
+        Chunks processed at a time in one process.
+    """
+    rows = sources["X"]
+    longest = max(rows.chunk_rows, default=0)
+    reading = sum(_reading(source) for source in sources.values())
+    held = sum(_chunk_bytes(source, longest) for source in sources.values())
+    beside = _beside(longest, rows.shape[1], n_components, covariance_type, fields)
+    under_way = min(threads * (reading - held), max(READ_BUDGET.limit, reading))
+    arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
+    resident = sum(array.nbytes for array in arrays if array is not None)
+    sample = SAMPLE_COPIES * sample_size(n_components, rows.shape[1]) * rows.shape[1] * FLOAT
+    working = max(threads * (held + beside) + max(0, under_way), sample)
+    costs = chunk_costs(rows)
+    batched = all(source.addressable for source in sources.values())
+    leaves = {(0, chunk) for chunk in costs}
+    if batched and costs:
+        leaves = {(batch.level, batch.number) for batch in batches_of(costs)}
+    return FitDemand(
+        memory=PROCESS_BYTES + resident + working,
+        largest_read=reading,
+        pass_bytes=sum(math.prod(source.shape) * source.dtype.itemsize for source in sources.values()),
+        tasks=len(leaves) + _merges(leaves),
+        chunks=len(costs),
+        complete=batched,
+    )
+
+
+def _is_in_memory(source: Source) -> bool:
+    return isinstance(source, RangeSource) and source.in_memory is not None
+
+
+def _chunk_bytes(source: Source, n_rows: int) -> int:
+    if _is_in_memory(source):
+        return 0
+    return n_rows * math.prod(source.shape[1:]) * source.dtype.itemsize
+
+
+def _reading(source: Source) -> int:
+    """Return the bytes held at once while the longest chunk is read, its rows included."""
+    if not isinstance(source, RangeSource) or _is_in_memory(source):
+        return _chunk_bytes(source, max(source.chunk_rows, default=0))
+    found, start = 0, 0
+    seen: set[int] = set()
+    for size in source.chunk_rows:
+        if size and size not in seen:
+            seen.add(size)
+            found = max(found, source.ranges.peak_bytes(start, start + size))
+        start += size
+    return found
+
+
+def _beside(
+    n_rows: int, n_features: int, n_components: int, covariance_type: str, fields: RowFields | None
+) -> int:
+    """Return the bytes that a task holds beside its chunk."""
+    K, d = n_components, n_features
+    block = min(n_rows, block_rows(K, d))
+    blocks = block * (5 * d + 4 * K) * FLOAT
+    matrices = math.prod(structure_named(covariance_type).shape(K, d))
+    statistics = STATISTICS_HELD * (matrices + K * (d + 1)) * FLOAT
+    state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES
+    return blocks + statistics + state + n_rows * ROW_BYTES
+
+
+def _merges(leaves: set[tuple[int, int]]) -> int:
+    """Return the number of merge tasks above the leaves of a pass."""
+    merges, level, nodes = 0, 0, {number for depth, number in leaves if depth == 0}
+    highest = max((depth for depth, _ in leaves), default=0)
+    while len(nodes) > 1 or level < highest:
+        groups: dict[int, int] = {}
+        for number in nodes:
+            groups[number // FAN_IN] = groups.get(number // FAN_IN, 0) + 1
+        merges += sum(count > 1 for count in groups.values())
+        level += 1
+        nodes = set(groups) | {number for depth, number in leaves if depth == level}
+    return merges
+
+
+def largest_chunk(found: FitDemand, longest: int, limit: int) -> int:
+    """Return about how many rows a chunk may have for a fit to stay within ``limit`` bytes, at least 0.
+
+    What depends on the chunk is taken as proportional to its rows, the rest as
+    what any process needs.
+    """
+    room, needed = limit - PROCESS_BYTES, found.memory - PROCESS_BYTES
+    return max(0, int(longest * room / needed)) if needed > 0 else longest
