@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from emtau_dask.engine.cluster import environment
 from emtau_dask.engine.fingerprint import Fingerprint
@@ -32,7 +34,12 @@ from emtau_dask.engine.manifest import (
 from emtau_dask.engine.scoring import HeldRows
 from emtau_dask.engine.starts import KMEANS_PASSES, GivenParameters
 from emtau_dask.engine.state import FitState, KMeansProgress, RunState
-from emtau_dask.errors import CheckpointCorruptError, EmtauError
+from emtau_dask.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    EmtauError,
+)
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
@@ -49,11 +56,12 @@ from emtau_dask.storage import (
 )
 from emtau_dask.storage.stored import digest, encode, group_document, read_array, read_verified
 
-__all__ = ["CheckpointJournal", "SavedFit", "fingerprint_of", "read_newest", "source_entry"]
+__all__ = ["CheckpointJournal", "SavedFit", "fingerprint_of", "read_commit", "read_newest", "source_entry"]
 
 MAX_CHUNKS = 2**24
 MAX_SLOT_ROWS = 2**40
 MAX_STEPS = 2**48
+MAX_FIELDS = 16
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 CHUNK_COLUMNS = ("attempt", "step", "remaining")
 DIGEST_BYTES = 32
@@ -182,7 +190,20 @@ class CheckpointJournal:
         self._swept = log.last < 0
 
     def inherit(self, saved: SavedFit, state: FitState, given: GivenParameters) -> None:
-        """Go on from ``saved``, which ``state`` and ``given`` were read from: what it refers to is stored."""
+        """Go on from ``saved``, which ``state`` and ``given`` were read from: what it refers to is stored.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            Its row state has other arrays than the policy keeps.
+        """
+        ours = () if self._fields is None else self._fields.names
+        for attempt in saved.manifest.attempts:
+            if tuple(attempt.fields) != ours:
+                raise CheckpointMismatchError(
+                    f"the policy keeps the row arrays {list(ours)}; the checkpointed run had "
+                    f"{attempt.fields}. Give the policy that the run was begun with."
+                )
         references = saved.references()
         self._log.keep(saved.number, references)
         self._seen = {slot.key for run in _runs(state) for slot in run.slots.values()}
@@ -214,6 +235,10 @@ class CheckpointJournal:
         """Return whether ``step`` is divisible by ``checkpoint_every``."""
         return step % self._config.checkpoint_every == 0
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Turn errors that come of another process having continued the fit into `CheckpointTakenError`."""
+        return self._log.watched()
+
     def save(self, state: FitState, *, commit: bool) -> None:
         """Take note of row state; write a commit where asked to."""
         slots = {slot.key for run in _runs(state) for slot in run.slots.values()}
@@ -229,7 +254,7 @@ class CheckpointJournal:
         self._step += 1
         entries = _Entries(self._layouts, self._step, self._stored)
         config = self._config.model_copy(update={"given": entries.given(self._given)})
-        manifest = Manifest.model_validate(
+        manifest = _validated(
             {
                 "run": self._log.run,
                 "number": self._log.last + 1,
@@ -252,6 +277,21 @@ class CheckpointJournal:
         if state.finished or not self._swept:
             self._log.sweep_everything(self._attempt)
             self._swept = True
+
+
+def _validated(manifest: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest.model_validate(manifest)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the fit has come to a state that cannot be committed ({_first(error)}). The last commit is "
+            "intact; see whether the data and the settings are what they should be."
+        ) from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _given_arrays(given: GivenParameters) -> dict[str, NDArray[Any]]:
@@ -428,8 +468,9 @@ class SavedFit:
 
     def given(self) -> GivenParameters:
         """Return the starting parameters that the user gave."""
-        reader, entry = self._reader, self.config.given
-        arrays = {name: reader.array(name, ref) for name, ref in entry if ref is not None}
+        with self.log.watched():
+            reader, entry = self._reader, self.config.given
+            arrays = {name: reader.finite(name, ref) for name, ref in entry if ref is not None}
         precisions = None
         if "covariances" in arrays and "precisions_cholesky" in arrays:
             precisions = arrays["covariances"], arrays["precisions_cholesky"]
@@ -442,11 +483,23 @@ class SavedFit:
         ------
         CheckpointCorruptError
             What it says cannot be.
+        CheckpointTakenError
+            Another process has gone on with the run, and removed it.
         """
+        with self.log.watched():
+            return self._state()
+
+    def _state(self) -> FitState:
         reader, fit = self._reader, self.manifest.fit
+        if fit.run >= len(self.config.seeds):
+            raise reader.impossible(f"it is in run {fit.run + 1} of {len(self.config.seeds)}")
+        if fit.finished and (fit.current is None or fit.current.stop_reason is None):
+            raise reader.impossible("it is finished without a run that stopped")
+        if fit.best is not None and fit.best.stop_reason is None:
+            raise reader.impossible("its best run has not stopped")
         start = None
         if fit.start is not None:
-            centres = reader.array("centres", fit.start.centres)
+            centres = reader.finite("centres", fit.start.centres)
             start = KMeansProgress(centres, fit.start.tolerance, fit.start.n_iter)
         return FitState(
             run=fit.run,
@@ -460,7 +513,8 @@ class SavedFit:
 
     def references(self) -> set[str]:
         """Return the keys of every object that the commit refers to."""
-        return self._reader.references()
+        with self.log.watched():
+            return self._reader.references()
 
     def stored(self, state: FitState, given: GivenParameters) -> list[_Stored]:
         """Return which objects of ``state`` and ``given``, as read from here, are stored where."""
@@ -512,15 +566,28 @@ class _Reader:
         values.setflags(write=False)
         return values
 
+    def finite(self, name: str, ref: ArrayRef) -> NDArray[Any]:
+        values = self.array(name, ref)
+        if not np.isfinite(values).all():
+            raise self.impossible(f"{name} in {ref.key} hold NaN or infinity")
+        return values
+
     def run(self, entry: RunEntry) -> RunState:
         columns = [getattr(entry.history, name) for name in COLUMNS]
         if len({len(column) for column in columns}) != 1:
-            raise self._impossible("columns of its history differ in length")
+            raise self.impossible("columns of its history differ in length")
+        n_iter = len(entry.history.iteration)
+        if entry.history.iteration != list(range(1, n_iter + 1)) or entry.since_reset > n_iter:
+            raise self.impossible("its iterations are not numbered from 1")
         held = None
         if entry.held is not None:
-            arrays = (self.array(f"held_{name}", getattr(entry.held, name)) for name in _STATISTICS)
+            arrays = (self.finite(f"held_{name}", getattr(entry.held, name)) for name in _STATISTICS)
             held = HeldRows(SufficientStatistics(*arrays), entry.held.entropy)
-        remaining = dict(enumerate(self.array("chunks", entry.chunks)[:, 2].tolist()))
+            if (held.statistics.weights < 0).any():
+                raise self.impossible("its inactive rows weigh less than nothing")
+        remaining = dict(enumerate(self._table(entry)[:, 2].tolist()))
+        if not entry.afresh and held is None and not any(remaining.values()):
+            raise self.impossible("no row is active and none is held")
         return RunState(
             self._parameters(entry.parameters),
             entry.bound,
@@ -536,22 +603,31 @@ class _Reader:
     def _parameters(self, entry: ParametersEntry) -> MixtureParameters:
         refs = {name: ref for name, ref in entry if ref is not None}
         if set(refs) != set(_PARAMETERS):
-            raise self._impossible(f"its run has only {sorted(refs)}")
-        arrays = {name: self.array(name, ref) for name, ref in refs.items()}
-        if not all(np.isfinite(values).all() for values in arrays.values()):
-            raise self._impossible("its parameters hold NaN or infinity")
+            raise self.impossible(f"its run has only {sorted(refs)}")
+        arrays = {name: self.finite(name, ref) for name, ref in refs.items()}
         try:
             return MixtureParameters(self.manifest.config.covariance_type, **arrays)
         except EmtauError as error:
-            raise self._impossible(str(error)) from error
+            raise self.impossible(str(error)) from error
+
+    def _table(self, entry: RunEntry) -> NDArray[np.int64]:
+        """Return who wrote the state of each chunk, in which step, and how many rows it has active."""
+        table = self.array("chunks", entry.chunks)
+        lengths, counts = zip(*self.manifest.data.chunks, strict=True) if len(table) else ((), ())
+        rows = np.repeat(np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64))
+        within = (table >= [-1, -1, 0]).all() and (table[:, 2] <= rows).all()
+        if not within or (table[:, :2] > [len(self.manifest.attempts) - 1, MAX_STEPS]).any():
+            raise self.impossible("its table of chunks is out of range")
+        return table
 
     def _slots(self, entry: RunEntry) -> dict[int, SlotState]:
         if entry.digests is None:
             return {}
-        table, digests = self.array("chunks", entry.chunks), self.array("digests", entry.digests)
-        limits = [len(self.manifest.attempts) - 1, MAX_STEPS, self.slot_rows]
-        if (table < [-1, -1, 0]).any() or (table > limits).any():
-            raise self._impossible("its table of chunks is out of range")
+        table, digests = self._table(entry), self.array("digests", entry.digests)
+        for attempt in self.manifest.attempts:
+            n_fields = len(set(attempt.fields))
+            if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
+                raise self.impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
         fields = [
             RowFields(tuple(attempt.fields), tuple(attempt.dtypes), self.slot_rows)
             for attempt in self.manifest.attempts
@@ -566,7 +642,7 @@ class _Reader:
             if number >= 0
         }
 
-    def _impossible(self, why: str) -> CheckpointCorruptError:
+    def impossible(self, why: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(
             f"commit {self.manifest.number} in {self.objects.location} cannot be: {why}."
         )
@@ -592,30 +668,50 @@ class _Reader:
 def _manifest(log: CommitLog, number: int) -> Manifest:
     commit = log.read(number)
     try:
-        return Manifest.model_validate(commit.manifest)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        manifest = Manifest.model_validate(commit.manifest)
+        manifest.config.model_dump(mode="json")
+    except (ValidationError, PydanticSerializationError, ValueError, RecursionError) as error:
+        why = _first(error) if isinstance(error, ValidationError) else str(error)
         raise CheckpointCorruptError(
-            f"commit {number} in {log.objects.location} is not one of this format: {place}: {first['msg']}."
+            f"commit {number} in {log.objects.location} is not one of this format: {why}."
         ) from error
+    return manifest
+
+
+def read_commit(log: CommitLog, number: int) -> SavedFit:
+    """Return a commit after verifying every object that it refers to.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        The commit or an object is missing or altered.
+    """
+    manifest = _manifest(log, number)
+    _Reader.of(log.objects, manifest).verify()
+    return SavedFit(log, number, manifest, ())
 
 
 def read_newest(log: CommitLog) -> SavedFit:
-    """Return the newest commit that is whole.
+    """Return the newest commit that is whole, also where another process commits meanwhile.
 
     Raises
     ------
     CheckpointCorruptError
         None is; says what is wrong with the newest.
     """
-    passed_over: list[str] = []
-    for number in reversed(log.numbers()):
-        try:
-            manifest = _manifest(log, number)
-            _Reader.of(log.objects, manifest).verify()
-        except CheckpointCorruptError as error:
-            passed_over.append(str(error))
+    while True:
+        numbers = log.numbers()
+        log.last = max(numbers, default=log.last)
+        passed_over: list[str] = []
+        for number in reversed(numbers):
+            try:
+                saved = read_commit(log, number)
+            except CheckpointCorruptError as error:
+                passed_over.append(str(error))
+                if max(log.numbers(), default=-1) > log.last:
+                    break
+            else:
+                return dataclasses.replace(saved, passed_over=tuple(passed_over))
         else:
-            return SavedFit(log, number, manifest, tuple(passed_over))
-    raise CheckpointCorruptError(f"no commit is whole. {passed_over[0] if passed_over else 'There is none.'}")
+            why = passed_over[0] if passed_over else "There is none."
+            raise CheckpointCorruptError(f"no commit is whole. {why}")

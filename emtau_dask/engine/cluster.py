@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
+import cloudpickle
 import dask
 import dask.array as da
 import dask.local
 import dask.threaded
 import numpy as np
 import scipy
+import scipy.linalg
 from dask.base import get_scheduler
 from threadpoolctl import threadpool_info
 
@@ -25,7 +27,7 @@ from emtau_dask.errors import CheckpointError, ClusterError, ConfigError, EmtauE
 from emtau_dask.storage import GraphSource, ObjectStore, RangeSource, Source
 from emtau_dask.storage.sources import RangeReader
 
-__all__ = ["active_client", "cluster_errors", "environment", "prove_access", "resident"]
+__all__ = ["active_client", "check_portable", "cluster_errors", "environment", "prove_access", "resident"]
 
 S = TypeVar("S", bound=Source | None)
 PROOFS = 3
@@ -34,15 +36,15 @@ SECRET_BYTES = 64
 
 @cache
 def _environment() -> tuple[tuple[str, str], ...]:
-    blas: dict[str, Any] = next(
-        (library for library in threadpool_info() if library["user_api"] == "blas"), {}
-    )
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    blas = {f"{library['internal_api']} {library['version']}" for library in libraries}
+    kinds = {str(library.get("architecture", "")) for library in libraries}
     return (
         ("python", platform.python_version()),
         ("numpy", np.__version__),
         ("scipy", scipy.__version__),
-        ("blas", f"{blas.get('internal_api', 'unknown')} {blas.get('version', '')}".strip()),
-        ("cpu", f"{platform.machine()} {blas.get('architecture', '')}".strip()),
+        ("blas", ", ".join(sorted(blas))),
+        ("cpu", " ".join((platform.machine(), *sorted(kinds))).strip()),
     )
 
 
@@ -78,6 +80,16 @@ def active_client() -> Any:
 
 def _in_process() -> bool:
     return get_scheduler() in (None, dask.threaded.get, dask.local.get_sync)
+
+
+def check_portable(what: str, thing: object) -> None:
+    """Raise `ClusterError` where other processes run tasks, and ``thing`` cannot be sent to them."""
+    if _in_process():
+        return
+    try:
+        cloudpickle.dumps(thing)
+    except Exception as error:
+        raise ClusterError(_unsendable(f"{what} {type(thing).__name__}", error)) from error
 
 
 @contextmanager
@@ -132,6 +144,20 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".: ")
 
 
+def _cause(error: BaseException) -> BaseException:
+    """Return the error that began a chain of them."""
+    before = error.__cause__ or error.__context__
+    return error if before is None else _cause(before)
+
+
+def _unsendable(what: str, error: Exception) -> str:
+    return (
+        f"{what} cannot be sent to workers ({_one_line(_cause(error))}). It must be picklable with all that it "
+        "refers to, and importable on the workers and the scheduler; or set "
+        "dask.config.set(scheduler='threads')."
+    )
+
+
 def _translated(error: Exception) -> str | None:
     """Return what to tell of an error that is a cluster's, None for one that a task raised."""
     kind, text = type(error), _one_line(error)
@@ -146,11 +172,7 @@ def _translated(error: Exception) -> str | None:
     if isinstance(error, BrokenExecutor):
         return f"a worker process died ({text}). Mostly it is for lack of memory: use smaller chunks."
     if _is_about_pickling(error):
-        return (
-            f"what tasks need cannot be sent to workers ({text}). Everything that a policy, a store or a "
-            "dask array refers to must be picklable, and importable on the scheduler and the workers; or set "
-            "dask.config.set(scheduler='threads')."
-        )
+        return _unsendable("what tasks need", error)
     if kind.__module__.partition(".")[0] in ("distributed", "tornado") or _is_disconnected():
         return f"the cluster cannot be reached ({text}). See that its scheduler runs, and connect anew."
     return None

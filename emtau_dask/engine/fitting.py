@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -84,6 +84,10 @@ class Journal(Protocol):
         """Return whether the state after iteration (or k-means pass) ``step`` is to be committed."""
         ...
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Turn errors that come of another process having continued the fit into `CheckpointTakenError`."""
+        ...
+
 
 def row_fields(rows: Source, n_components: int, policy: ActivityPolicy, max_iter: int) -> RowFields | None:
     """Return the row arrays that ``policy`` keeps, with the active mask; None where it keeps none."""
@@ -135,6 +139,10 @@ class TemporaryJournal:
     def due(self, step: int) -> bool:
         """Never: nothing is committed."""
         return False
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Do nothing: no other process knows of it."""
+        return nullcontext()
 
 
 @contextmanager
@@ -210,11 +218,21 @@ def run_fit(
     InvalidDataError
         A row cannot be used.
 
+    CheckpointTakenError
+        Another process has continued this fit.
+
     Warns
     -----
     UserWarning
         A run collapsed and is left out.
     """
+    with journal.watched():
+        return _run_fit(problem, plan, state, journal, observer)
+
+
+def _run_fit(
+    problem: Problem, plan: FitPlan, state: FitState, journal: Journal, observer: FitObserver
+) -> FitState:
     while not state.finished:
         try:
             state = _run_started(problem, plan, state, journal, observer)
@@ -223,7 +241,7 @@ def run_fit(
             if state.run == len(plan.seeds) - 1 and state.best is None:
                 raise
             message = f"start {state.run + 1} of {len(plan.seeds)} is left out: {error}"
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=4)
             state = _next_run(plan, replace(state, left_out=(*state.left_out, message)), state.best)
         journal.save(state, commit=True)
     return state

@@ -23,6 +23,7 @@ from emtau_dask.engine.scoring import (
     merge_totals,
 )
 from emtau_dask.engine.state import RunState
+from emtau_dask.errors import CheckpointCorruptError
 from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 from emtau_dask.storage import RowStateWriter
@@ -185,6 +186,10 @@ def _e_step(
 
 def _all_rows(problem: Problem, totals: PassTotals | None, held: HeldRows | None) -> SufficientStatistics:
     parts = [part.statistics for part in (held, totals) if part is not None and part.statistics is not None]
+    if not parts:
+        raise CheckpointCorruptError(
+            "row state has no active row where the checkpoint says that there are some."
+        )
     statistics = parts[0]
     for part in parts[1:]:
         statistics = merge(problem.structure, statistics, part)

@@ -7,8 +7,10 @@ import json
 import shlex
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -34,9 +36,9 @@ class _Group(click.Group):
     """Turns errors into one line on standard error and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        signal.signal(signal.SIGTERM, _raise_interrupt)
         try:
-            return super().invoke(ctx)
+            with _terminable():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):
             raise
         except (KeyboardInterrupt, click.Abort) as error:
@@ -75,6 +77,19 @@ def _interrupted(ctx: click.Context) -> str:
 
 def _raise_interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, inside the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -68,8 +68,8 @@ class DataSection(Section):
     Attributes
     ----------
     path : str or None
-        A zarr array or group, an ``.npy`` file, a parquet file or folder. With `dataset`,
-        where the dataset is kept (``<output.directory>/<dataset>.zarr`` if None).
+        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or an
+        fsspec URL. With `dataset`, where the dataset is kept (``<output.directory>/<dataset>.zarr`` if None).
     dataset : str or None
         A dataset that `emtau dataset` knows; made at `path` where that does not exist.
     dataset_options : DatasetOptions or None
@@ -80,7 +80,7 @@ class DataSection(Section):
         Columns of a parquet source.
     weights, labels : str or None
         Row weights, and known labels for `emtau compare`: a member of the group or a
-        column of the table that `path` names, or a path of their own.
+        column of the table that `path` names, or a path or URL of their own.
     """
 
     path: Annotated[str | None, optional(text("a path"))] = None

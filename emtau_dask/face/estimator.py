@@ -153,7 +153,8 @@ class GaussianMixture(FittedMixture):
 
         Parameters
         ----------
-        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            A str is the path or URL of stored rows: zarr, parquet or ``.npy``.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
             At least 0; a row of weight 0 is as if absent.

@@ -20,7 +20,13 @@ from emtau_dask.engine.checkpoint import (
     read_newest,
     source_entry,
 )
-from emtau_dask.engine.cluster import active_client, environment, prove_access, resident
+from emtau_dask.engine.cluster import (
+    active_client,
+    check_portable,
+    environment,
+    prove_access,
+    resident,
+)
 from emtau_dask.engine.fingerprint import check_same, fingerprint
 from emtau_dask.engine.fitting import FitPlan, Journal, row_fields, run_fit, temporary_journal
 from emtau_dask.engine.loop import EmSettings
@@ -192,6 +198,7 @@ def fit_estimator(
     seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
     checked_row_arrays(policy, estimator.n_components, estimator.max_iter)
     active_client()
+    check_portable("the policy", policy)
     observer = observer_for(estimator.verbose)
     try:
         with _sources(estimator, X, sample_weight, responsibilities_init) as sources:
@@ -383,6 +390,7 @@ def resume_estimator(
     check_settings(estimator.get_params(deep=False))
     policy = as_policy(estimator.algorithm)
     active_client()
+    check_portable("the policy", policy)
     state, given = saved.state(), saved.given()
     needed = responsibilities_init if state.current is None and state.best is None else None
     observer = observer_for(verbose)

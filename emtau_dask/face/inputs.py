@@ -11,6 +11,8 @@ from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.face.config import RunConfig
 from emtau_dask.face.config_data import DataSection, MnistOptions
 from emtau_dask.storage import Source, is_parquet, open_source
+from emtau_dask.storage.parquet_source import open_parquet, parquet_names
+from emtau_dask.storage.urls import is_url, plain_path, suffix_of
 
 if TYPE_CHECKING:
     from emtau_dask.engine.observer import FitObserver
@@ -27,7 +29,7 @@ class Inputs:
     Attributes
     ----------
     path : str
-        Where the rows are.
+        Where the rows are; a local path or a URL.
     rows : Source
         Shape (N, d).
     weights : Source or None
@@ -86,7 +88,7 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
     Parameters
     ----------
     path : str
-        A zarr array or group, an ``.npy`` file, a parquet file or folder.
+        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or a URL.
     array : str or None
         Member of a zarr group.
     columns : sequence of str or None
@@ -104,7 +106,7 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
         If nothing readable is there.
     """
     parquet = is_parquet(path)
-    if array is not None and (parquet or path.endswith(".npy")):
+    if array is not None and (parquet or suffix_of(path) == ".npy"):
         raise ConfigError(
             f"array {array!r} (data.array in a config) is a member of a zarr group, but {path} is none; "
             "leave it out"
@@ -119,13 +121,18 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
 
 def data_path(config: RunConfig) -> str:
     """Return where a run's rows are, or where the dataset that it names is made."""
-    return config.data.path or str(config.output.place(f"{config.data.dataset}.zarr"))
+    return plain_path(config.data.path or str(config.output.place(f"{config.data.dataset}.zarr")))
 
 
 def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: FitObserver) -> None:
     options = data.dataset_options
     if options is None:
         return
+    if is_url(path):
+        raise ConfigError(
+            f"data.path = {path!r} is a URL, but the dataset {options.dataset} is made in local folders "
+            "only; give a local data.path, or leave out data.dataset to read what is there"
+        )
     from emtau_dask.face.datasets import holds_dataset, make_dataset
 
     place = Path(path)
@@ -147,13 +154,11 @@ def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: Fi
 def _open_column(path: str, key: str, name: str | None) -> Source | None:
     if name is None:
         return None
-    if "://" in name or "/" in name or name.endswith(PATH_SUFFIXES):
-        return open_source(name)
+    if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
+        return open_parquet(name, None, squeeze=True) if is_parquet(name) else open_source(name)
     if is_parquet(path):
-        from emtau_dask.storage.parquet_source import open_parquet
-
         return open_parquet(path, [name], squeeze=True)
-    if path.endswith(".npy"):
+    if suffix_of(path) == ".npy":
         raise ConfigError(f"{key} = {name!r} is a name, but {path} has no names; give the path of a file")
     return open_source(path, array=name)
 
@@ -163,12 +168,4 @@ def _feature_columns(data: DataSection, path: str) -> tuple[str, ...] | None:
     others = {name for name in (data.weights, data.labels) if name is not None}
     if data.columns is not None or not others or not is_parquet(path):
         return data.columns
-    return tuple(name for name in _parquet_names(path) if name not in others)
-
-
-def _parquet_names(path: str) -> list[str]:
-    import pyarrow.parquet as pq
-
-    first = next(iter(sorted(Path(path).rglob("*.parquet"))), Path(path))
-    names: list[str] = pq.read_schema(first).names
-    return names
+    return tuple(name for name in parquet_names(path) if name not in others)

@@ -15,6 +15,7 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.errors import EmtauError
+from emtau_dask.storage.urls import is_url, plain_path
 
 __all__ = ["RowWriter", "check_writable", "new_group", "refuse_existing", "replacing", "rows_of_bytes"]
 
@@ -43,10 +44,10 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
     EmtauError
         If something is there that may not be replaced.
     """
-    if "://" in str(path):
+    if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
-    for source in inputs:
-        if "://" not in str(source) and _overlap(path.resolve(), Path(source).resolve()):
+    for source in (plain_path(str(each)) for each in inputs):
+        if not is_url(source) and _overlap(path.resolve(), Path(source).resolve()):
             raise EmtauError(
                 f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
             )

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,8 @@ ROOT = "zarr.json"
 KEPT = 2
 MAX_MANIFEST_BYTES = 2**26
 MAX_ROOT_BYTES = 2**16
-_COMMIT = re.compile(r"commits/(0|[1-9][0-9]{0,14})/zarr\.json")
+MAX_COMMITS = 10**12
+_COMMIT = re.compile(r"commits/(0|[1-9][0-9]{0,11})/zarr\.json")
 _WRITER = re.compile(
     r"attempts/(?P<attempt>(?P<base>[0-9]{1,15})-[0-9a-f]{32})/|commits/(?P<number>[0-9]{1,15})/"
 )
@@ -122,6 +124,7 @@ class CommitLog:
         self.objects = objects
         self.run = run
         self.last = last
+        self._attempt: str | None = None
         self._kept: dict[int, frozenset[str]] = {}
         self._candidates: set[str] = set()
 
@@ -174,13 +177,43 @@ class CommitLog:
         CheckpointError
             The store failed; the last commit stands.
         """
+        with self.watched():
+            self._append(manifest, frozenset(references))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise `CheckpointTakenError` in place of what comes of another process having gone on.
+
+        The other one removes what this one still uses, which is then missing or
+        cannot be written.
+        """
+        try:
+            yield
+        except CheckpointTakenError:
+            raise
+        except CheckpointError as error:
+            try:
+                self._check_own(self.last)
+            except CheckpointTakenError as taken:
+                raise taken from error
+            except CheckpointError:
+                pass
+            raise
+
+    def _append(self, manifest: Mapping[str, Any], references: frozenset[str]) -> None:
         number = self.last + 1
+        if number >= MAX_COMMITS:
+            raise CheckpointError(
+                f"{self.objects.location} has {number:,} commits, the most that there can be. Start a new "
+                "run from this model with warm_start=True."
+            )
         document = sealed({**manifest, "run": self.run, "number": number})
         if len(document) > MAX_MANIFEST_BYTES:
             raise CheckpointError(
                 f"commit {number} would have {len(document):,} bytes, more than {MAX_MANIFEST_BYTES:,}; its "
                 "history is too long. Start a new run from this model with warm_start=True."
             )
+        self._attempt = manifest.get("attempt")
         self._check_own(self.last)
         if not self.objects.create(_commit_key(number), document):
             raise self._taken(number)
@@ -190,14 +223,18 @@ class CommitLog:
             self.objects.delete([_commit_key(number)])
             raise
         self.last = number
-        self._kept[number] = frozenset(references)
-        self._candidates |= self._kept[number]
+        self._kept[number] = references
+        self._candidates |= references
         while len(self._kept) > KEPT:
             del self._kept[min(self._kept)]
         self._sweep()
 
     def _check_own(self, newest: int) -> None:
-        """Raise `CheckpointTakenError` unless ``newest`` is this run's newest commit."""
+        """Raise `CheckpointTakenError` where somebody else has made a newer commit than ``newest``."""
+        if self.objects.get(ROOT, 0) is None:
+            raise CheckpointError(
+                f"the run in {self.objects.location} has vanished: {ROOT} is gone. Restore it, and resume."
+            )
         root = _unsealed(self.objects, ROOT, MAX_ROOT_BYTES)
         if root.get("run") != self.run:
             raise CheckpointTakenError(
@@ -206,11 +243,12 @@ class CommitLog:
         for number in self.numbers():
             if number > newest:
                 try:
-                    self.read(number)
+                    found = self.read(number).manifest.get("attempt")
                 except CheckpointCorruptError:
                     self.objects.delete([_commit_key(number)])
                 else:
-                    raise self._taken(number)
+                    if found is None or found != self._attempt:
+                        raise self._taken(number)
 
     def _taken(self, number: int) -> CheckpointTakenError:
         return CheckpointTakenError(
@@ -303,6 +341,7 @@ def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
     run = uuid.uuid4().hex
     if not objects.create(ROOT, sealed({"format": FORMAT, "version": VERSION, "run": run})):
         raise CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
+    objects.delete([key for key in objects.list("") if key != ROOT])
     for folder in ("commits", "attempts"):
         objects.put(f"{folder}/zarr.json", group_document({}))
     objects.sync(["commits/zarr.json", "attempts/zarr.json"])

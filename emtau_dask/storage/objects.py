@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ from emtau_dask.errors import CheckpointError
 __all__ = ["LocalObjects", "ObjectStore", "each", "storage_errors"]
 
 PARTIAL = ".partial"
+_PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
+ROOT_DOCUMENT = "zarr.json"
 PARALLEL = 16
 
 T = TypeVar("T")
@@ -157,19 +161,28 @@ class LocalObjects:
             _fsync(str(Path(self.root).parent))
 
     def empty(self) -> bool:
-        """Look for the folder and anything in it."""
+        """Look for the folder and anything in it but what an interrupted `create` left."""
         root = Path(self.root)
         with storage_errors(self.root, "look for an earlier run"):
-            return not root.exists() or (root.is_dir() and next(root.iterdir(), None) is None)
+            if not root.is_dir():
+                return not root.exists()
+            return all(_PARTIAL_NAME.fullmatch(path.name) for path in root.iterdir())
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Read a file."""
+        """Read a file; anything else, such as a pipe, is as if it did not exist."""
         with storage_errors(self.root, f"read {key}"):
             try:
-                with self._path(key).open("rb") as file:
-                    return file.read(limit + 1)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                descriptor = os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            except (FileNotFoundError, NotADirectoryError):
                 return None
+            try:
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode):
+                    return None
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    return file.read(min(limit, about.st_size) + 1)
+            finally:
+                os.close(descriptor)
 
     def _write_partial(self, path: Path, data: bytes, *, durable: bool) -> Path:
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
@@ -210,8 +223,12 @@ class LocalObjects:
                 os.link(partial, path)
             except FileExistsError:
                 return False
+            except FileNotFoundError:
+                if path.exists():
+                    return False
+                raise
             finally:
-                partial.unlink()
+                partial.unlink(missing_ok=True)
             _fsync(str(path.parent))
         return True
 
@@ -249,10 +266,17 @@ class LocalObjects:
                 folder = folder.parent
 
     def delete_everything(self) -> None:
-        """Remove the folder."""
+        """Remove the folder; last the document that says whose it is, so that this can be done again."""
+        root = Path(self.root)
         with storage_errors(self.root, "remove the run"):
-            if Path(self.root).exists():
-                shutil.rmtree(self.root)
+            if not root.is_dir():
+                return
+            for path in sorted(root.iterdir(), key=lambda path: path.name == ROOT_DOCUMENT):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            root.rmdir()
 
 
 def _fsync(path: str) -> None:

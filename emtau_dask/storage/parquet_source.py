@@ -6,6 +6,8 @@ Needs pyarrow, the ``[parquet]`` extra.
 from __future__ import annotations
 
 import io
+import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["is_parquet", "open_parquet", "parquet_names"]
 
 SUFFIXES = (".parquet", ".pq")
+SLACK, SLACK_BYTES = 1.05, 2**24
+"""For what arrow's allocator keeps, and for pages."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -108,6 +112,8 @@ class RowGroup:
         Rows.
     stored : int
         Compressed bytes of the columns that are read.
+    nulls : bool
+        Whether they may hold nulls.
     """
 
     part: int
@@ -115,6 +121,7 @@ class RowGroup:
     start: int
     stop: int
     stored: int
+    nulls: bool
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ class ParquetReader:
     columns : tuple of str
     dtype : dtype
         Of the rows, where there are no nulls.
+    decoded : int
+        Bytes of a row as pyarrow holds it.
     squeeze : bool
         Whether the single column is given as shape (n,).
     """
@@ -136,6 +145,7 @@ class ParquetReader:
     groups: tuple[RowGroup, ...]
     columns: tuple[str, ...]
     dtype: np.dtype[Any]
+    decoded: int
     squeeze: bool
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
@@ -149,18 +159,23 @@ class ParquetReader:
         rows = np.empty((stop - start, len(self.columns)), dtype=self.dtype)
         touched = self._touched(start, stop)
         for group in touched:
-            with self.parts[group.part].opened() as file:
-                table = file.read_row_group(group.number, columns=list(self.columns))
-                if table.num_rows != group.stop - group.start:
-                    raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
-            if any(table.column(name).null_count for name in self.columns):
-                rows = rows.astype(np.float64, copy=False)
-            inside = slice(max(start - group.start, 0), stop - group.start)
-            first = max(group.start - start, 0)
-            for j, name in enumerate(self.columns):
-                values = table.column(name).to_numpy()[inside]
-                rows[first : first + len(values), j] = values
+            rows = self._filled(rows, start, group)
         return (rows[:, 0] if self.squeeze else rows), sum(group.stored for group in touched)
+
+    def _filled(self, rows: NDArray[Any], start: int, group: RowGroup) -> NDArray[Any]:
+        """Return ``rows``, which begin at ``start``, with those of a group filled in."""
+        with self.parts[group.part].opened() as file:
+            table = file.read_row_group(group.number, columns=list(self.columns))
+            if table.num_rows != group.stop - group.start:
+                raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
+        if any(table.column(name).null_count for name in self.columns):
+            rows = rows.astype(np.float64, copy=False)
+        inside = slice(max(start - group.start, 0), start + len(rows) - group.start)
+        first = max(group.start - start, 0)
+        for j, name in enumerate(self.columns):
+            values = table.column(name).to_numpy()[inside]
+            rows[first : first + len(values), j] = values
+        return rows
 
     def _touched(self, start: int, stop: int) -> list[RowGroup]:
         return [group for group in self.groups if group.stop > start and group.start < stop]
@@ -177,7 +192,179 @@ class ParquetReader:
         return f"{len(shapes)} parquet file(s), SHA-256 {sha256(repr(shapes).encode()).hexdigest()}"
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes that `read` holds: the rows, and a row group as it is decoded."""
-        width = len(self.columns) * max(self.dtype.itemsize, 8)
-        group = max((8 + g.stored + (g.stop - g.start) * width for g in self._touched(start, stop)), default=0)
-        return (stop - start) * width + group
+        """Return an upper bound of the bytes that `read` holds.
+
+        The rows, and of one row group after the other what is stored (from a
+        network also in pieces), what is decoded, and the columns being decoded.
+        """
+        touched = self._touched(start, stop)
+        nulls = any(group.nulls for group in touched)
+        rows = (stop - start) * len(self.columns) * (8 if nulls else self.dtype.itemsize)
+        side_by_side = min(len(self.columns), os.cpu_count() or 1)
+        width = self.decoded * (1 + side_by_side / len(self.columns))
+        groups = [
+            group.stored * (1 + self.parts[group.part].remote) + (group.stop - group.start) * width
+            for group in touched
+        ]
+        return math.ceil(SLACK * (rows + max(groups, default=0))) + SLACK_BYTES
+
+
+def _shape_of(place: str | Url) -> tuple[int, int, int]:
+    """Return bytes, rows and row groups of the file that this process sees."""
+    part = _part(place)
+    with part.opened() as file:
+        return part.size, file.metadata.num_rows, file.metadata.num_row_groups
+
+
+def _part(place: str | Url) -> ParquetPart:
+    with read_errors(f"the parquet file {place}", remote=isinstance(place, Url)):
+        size = place.info()["size"] if isinstance(place, Url) else Path(place).stat().st_size
+        if size is None:
+            raise ValueError("its server does not tell its size")
+        return ParquetPart(place, size)
+
+
+def _parts(path: str) -> list[ParquetPart]:
+    """Return the file, or all files of a folder in name order."""
+    if not is_url(path):
+        root = Path(path)
+        files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
+        return [_part(str(file.absolute())) for file in files]
+    url = Url.of(path)
+    with read_errors(str(url), remote=True):
+        if suffix_of(path) in SUFFIXES and url.info()["type"] != "directory":
+            return [_part(url)]
+        return [ParquetPart(url / name, size) for name, size in url.find(".parquet")]
+
+
+def _row_group(part: int, number: int, start: int, metadata: Any, columns: Sequence[str]) -> RowGroup:
+    chunks = [metadata.column(j) for j in range(metadata.num_columns)]
+    chunks = [chunk for chunk in chunks if chunk.path_in_schema in columns]
+    statistics = [chunk.statistics for chunk in chunks]
+    nulls = any(s is None or not s.has_null_count or s.null_count for s in statistics)
+    stored = sum(chunk.total_compressed_size for chunk in chunks)
+    return RowGroup(part, number, start, start + metadata.num_rows, stored, nulls)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InvalidDataError(
+            "reading parquet needs pyarrow; install it with: pip install 'emtau_dask[parquet]'"
+        ) from error
+    return pyarrow
+
+
+def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
+    pa = _pyarrow()
+    kind = field.type
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise InvalidDtypeError(
+            f"column {field.name!r} of {path} holds {kind}, not real numbers. Choose the numeric columns "
+            "(data.columns in a config), or convert it."
+        )
+    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return dtype
+
+
+def is_parquet(path: str) -> bool:
+    """Return whether ``path`` is a parquet file, or a folder that holds any at any depth.
+
+    Parameters
+    ----------
+    path : str
+        A local path or a URL. Where its name says what it is, nothing is looked at.
+
+    Raises
+    ------
+    InvalidDataError
+        It is a URL that cannot be looked at.
+    """
+    path = plain_path(path)
+    if suffix_of(path) in SUFFIXES:
+        return True
+    if is_url(path):
+        return suffix_of(path) not in (".zarr", ".npy") and _holds_parquet(Url.of(path))
+    place = Path(path)
+    return (
+        place.is_dir()
+        and not any((place / name).exists() for name in ZARR_DOCUMENTS)
+        and any(place.rglob("*.parquet"))
+    )
+
+
+def _holds_parquet(url: Url) -> bool:
+    with read_errors(str(url), remote=True):
+        return not any((url / name).exists() for name in ZARR_DOCUMENTS) and bool(url.find(".parquet"))
+
+
+def parquet_names(path: str) -> list[str]:
+    """Return the column names of a parquet file, or of a folder's first.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing readable is there.
+    """
+    with _found(path)[0].opened() as file:
+        return list(file.schema_arrow.names)
+
+
+def _found(path: str) -> list[ParquetPart]:
+    parts = _parts(plain_path(path))
+    if not parts:
+        raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
+    return parts
+
+
+def _footer(part: ParquetPart) -> tuple[Any, Any]:
+    with part.opened() as file:
+        return file.schema_arrow, file.metadata
+
+
+def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
+    """Open a parquet file, or all parquet files of a folder in name order, as a source.
+
+    Parameters
+    ----------
+    path : str
+        A local path or a URL.
+    columns : sequence of str or None
+        Features in this order; by default all columns, as the first file has them.
+    squeeze : bool, default=False
+        Give the single column as shape (n,), for weights.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing readable is there, pyarrow is missing, or columns differ between files.
+    InvalidDtypeError
+        A column does not hold real numbers.
+    """
+    _pyarrow()
+    parts = _found(path)
+    groups: list[RowGroup] = []
+    chosen: tuple[str, ...] = tuple(columns or ())
+    dtypes: list[np.dtype[Any]] = []
+    end = 0
+    for i, (schema, metadata) in enumerate(each(_footer, parts)):
+        place = str(parts[i].place)
+        chosen = chosen or tuple(schema.names)
+        missing = [name for name in chosen if name not in schema.names]
+        if missing:
+            raise InvalidDataError(
+                f"{place} has no column {missing[0]!r}; its columns are {', '.join(schema.names)}."
+            )
+        dtypes += [_column_dtype(schema.field(name), place) for name in chosen]
+        for number in range(metadata.num_row_groups):
+            groups.append(_row_group(i, number, end, metadata.row_group(number), chosen))
+            end = groups[-1].stop
+    if squeeze and len(chosen) != 1:
+        raise InvalidDataError(f"{path}: one column is wanted, but {len(chosen)} are named: {chosen}.")
+    dtype = np.result_type(*dtypes)
+    decoded = len(chosen) * max(each.itemsize for each in dtypes)
+    reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, decoded, squeeze)
+    shape = (end,) if squeeze else (end, len(chosen))
+    rows = tuple(group.stop - group.start for group in groups)
+    return RangeSource(reader, shape, dtype, rows, None if squeeze else chosen)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,15 @@ def encode(values: NDArray[Any], *, compressed: bool) -> bytes:
     return bytes(Zstd(level=LEVEL).encode(plain.view(np.uint8))) if compressed else plain.tobytes()
 
 
+def _fits(data: bytes, size: int) -> bool:
+    """Return whether what zstd has compressed is at most ``size`` bytes; otherwise it decompresses none."""
+    try:
+        Zstd(level=LEVEL).decode(data, np.empty(size, dtype=np.uint8))
+    except ValueError:
+        return False
+    return True
+
+
 def decode(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], *, compressed: bool) -> NDArray[Any]:
     """Return a chunk's values; allocates what ``shape`` and ``dtype`` say and no more.
 
@@ -119,13 +129,15 @@ def decode(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], *, compresse
     ValueError
         The bytes are not a chunk of this size.
     """
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if compressed:
         buffer = np.zeros(size, dtype=np.uint8)
         try:
             Zstd(level=LEVEL).decode(data, buffer)
         except RuntimeError as error:
             raise ValueError(str(error)) from error
+        if _fits(data, size - 1):
+            raise ValueError(f"fewer than {size} bytes when decompressed")
     else:
         if len(data) != size:
             raise ValueError(f"{len(data)} bytes, {size} expected")
@@ -178,7 +190,7 @@ def read_array(
     CheckpointCorruptError
         It is missing, altered, or not of this size.
     """
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     data = read_verified(objects, key, expected, size + size // 128 + 1024)
     try:
         return decode(data, shape, dtype, compressed=compressed)

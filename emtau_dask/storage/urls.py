@@ -203,7 +203,10 @@ class Url:
         """Return names and sizes of all files below that end in ``suffix``, in the order of `pathlib`."""
         files, path = self._connect()
         files.invalidate_cache()
-        found = files.find(path, detail=True)
+        try:
+            found = files.find(path, detail=True)
+        except FileNotFoundError:
+            return []
         sizes = {str(each).removeprefix(path.rstrip("/")).lstrip("/"): found[each]["size"] for each in found}
         wanted = [name for name in sizes if name and name.endswith(suffix)]
         return [(name, sizes[name]) for name in sorted(wanted, key=lambda name: name.split("/"))]

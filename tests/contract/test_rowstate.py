@@ -1,26 +1,56 @@
-"""Row state by slot: written anew by every generation, read from the last one, never shared or changed."""
+"""Row state by slot: written anew by every step, read from the last one, never shared or changed."""
 
 import pickle
+from itertools import accumulate, pairwise
+from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 import zarr
+from numcodecs.zstd import Zstd
 
-from emtau_dask.storage import RowStateStore
+from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
+from emtau_dask.activity import NextPass, RowArray, Schedule
+from emtau_dask.engine.fitting import FitPlan, FitState, row_fields, run_fit, temporary_journal
+from emtau_dask.engine.loop import EmSettings
+from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.engine.problem import pose
+from emtau_dask.engine.starts import GivenParameters
+from emtau_dask.engine.state import RunState
+from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.storage import RowFields, RowStateWriter, SlotState, as_source, object_store, rows_layout
+from emtau_dask.storage.stored import digest
 
 CHUNK_ROWS = (3, 0, 5, 1)
+SLOT_ROWS = 5
 DTYPES = {"active": np.dtype(bool), "label": np.dtype("uint8"), "count": np.dtype("uint16")}
+FIELDS = RowFields.of(DTYPES, SLOT_ROWS)
+STEPS = 20
 
 
-@pytest.fixture(params=["folder", "memory"])
-def group(request, tmp_path):
-    store = tmp_path / "state.zarr" if request.param == "folder" else zarr.storage.MemoryStore()
-    return zarr.create_group(store=store)
+@pytest.fixture(params=["folder", "url", "zarr store"])
+def objects(request, tmp_path):
+    place = {
+        "folder": tmp_path / "state",
+        "url": f"memory://{tmp_path}/state",
+        "zarr store": zarr.storage.MemoryStore(),
+    }
+    store = object_store(place[request.param])
+    store.prepare()
+    return store
 
 
 @pytest.fixture
-def store(group):
-    return RowStateStore(group, CHUNK_ROWS, DTYPES)
+def folder(tmp_path):
+    store = object_store(tmp_path / "state")
+    store.prepare()
+    return store
+
+
+def writer(objects, step=1, fields=FIELDS):
+    return RowStateWriter(objects, rows_layout("rows", fields, STEPS, len(CHUNK_ROWS)), fields, step)
 
 
 def values(slot, fill):
@@ -32,140 +62,373 @@ def values(slot, fill):
     }
 
 
-def write(store, iteration, slots, fill, forgotten=()):
-    generation = store.begin(iteration)
-    for slot in slots:
-        generation.write(slot, values(slot, fill))
-    store.commit(iteration, slots, forgotten)
+def write(objects, step, slots, fill):
+    return {slot: writer(objects, step).write(slot, values(slot, fill)) for slot in slots}
 
 
-def assert_holds(found, slot, fill):
-    expected = values(slot, fill)
-    assert set(found) == set(expected)
+def assert_holds(objects, state, slot, fill):
+    found, expected = state.read(objects, CHUNK_ROWS[slot]), values(slot, fill)
+    assert list(found) == list(expected)
     for name, array in expected.items():
         assert np.array_equal(found[name], array), name
         assert found[name].dtype == array.dtype, name
 
 
-@pytest.mark.parametrize("slot", [0, 2, 3])
-def test_what_was_written_is_read(store, slot):
-    write(store, 1, [0, 2, 3], 7)
-    assert_holds(store.read(slot), slot, 7)
+class TestSlots:
+    @pytest.mark.parametrize("slot", [0, 1, 2, 3])
+    def test_what_was_written_is_read(self, objects, slot):
+        """Slot 1 has no rows, slot 3 is the padded last one; both have a slot as all others."""
+        states = write(objects, 1, [0, 1, 2, 3], 7)
+        assert_holds(objects, states[slot], slot, 7)
+
+    @pytest.mark.parametrize("maximum", [1, 255, 256, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**64 - 1])
+    def test_values_up_to_the_largest_that_a_policy_names(self, objects, maximum):
+        fields = RowFields.of({"active": np.dtype(bool), "n": RowArray("n", maximum).dtype}, SLOT_ROWS)
+        n = np.array([0, maximum, 1], dtype=np.uint64)
+        state = writer(objects, fields=fields).write(0, {"active": np.ones(3, dtype=bool), "n": n})
+        found = state.read(objects, 3)
+        assert found["n"].tolist() == [0, maximum, 1]
+        assert found["n"].dtype == np.min_scalar_type(maximum)
+        assert found["active"].tolist() == [True] * 3
+
+    def test_a_skipped_slot_keeps_its_last_state(self, objects):
+        states = write(objects, 1, [0, 2], 7)
+        for step in range(2, 12):
+            states |= write(objects, step, [2], step)
+        assert_holds(objects, states[0], 0, 7)
+        assert_holds(objects, states[2], 2, 11)
+
+    def test_writing_a_step_does_not_change_the_one_before(self, objects):
+        before = write(objects, 1, [0, 2], 7)
+        write(objects, 2, [0, 2], 8)
+        for slot, state in before.items():
+            assert_holds(objects, state, slot, 7)
+
+    def test_no_two_steps_and_no_two_slots_share_an_object(self, objects):
+        states = [
+            state for step in range(STEPS) for state in write(objects, step, range(4), fill=step).values()
+        ]
+        keys = [state.key for state in states]
+        assert len(set(keys)) == len(keys) == STEPS * len(CHUNK_ROWS)
+        assert objects.list("") == sorted(keys)
+
+    def test_writing_the_same_again_is_writing_it_once(self, objects):
+        """What a task that is repeated does: after a worker's death, or beside one that is slow."""
+        first = write(objects, 1, [0, 2], 7)
+        before = [objects.get(state.key, 10**6) for state in first.values()]
+        second = write(objects, 1, [0, 2], 7)
+        assert second == first
+        assert [objects.get(state.key, 10**6) for state in first.values()] == before
+        assert objects.list("") == sorted(state.key for state in first.values())
+
+    def test_other_values_have_another_digest(self, objects):
+        seven, eight = write(objects, 1, [0], 7)[0], write(objects, 2, [0], 8)[0]
+        assert seven.sha256 != eight.sha256
+        assert seven.sha256 == digest(objects.get(seven.key, 10**6))
+
+    def test_writing_a_slot_writes_one_object_and_no_other(self, folder):
+        write(folder, 3, [2], 7)
+        files = [path for path in Path(folder.root).rglob("*") if path.is_file()]
+        assert [str(path.relative_to(folder.root)) for path in files] == ["rows/c.3.2.0.0"]
+
+    def test_slots_of_zeros_are_written_too(self, objects):
+        """State must never be inferred from absence."""
+        zeros = {name: np.zeros(5, dtype=dtype) for name, dtype in DTYPES.items()}
+        state = writer(objects).write(2, zeros)
+        assert objects.get(state.key, 10**6)
+
+    def test_zeros_compress_to_almost_nothing(self, objects):
+        rows = 100_000
+        zeros = {name: np.zeros(rows, dtype=dtype) for name, dtype in DTYPES.items()}
+        state = writer(objects, fields=RowFields.of(DTYPES, rows)).write(0, zeros)
+        assert len(objects.get(state.key, 10**6)) < 1000
+
+    def test_writers_and_states_travel_by_pickle(self, folder):
+        sent = pickle.loads(pickle.dumps(writer(folder)))
+        state = pickle.loads(pickle.dumps(sent.write(2, values(2, 7))))
+        assert_holds(folder, state, 2, 7)
 
 
-def test_a_chunk_without_rows_has_a_slot(store):
-    write(store, 1, [1], 7)
-    assert_holds(store.read(1), 1, 7)
+class TestLayout:
+    def test_an_object_is_a_slot_padded_with_zeros(self, objects):
+        """Fields by rows, little-endian in the widest of their types, zstd."""
+        state = write(objects, 1, [3], 7)[3]
+        raw = Zstd().decode(objects.get(state.key, 10**6))
+        expected = [[1, 0, 0, 0, 0], [7, 0, 0, 0, 0], [263, 0, 0, 0, 0]]
+        assert np.frombuffer(raw, "<u2").reshape(3, SLOT_ROWS).tolist() == expected
+
+    def test_zarr_reads_it(self, folder):
+        write(folder, 1, [0, 2], 7)
+        write(folder, 2, [2], 8)
+        folder.put("rows/zarr.json", rows_layout("rows", FIELDS, STEPS, len(CHUNK_ROWS)).document())
+        array = zarr.open_array(Path(folder.root, "rows"), mode="r")
+        assert array.shape == (STEPS, len(CHUNK_ROWS), len(DTYPES), SLOT_ROWS)
+        assert array.attrs["fields"] == list(DTYPES)
+        assert array[1, 0, :, :3].tolist() == [values(0, 7)[name].tolist() for name in DTYPES]
+        assert array[2, 2].tolist() == [values(2, 8)[name].tolist() for name in DTYPES]
+        assert not array[1, 3].any()
+
+    @pytest.mark.parametrize(
+        ("dtypes", "stored"),
+        [
+            ([bool], "uint8"),
+            ([bool, "uint8"], "uint8"),
+            (["uint8", "uint16", bool], "uint16"),
+            ([bool, "uint32", "uint16"], "uint32"),
+            ([bool, "uint64"], "uint64"),
+        ],
+    )
+    def test_fields_are_stored_in_the_widest_of_their_types(self, dtypes, stored):
+        named = {f"f{i}": np.dtype(dtype) for i, dtype in enumerate(dtypes)}
+        assert RowFields.of(named, 1).stored == np.dtype(stored)
+
+    @pytest.mark.parametrize(
+        ("policy", "names", "dtypes"),
+        [
+            (EMTau(tau=20), ("active", "label", "count"), ("bool", "uint8", "uint8")),
+            (EMTau(tau=300), ("active", "label", "count"), ("bool", "uint8", "uint16")),
+            (EMStar(), ("active",), ("bool",)),
+            (EMLazy(), ("active",), ("bool",)),
+        ],
+        ids=repr,
+    )
+    def test_the_fields_of_a_policy(self, policy, names, dtypes):
+        rows = as_source(np.zeros((9, 2)), ndim=2, what="X").aligned(CHUNK_ROWS)
+        assert row_fields(rows, 4, policy, 500) == RowFields(names, dtypes, max(CHUNK_ROWS))
+
+    def test_a_policy_that_keeps_nothing_has_no_fields(self):
+        rows = as_source(np.zeros((9, 2)), ndim=2, what="X")
+        assert row_fields(rows, 4, FullEM(), 50) is None
 
 
-def test_nothing_is_there_before_the_first_commit(store):
-    store.begin(1).write(0, values(0, 7))
-    assert store.latest(0) is None
+def flipped(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
-def test_reading_a_slot_that_has_no_state_is_a_key_error(store):
-    with pytest.raises(KeyError):
-        store.read(0)
+DAMAGE = {
+    "a bit flipped": flipped,
+    "cut short": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+    "much longer": lambda data: data + bytes(10**6),
+    "empty": lambda data: b"",
+}
 
 
-def test_a_new_generation_replaces_what_it_writes(store):
-    write(store, 1, [0, 2], 7)
-    write(store, 2, [0, 2], 8)
-    assert_holds(store.read(0), 0, 8)
+class TestDamage:
+    @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+    def test_an_altered_object_is_refused_by_name(self, objects, damage):
+        state = write(objects, 1, [2], 7)[2]
+        objects.put(state.key, damage(objects.get(state.key, 10**6)))
+        with pytest.raises(CheckpointCorruptError, match=rf"{state.key} in .* has been altered"):
+            state.read(objects, 5)
+
+    def test_the_object_of_another_slot_is_refused(self, objects):
+        states = write(objects, 1, [0, 2], 7)
+        objects.put(states[0].key, objects.get(states[2].key, 10**6))
+        with pytest.raises(CheckpointCorruptError, match="has been altered"):
+            states[0].read(objects, 3)
+
+    def test_a_missing_object_is_refused_by_name(self, objects):
+        state = write(objects, 1, [2], 7)[2]
+        objects.delete([state.key])
+        with pytest.raises(CheckpointCorruptError, match=rf"{state.key} in .* is missing"):
+            state.read(objects, 5)
+
+    def test_a_slot_never_written_is_missing_and_not_zero(self, objects):
+        write(objects, 1, [0], 7)
+        key = rows_layout("rows", FIELDS, STEPS, len(CHUNK_ROWS)).chunk_key(1, 2)
+        with pytest.raises(CheckpointCorruptError, match="is missing"):
+            SlotState(key, digest(b""), FIELDS).read(objects, 5)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"no zstd",
+            Zstd().encode(bytes(3 * SLOT_ROWS * 2 - 1)),
+            Zstd().encode(bytes(3 * SLOT_ROWS * 2 + 1)),
+            Zstd().encode(bytes(10**6)),
+        ],
+        ids=["nonsense", "too short", "too long", "a bomb"],
+    )
+    def test_an_object_of_another_size_is_refused(self, objects, data):
+        """Its digest is right: a checkpoint that a stranger made."""
+        objects.put("rows/c.1.2.0.0", data)
+        with pytest.raises(CheckpointCorruptError, match=r"rows/c\.1\.2\.0\.0 in .* cannot be decoded"):
+            SlotState("rows/c.1.2.0.0", digest(data), FIELDS).read(objects, 5)
+
+    @pytest.mark.parametrize(("field", "limit"), [("active", 1), ("label", 255)])
+    def test_a_value_above_its_fields_limit_is_refused(self, objects, field, limit):
+        for value, refused in [(limit, False), (limit + 1, True), (2**16 - 1, True)]:
+            slot = np.zeros((3, SLOT_ROWS), dtype="<u2")
+            slot[list(DTYPES).index(field), 2] = value
+            data = bytes(Zstd().encode(slot.tobytes()))
+            objects.put("rows/c.1.2.0.0", data)
+            state = SlotState("rows/c.1.2.0.0", digest(data), FIELDS)
+            if refused:
+                with pytest.raises(CheckpointCorruptError, match=f"{field} is above {limit}"):
+                    state.read(objects, 5)
+            else:
+                assert state.read(objects, 5)[field][2] == limit
 
 
-def test_a_skipped_slot_keeps_its_last_state(store):
-    write(store, 1, [0, 2], 7)
-    write(store, 2, [2], 8)
-    write(store, 3, [2], 9)
-    assert_holds(store.read(0), 0, 7)
-    assert_holds(store.read(2), 2, 9)
+THETA = MixtureParameters("full", np.ones(1), np.zeros((1, 2)), np.eye(2)[None], np.eye(2)[None])
 
 
-def test_writing_a_generation_does_not_change_the_one_before(store):
-    write(store, 1, [0], 7)
-    before = store.latest(0)
-    store.begin(2).write(0, values(0, 8))
-    assert_holds(before.read(0, CHUNK_ROWS[0]), 0, 7)
+def held(slots):
+    return RunState(THETA, None, slots=slots)
 
 
-def test_a_generation_that_is_not_committed_is_not_read(store):
-    write(store, 1, [0], 7)
-    store.begin(2).write(0, values(0, 8))
-    assert_holds(store.read(0), 0, 7)
+@pytest.fixture
+def temporary(tmp_path):
+    """Dask's temporary directory, which need not be there yet."""
+    folder = tmp_path / "not" / "there yet"
+    with dask.config.set({"temporary-directory": str(folder)}):
+        yield folder
 
 
-def test_writing_a_slot_twice_is_writing_it_once(store):
-    generation = store.begin(1)
-    generation.write(0, values(0, 7))
-    generation.write(0, values(0, 7))
-    store.commit(1, [0])
-    assert_holds(store.read(0), 0, 7)
+def files_in(folder):
+    return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
-def test_generations_that_nothing_refers_to_are_removed(store, group):
-    write(store, 1, [0, 2], 7)
-    write(store, 2, [0, 2], 8)
-    assert set(group.group_keys()) == {"2"}
+class TestTemporaryJournal:
+    def test_every_iteration_writes_in_places_of_its_own(self, temporary):
+        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+            keys = {journal.writer().write(2, values(2, 7)).key for _ in range(30)}
+        assert len(keys) == 30
+
+    def test_a_chunk_skipped_for_ten_iterations_still_has_its_state(self, temporary):
+        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+            slots = {}
+            for iteration in range(11):
+                step, present = journal.writer(), [0, 2] if iteration == 0 else [2]
+                slots = slots | {slot: step.write(slot, values(slot, iteration)) for slot in present}
+                journal.save(FitState(current=held(slots)), commit=False)
+            assert_holds(journal.objects, slots[0], 0, 0)
+            assert_holds(journal.objects, slots[2], 2, 10)
+
+    def test_state_that_was_superseded_is_removed(self, temporary):
+        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+            first = write_all(journal, 7)
+            journal.save(FitState(current=held(first)), commit=False)
+            second = first | {2: journal.writer().write(2, values(2, 8))}
+            assert_holds(journal.objects, first[2], 2, 7)
+            journal.save(FitState(current=held(second)), commit=False)
+            assert journal.objects.list("") == sorted(state.key for state in second.values())
+            with pytest.raises(CheckpointCorruptError):
+                first[2].read(journal.objects, 5)
+
+    def test_the_best_run_keeps_its_state_while_another_goes_on(self, temporary):
+        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+            best, current = write_all(journal, 7), write_all(journal, 8)
+            journal.save(FitState(current=held(current), best=held(best)), commit=True)
+            assert_holds(journal.objects, best[2], 2, 7)
+            journal.save(FitState(current=held(current)), commit=True)
+            assert journal.objects.list("") == sorted(state.key for state in current.values())
+
+    def test_it_lies_in_dasks_temporary_directory_and_leaves_nothing(self, temporary):
+        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+            state = write_all(journal, 7)[2]
+            assert Path(state.key).name in files_in(temporary)
+        assert list(temporary.iterdir()) == []
+
+    def test_it_leaves_nothing_behind_where_the_fit_fails(self, temporary):
+        def fail():
+            with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+                write_all(journal, 7)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert list(temporary.iterdir()) == []
+
+    def test_policies_without_row_state_need_no_place(self, temporary):
+        with temporary_journal(None, len(CHUNK_ROWS)) as journal:
+            assert journal.writer() is None
+            journal.save(FitState(current=held({})), commit=True)
+        assert not temporary.exists()
+
+    def test_no_place_for_it_is_refused(self, tmp_path):
+        (tmp_path / "file").write_text("in the way")
+        with (
+            dask.config.set({"temporary-directory": str(tmp_path / "file")}),
+            pytest.raises(ConfigError, match=r"row state cannot be kept in .*file.*temporary-directory"),
+            temporary_journal(FIELDS, len(CHUNK_ROWS)),
+        ):
+            pass
 
 
-def test_generations_that_a_skipped_slot_refers_to_stay(store, group):
-    write(store, 1, [0, 2], 7)
-    write(store, 2, [2], 8)
-    write(store, 3, [2], 9)
-    assert set(group.group_keys()) == {"1", "3"}
+def write_all(journal, fill):
+    step = journal.writer()
+    return {slot: step.write(slot, values(slot, fill)) for slot in range(len(CHUNK_ROWS))}
 
 
-def test_a_forgotten_slot_has_no_state(store):
-    write(store, 1, [0, 2], 7)
-    write(store, 2, [0, 2], 8, forgotten=[0])
-    assert store.latest(0) is None
+class Rest:
+    """Rows of component 0 rest after their first iteration, all others never; each counts its iterations."""
+
+    def row_arrays(self, n_components, max_iter):
+        return (RowArray("seen", max_iter, keep=True), RowArray("counted", max_iter))
+
+    def update(self, state, evidence):
+        seen = state["seen"] + 1
+        return {"seen": seen, "counted": seen}, evidence.labels != 0
+
+    def schedule(self, summary):
+        return Schedule(NextPass.ACTIVE, test_tol=False)
 
 
-def test_a_forgotten_slot_frees_its_generation(store, group):
-    write(store, 1, [0, 2], 7)
-    write(store, 2, [0], 8)
-    write(store, 3, [0], 9, forgotten=[2])
-    assert set(group.group_keys()) == {"3"}
+FIT_ROWS = (30, 0, 20, 10)
+"""Chunk 0: component 0, far from all; chunk 2: both; chunk 3: component 1."""
 
 
-def test_a_forgotten_slot_can_be_written_again(store):
-    write(store, 1, [0], 7, forgotten=[0])
-    write(store, 2, [0], 8)
-    assert_holds(store.read(0), 0, 8)
+class TestInAFit:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def watched(cls):
+        """A fit of 15 iterations, and after each save what the run refers to, has, and holds."""
+        sides = np.repeat([0, 0, 1, 1], [30, 10, 10, 10])
+        rows = np.random.default_rng(3).normal(size=(60, 2)) + 200.0 * sides[:, None]
+        source = as_source(rows, ndim=2, what="X").aligned(FIT_ROWS)
+        problem = pose(source, None, 2, STRUCTURES["full"], SilentObserver())
+        eyes = np.array([np.eye(2)] * 2)
+        given = GivenParameters(np.full(2, 0.5), np.array([[0.0, 0.0], [200.0, 200.0]]), (eyes, eyes))
+        plan = FitPlan(Rest(), EmSettings(0.0, 15, 1e-6), "kmeans", given, None, (0,))
+        seen = []
+        with temporary_journal(row_fields(source, 2, Rest(), 15), len(FIT_ROWS)) as journal:
+            save = journal.save
 
+            def watch(state, *, commit):
+                save(state, commit=commit)
+                slots = state.current.slots
+                held = {chunk: slot.read(journal.objects, FIT_ROWS[chunk]) for chunk, slot in slots.items()}
+                seen.append((state.current.iteration, dict(slots), journal.objects.list(""), held))
 
-def test_every_slot_is_one_zarr_chunk(store):
-    for array in store.begin(1).arrays.values():
-        assert array.shape == (len(CHUNK_ROWS) * max(CHUNK_ROWS),)
-        assert array.chunks == (max(CHUNK_ROWS),)
+            journal.save = watch
+            run_fit(problem, plan, FitState(), journal, SilentObserver())
+        return sides, {iteration: rest for iteration, *rest in seen}
 
+    def test_it_ran(self, watched):
+        assert list(watched[1]) == list(range(16))
 
-def test_writing_a_slot_touches_one_chunk_file_of_each_array(tmp_path):
-    store = RowStateStore(zarr.create_group(store=tmp_path / "state.zarr"), CHUNK_ROWS, DTYPES)
-    store.begin(1).write(2, values(2, 7))
-    chunks = [file for file in (tmp_path / "state.zarr/1").rglob("c/*") if file.is_file()]
-    assert {(file.parts[-3], file.name) for file in chunks} == {(name, "2") for name in DTYPES}
+    def test_nothing_is_kept_but_the_last_state_of_each_chunk(self, watched):
+        for slots, keys, _ in watched[1].values():
+            assert keys == sorted(slot.key for slot in slots.values())
 
+    def test_a_chunk_without_active_rows_is_not_written_again(self, watched):
+        keys = {i: {c: slot.key for c, slot in slots.items()} for i, (slots, _, _) in watched[1].items()}
+        assert keys[0] == {}
+        assert {i: len(set(keys[i].values()) - set(keys[i - 1].values())) for i in keys if i} == {
+            1: 3,
+            **dict.fromkeys(range(2, 16), 2),
+        }
+        assert {keys[i][0] for i in range(1, 16)} == {keys[1][0]}
 
-def test_slots_of_zeros_are_written_too(tmp_path):
-    """zarr leaves all-fill chunks out by default; state must never be inferred from absence."""
-    store = RowStateStore(zarr.create_group(store=tmp_path / "state.zarr"), CHUNK_ROWS, DTYPES)
-    store.begin(1).write(2, {name: np.zeros(5, dtype=dtype) for name, dtype in DTYPES.items()})
-    assert all((tmp_path / f"state.zarr/1/{name}/c/2").is_file() for name in DTYPES)
-
-
-def test_zeros_compress_to_almost_nothing(tmp_path):
-    rows = 100_000
-    store = RowStateStore(zarr.create_group(store=tmp_path / "state.zarr"), (rows,), DTYPES)
-    store.begin(1).write(0, {name: np.zeros(rows, dtype=dtype) for name, dtype in DTYPES.items()})
-    stored = sum((tmp_path / f"state.zarr/1/{name}/c/0").stat().st_size for name in DTYPES)
-    assert stored < 1000
-
-
-def test_a_generation_travels_by_pickle(tmp_path):
-    store = RowStateStore(zarr.create_group(store=tmp_path / "state.zarr"), CHUNK_ROWS, DTYPES)
-    generation = pickle.loads(pickle.dumps(store.begin(1)))
-    generation.write(2, values(2, 7))
-    store.commit(1, [2])
-    assert_holds(store.read(2), 2, 7)
+    def test_the_state_is_that_of_every_row(self, watched):
+        sides, saved = watched
+        bounds = (0, *accumulate(FIT_ROWS))
+        for iteration, (_, _, found) in saved.items():
+            for chunk, state in found.items():
+                start, stop = list(pairwise(bounds))[chunk]
+                active = sides[start:stop] == 1
+                assert state["active"].tolist() == active.tolist()
+                assert state["seen"].tolist() == np.where(active, iteration, 1).tolist()
+                assert state["counted"].tolist() == np.where(active, iteration, 0).tolist()

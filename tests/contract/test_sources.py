@@ -13,16 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from emtau_dask.storage import as_dask, as_source, open_source
+from emtau_dask import InvalidDataError
+from emtau_dask.storage import ChunkPlace, as_dask, as_source, open_source, places_of
 from emtau_dask.storage.parquet_source import open_parquet
 
 CHUNKINGS = [(23,), (1,) * 23, (5, 18), (0, 9, 0, 14, 0), (10, 10, 3)]
 
 
+def place(source, chunk):
+    """A chunk's place, of chunks without rows too."""
+    bounds = (0, *accumulate(source.chunk_rows))
+    return ChunkPlace(chunk, bounds[chunk], bounds[chunk + 1])
+
+
 def load(source, chunk, reader=None):
     """A chunk's rows and bytes, its references computed by dask's plain scheduler."""
     blocks = dask.get(dict(source.graph([chunk])), source.references(chunk))
-    return (reader or source.reader()).load(chunk, blocks)
+    return (reader or source.reader()).load(place(source, chunk), blocks)
 
 
 def expected_rows(made, chunk_rows=None):
@@ -40,6 +47,20 @@ def test_it_says_its_dtype(made):
 
 def test_it_says_its_chunks(made):
     assert made.source.chunk_rows == made.chunk_rows
+
+
+def test_places_are_those_of_the_chunks_that_hold_rows():
+    places = places_of((0, 4, 0, 0, 19, 0))
+    assert places == {1: ChunkPlace(1, 0, 4), 4: ChunkPlace(4, 4, 23)}
+    assert [place.n_rows for place in places.values()] == [4, 19]
+    assert places_of(()) == places_of((0, 0)) == {}
+
+
+def test_the_places_of_a_source_hold_its_rows_once_and_in_order(made):
+    places = places_of(made.source.chunk_rows)
+    rows = np.concatenate([made.rows[found.start : found.stop] for found in places.values()])
+    assert np.array_equal(rows, made.rows)
+    assert all(found == place(made.source, chunk) for chunk, found in places.items())
 
 
 def test_load_gives_exactly_the_rows(made):
@@ -69,6 +90,10 @@ def test_loads_side_by_side_give_and_count_the_same(made):
     expected = expected_rows(made)
     assert [size for _, size in loaded] == made.chunk_bytes * 4
     assert all(np.array_equal(rows, expected[chunk]) for chunk, (rows, _) in zip(chunks, loaded, strict=True))
+
+
+def test_it_says_whether_tasks_read_chunks_by_themselves(made):
+    assert made.source.addressable is not made.graph
 
 
 def test_an_addressable_source_has_no_tasks_and_a_graph_has_references(made):
@@ -113,6 +138,17 @@ def test_a_reader_travels_by_pickle(made):
         rows, size = load(made.source, chunk, reader)
         assert np.array_equal(rows, expected)
         assert size == made.chunk_bytes[chunk]
+
+
+def test_a_reader_of_an_addressable_source_reads_any_place(made):
+    """It needs no chunk numbers: a place is enough, whatever the chunks are."""
+    if made.graph:
+        with pytest.raises(InvalidDataError, match=r"chunk 99 .*declares"):
+            made.source.reader().load(ChunkPlace(99, 3, 11), [made.rows[:3]])
+        return
+    for start, stop in [(0, 23), (3, 11), (9, 10), (22, 23)]:
+        rows, _ = made.source.reader().load(ChunkPlace(99, start, stop), [])
+        assert np.array_equal(rows, made.rows[start:stop])
 
 
 def test_as_a_dask_array_it_has_the_same_rows_and_chunks(made):

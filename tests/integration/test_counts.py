@@ -1,4 +1,7 @@
-"""Work skipped is proved by counting it: tasks in the graph, tasks run, chunks really read."""
+"""Work skipped is proved by counting it: tasks in the graph, tasks run, chunks really read.
+
+Here each chunk has its own task, as large ones do; test_batches.py has small ones, which travel together.
+"""
 
 import warnings
 from itertools import accumulate
@@ -8,10 +11,10 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from dask.callbacks import Callback
+from counting import Reads, Tasks, chunks_of, layer, one_chunk_a_task
 from oracles import naive, policies
 from sklearn.exceptions import ConvergenceWarning
-from zarr.storage import LocalStore, WrapperStore
+from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
 from emtau_dask.storage import as_source
@@ -41,35 +44,21 @@ def draw_rows():
 ROWS = draw_rows()
 
 
-class Tasks(Callback):
-    """The graphs of all computations, and the keys of the tasks that ran in each."""
-
-    def __init__(self):
-        super().__init__(start=self._note_graph, pretask=self._note_task)
-        self.graphs, self.ran = [], []
-
-    def _note_graph(self, graph):
-        self.graphs.append(set(graph))
-        self.ran.append([])
-
-    def _note_task(self, key, graph, state):
-        self.ran[-1].append(key)
-
-
-def layer(key):
-    """`("emtau-estep-0123", 4)` -> "emtau-estep"; the name of a task that is not the engine's as it is."""
-    name = key[0] if isinstance(key, tuple) else key
-    return name.rpartition("-")[0] if name.startswith("emtau-") else name
-
-
-def chunks_of(keys, name="emtau-estep"):
-    """The chunks of the tasks of this name, each as often as it has one."""
-    return sorted(key[1] for key in keys if layer(key) == name)
-
-
 def inputs(keys):
     """The keys that are not the engine's."""
     return {key for key in keys if not layer(key).startswith("emtau-")}
+
+
+def shared(graph):
+    """The keys of what all tasks of a pass share."""
+    return {key for key in graph if layer(key) == "emtau-pass"}
+
+
+@pytest.fixture
+def apart():
+    """Every chunk has its own task, however small it is."""
+    with one_chunk_a_task():
+        yield
 
 
 TAU = EMTau(tau=4, revisit=None)
@@ -121,7 +110,8 @@ ADDRESSABLE = {
 @pytest.fixture(scope="module", params=ADDRESSABLE)
 def addressable(request, tmp_path_factory):
     make, active = ADDRESSABLE[request.param]
-    return *fit(make(tmp_path_factory.mktemp("rows"))), active
+    with one_chunk_a_task():
+        return *fit(make(tmp_path_factory.mktemp("rows"))), active
 
 
 class TestAddressable:
@@ -131,11 +121,14 @@ class TestAddressable:
 
     def test_no_tasks_but_merges_beside_them(self, addressable):
         _, tasks, _ = addressable
-        assert {layer(key) for graph in tasks.graphs for key in graph} == {"emtau-estep", "emtau-merge"}
+        assert {layer(key) for keys in tasks.ran for key in keys} == {"emtau-estep", "emtau-merge"}
 
-    def test_nothing_is_in_the_graph_that_does_not_run(self, addressable):
+    def test_nothing_is_in_the_graph_that_does_not_run_but_what_the_tasks_share(self, addressable):
+        """Local schedulers hand that one key on as data; it is no task that they run."""
         _, tasks, _ = addressable
-        assert [len(graph) for graph in tasks.graphs] == [len(keys) for keys in tasks.ran]
+        for graph, keys in zip(tasks.graphs, tasks.ran, strict=True):
+            assert len(shared(graph)) == 1
+            assert sorted(map(str, keys)) == sorted(map(str, set(graph) - shared(graph)))
 
     def test_the_history_counts_the_same(self, addressable):
         mixture, _, active = addressable
@@ -143,12 +136,14 @@ class TestAddressable:
         assert counted == [(len(chunks), 4 - len(chunks)) for chunks in active]
 
 
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("make", [zarr_array, sharded_zarr])
 def test_a_zarr_array_is_worked_on_by_its_own_chunks_or_shards(make, tmp_path):
     _, tasks = fit(make(tmp_path), FullEM())
     assert [chunks_of(keys) for keys in tasks.ran] == [[0, 1, 2, 3, 4]] * 12
 
 
+@pytest.mark.usefixtures("apart")
 def test_weights_add_no_task(tmp_path):
     _, tasks = fit(numpy_chunks(tmp_path), sample_weight=np.ones(len(ROWS)))
     weights, *iterations = tasks.ran
@@ -157,12 +152,14 @@ def test_weights_add_no_task(tmp_path):
     assert not any(inputs(graph) for graph in tasks.graphs)
 
 
+@pytest.mark.usefixtures("apart")
 def test_an_iteration_without_active_rows_has_no_tasks():
     mixture, tasks = fit(numpy_chunks(None), EMLazy(threshold=0.2, full_every=4))  # max_k w_nk >= 1/4 always
     assert [record.active_rows for record in mixture.history_] == [200, 0, 0, 0] * 3
     assert [chunks_of(keys) for keys in tasks.ran] == [EVERYWHERE] * 3
 
 
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("init", ["kmeans", "k-means++", "random", "random_from_data"])
 def test_starts_have_one_task_a_chunk_and_no_tasks_but_merges(init):
     mixture = GaussianMixture(K, algorithm="em", init_params=init, max_iter=0, random_state=0)
@@ -212,6 +209,8 @@ def graph(request):
 
 
 class TestGraph:
+    """Tasks of the user's own are depended on one by one: no chunk shares the engine's task, small as it is."""
+
     def test_one_task_for_each_active_chunk_and_none_for_a_skipped_one(self, graph):
         _, _, tasks = graph
         assert [chunks_of(keys) for keys in tasks.ran] == ACTIVE
@@ -225,8 +224,14 @@ class TestGraph:
 
     def test_no_tasks_of_the_engine_but_those_and_merges(self, graph):
         _, _, tasks = graph
-        names = {layer(key) for graph in tasks.graphs for key in graph - inputs(graph)}
-        assert names == {"emtau-estep", "emtau-merge"}
+        names = {layer(key) for graph in tasks.graphs for key in graph.keys() - inputs(graph)}
+        assert names == {"emtau-estep", "emtau-merge", "emtau-pass"}
+
+    def test_nothing_of_the_engine_does_not_run_but_what_the_tasks_share(self, graph):
+        _, _, tasks = graph
+        for known, keys in zip(tasks.graphs, tasks.ran, strict=True):
+            assert len(shared(known)) == 1
+            assert known.keys() - inputs(known) - shared(known) == set(keys) - inputs(known)
 
     def test_the_fit_is_the_one_of_an_addressable_source(self, graph, addressable):
         assert np.allclose(graph[1].means_, addressable[0].means_, rtol=1e-12)
@@ -240,23 +245,13 @@ def test_the_blocks_of_a_skipped_chunk_are_not_computed(columns):
     assert sorted(calls) == sorted(c for chunks in ACTIVE for c in chunks for _ in range(blocks))
 
 
-class Reads(WrapperStore):
-    """A local store that notes which chunks are asked for."""
-
-    chunks = ()
-
-    async def get(self, key, prototype, byte_range=None):
-        if "/c/" in f"/{key}":
-            self.chunks = (*self.chunks, int(key.split("c/")[1].split("/")[0]))
-        return await self._store.get(key, prototype, byte_range)
-
-
 @pytest.fixture(scope="module")
 def read_zarr(tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "rows.zarr"
     zarr.create_array(store=path, data=ROWS, chunks=(40, 2))
     store = Reads(LocalStore(path, read_only=True))
-    mixture, _ = fit(da.from_array(zarr.open_array(store=store, mode="r"), chunks=((40, 40, 80, 40), 2)))
+    with one_chunk_a_task():
+        mixture, _ = fit(da.from_array(zarr.open_array(store=store, mode="r"), chunks=((40, 40, 80, 40), 2)))
     return mixture, store.chunks, path
 
 

@@ -41,8 +41,8 @@ class CountingObserver(SilentObserver):
     def stage(self, name: str, chunks: int) -> None:
         self.expected += chunks
 
-    def chunk_done(self) -> None:
-        self.done += 1
+    def chunks_done(self, count: int) -> None:
+        self.done += count
 
 
 def test_digits_are_scikit_learns(tmp_path: Path) -> None:

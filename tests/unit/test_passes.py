@@ -1,14 +1,17 @@
-"""One pass over chunks: which tasks run, in which order results merge, who is told."""
+"""One pass over chunks: which tasks run and what they carry, in which order results merge, who is told."""
 
+import pickle
 import threading
+from functools import partial
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from counting import Tasks, chunks_of, layer, one_chunk_a_task, processed
 
 from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.passes import NO_SOURCE, run_pass
+from emtau_dask.engine.passes import NO_SOURCE, batches_of, run_pass
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage import GraphSource
 
@@ -17,13 +20,27 @@ def joined(a, b):
     return f"({a} {b})"
 
 
-def name_of(chunk, *blocks):
-    return str(chunk)
+def name_of(item, *blocks):
+    return item
 
 
-def merged(chunks, task=name_of, sources=(), observer=None):
+def merged(chunks, task=name_of, sources=(), observer=None, items=str, costs=None):
+    """Run a pass whose items are the names of the chunks: its result spells the tree of merges."""
     observer = observer or SilentObserver()
-    return run_pass(task, joined, sources, chunks, name="test", stage="a stage", observer=observer)
+    items = {chunk: items(chunk) for chunk in chunks}
+    return run_pass(
+        task, joined, sources, items, name="test", stage="a stage", observer=observer, costs=costs
+    )
+
+
+@pytest.fixture(params=["in batches", "one by one"])
+def batching(request):
+    """Everything that merges must come out the same whichever chunks travel together."""
+    if request.param == "in batches":
+        yield
+    else:
+        with one_chunk_a_task():
+            yield
 
 
 def expected_tree(chunks):
@@ -54,15 +71,18 @@ def expected_tree(chunks):
         ([6, 7, 8, 9], "((6 7) (8 9))"),
     ],
 )
+@pytest.mark.usefixtures("batching")
 def test_small_trees_by_hand(chunks, tree):
     assert merged(chunks) == tree
 
 
+@pytest.mark.usefixtures("batching")
 @pytest.mark.parametrize("n", [8, 9, 63, 64, 65, 150])
 def test_the_tree_is_fixed_by_chunk_number(n):
     assert merged(list(range(n))) == expected_tree(list(range(n)))
 
 
+@pytest.mark.usefixtures("batching")
 @pytest.mark.parametrize("seed", range(5))
 def test_absent_chunks_leave_the_others_where_they_are(seed):
     rng = np.random.default_rng(seed)
@@ -70,10 +90,12 @@ def test_absent_chunks_leave_the_others_where_they_are(seed):
     assert merged(chunks) == expected_tree(chunks)
 
 
+@pytest.mark.usefixtures("batching")
 def test_the_order_in_which_chunks_are_given_does_not_matter():
     assert merged([70, 3, 9, 1, 8]) == merged([1, 3, 8, 9, 70])
 
 
+@pytest.mark.usefixtures("batching")
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_the_tree_is_the_same_on_every_scheduler(scheduler):
     with dask.config.set(scheduler=scheduler, num_workers=2):
@@ -84,23 +106,54 @@ def test_no_chunks_have_no_result():
     assert merged([]) is None
 
 
-def test_a_task_gets_the_blocks_of_its_own_chunk():
+def test_chunks_of_any_cost_merge_as_they_would_alone():
+    """Costs decide which chunks share a task, and no more: single chunks beside batches of several levels."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        chunks = sorted(rng.choice(900, size=rng.integers(2, 200), replace=False).tolist())
+        costs = {chunk: float(2 ** rng.uniform(0, 19)) for chunk in chunks}
+        assert merged(chunks, costs=costs) == expected_tree(chunks)
+
+
+def test_a_task_gets_the_item_and_the_blocks_of_its_own_chunk():
     array = da.from_array(np.arange(12).reshape(6, 2), chunks=((1, 0, 2, 3), (1, 1)))
 
-    def task(chunk, blocks, nothing):
+    def task(item, blocks, nothing):
         assert nothing == []
-        return f"{chunk}:{np.concatenate(blocks, axis=1).ravel().tolist()}"
+        return f"{item}:{np.concatenate(blocks, axis=1).ravel().tolist()}"
 
-    found = merged([0, 2], task, [GraphSource(array + 0), NO_SOURCE])
-    assert found == "(0:[0, 1] 2:[2, 3, 4, 5])"
+    found = merged([0, 2], task, [GraphSource(array + 0), NO_SOURCE], items=lambda chunk: f"item {chunk}")
+    assert found == "(item 0:[0, 1] item 2:[2, 3, 4, 5])"
 
 
+@pytest.mark.usefixtures("batching")
+def test_a_task_gets_an_empty_list_for_each_source_without_references():
+    def task(item, first, second):
+        assert first == second == []
+        return item
+
+    assert merged([3, 4, 90], task, [NO_SOURCE, NO_SOURCE]) == "((3 4) 90)"
+
+
+@pytest.mark.usefixtures("batching")
+def test_items_and_results_are_handed_on_as_they_are():
+    """Items that dask would read as a key, a task or a list of them in a graph are none of these."""
+    odd = {2: "emtau-pass", 3: ("emtau-test", 3), 4: (str, 5), 5: [2, 3], 70: {"emtau-test": 1}}
+    found = run_pass(
+        lambda item: [item], list.__add__, [], odd, name="test", stage="", observer=SilentObserver()
+    )
+    assert found == list(odd.values())
+
+
+@pytest.mark.usefixtures("batching")
 def test_an_error_of_a_task_comes_out_as_it_is():
-    def task(chunk):
-        raise InvalidDataError(f"chunk {chunk} is bad")
+    def task(item):
+        if item == "3":
+            raise InvalidDataError(f"chunk {item} is bad")
+        return item
 
     with pytest.raises(InvalidDataError, match=r"^chunk 3 is bad$"):
-        merged([3], task)
+        merged([2, 3, 4], task)
 
 
 def test_the_configured_scheduler_is_used():
@@ -110,19 +163,137 @@ def test_the_configured_scheduler_is_used():
     assert found == f"({name} {name})"
 
 
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_the_payload_is_one_key_of_the_graph_which_local_schedulers_do_not_run(scheduler):
+    with dask.config.set(scheduler=scheduler, num_workers=2), Tasks() as tasks:
+        merged(list(range(70)))
+    (graph,), (ran,) = tasks.graphs, tasks.ran
+    assert {layer(key) for key in graph} == {"emtau-test", "emtau-merge", "emtau-pass"}
+    (payload,) = (key for key in graph if layer(key) == "emtau-pass")
+    assert set(ran) == set(graph) - {payload}
+
+
+@pytest.mark.usefixtures("batching")
+def test_no_task_carries_a_copy_of_the_payload():
+    """The function of a pass holds the parameters; a million bytes of them are in the graph once."""
+    ballast = bytes(10**6)
+    with dask.config.set(scheduler="synchronous"), Tasks() as tasks:
+        assert merged(list(range(40)), partial(_heavy, ballast)) == expected_tree(list(range(40)))
+    (graph,) = tasks.graphs
+    sizes = {key: len(pickle.dumps(node)) for key, node in graph.items()}
+    heavy = [key for key, size in sizes.items() if size >= len(ballast)]
+    assert [layer(key) for key in heavy] == ["emtau-pass"]
+    assert sum(sizes.values()) < len(ballast) + 100_000
+
+
+def _heavy(ballast, item):
+    return item
+
+
+CHUNK_COST, LEAST, MOST, TASKS = 4096, 131072, 2097152, 64
+"""What a chunk costs beside its numbers, the bounds of a batch's cost, and how many batches are wanted."""
+
+
+def expected_batches(costs):
+    """For each chunk the uppermost node above it that is small enough, or that holds no other chunk."""
+    numbers = {chunk: cost + CHUNK_COST for chunk, cost in costs.items()}
+    limit = min(MOST, max(LEAST, sum(numbers.values()) / TASKS))
+    found = set()
+    for chunk in costs:
+        for level in range(9, -1, -1):
+            below = tuple(sorted(c for c in costs if c // 8**level == chunk // 8**level))
+            if len(below) == 1 or sum(numbers[c] for c in below) <= limit:
+                found.add(below)
+                break
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("costs", "batches"),
+    [
+        ({5: 0}, [(5,)]),
+        ({5: 1e9}, [(5,)]),
+        (dict.fromkeys(range(3), 0), [(0, 1, 2)]),
+        (dict.fromkeys((6, 7, 8, 9), 0), [(6, 7, 8, 9)]),  # the node of 64 chunks holds them all
+        (dict.fromkeys((6, 7, 8, 9), 30_000), [(6, 7), (8, 9)]),  # 136,384 together: the nodes of 8
+        (dict.fromkeys((6, 7, 8, 9), 130_000), [(6,), (7,), (8,), (9,)]),
+        ({0: 0, 1: 0, 8: 200_000, 9: 0}, [(0, 1), (8,), (9,)]),
+        ({0: 0, 64: 200_000}, [(0,), (64,)]),
+    ],
+    ids=str,
+)
+def test_batches_by_hand(costs, batches):
+    assert [batch.chunks for batch in batches_of(costs)] == batches
+    assert expected_batches(costs) == batches
+
+
+@pytest.mark.parametrize("scale", [0, 10, 15, 19, 23])
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_are_the_uppermost_nodes_of_the_tree_that_are_small_enough(seed, scale):
+    rng = np.random.default_rng(seed)
+    chunks = sorted(rng.choice(700, size=rng.integers(2, 300), replace=False).tolist())
+    costs = {chunk: float(2 ** rng.uniform(0, scale)) for chunk in chunks}
+    assert [batch.chunks for batch in batches_of(costs)] == expected_batches(costs)
+
+
+def test_batches_are_named_after_their_node():
+    costs = {0: 0.0, 1: 0.0, 8: 200_000.0, 9: 0.0, 70: 50_000.0, 71: 50_000.0, 80: 50_000.0}
+    found = {(batch.level, batch.number): batch.chunks for batch in batches_of(costs)}
+    assert found == {(1, 0): (0, 1), (0, 8): (8,), (0, 9): (9,), (1, 8): (70, 71), (0, 80): (80,)}
+
+
+def test_chunks_that_cost_much_are_not_put_together():
+    assert len(batches_of(dict.fromkeys(range(50), 2.0**21))) == 50
+
+
+def test_many_chunks_that_cost_little_still_are_work_for_many_workers():
+    """Half a million numbers in all: tasks of 32 chunks at most, and not one task."""
+    sizes = [len(batch.chunks) for batch in batches_of(dict.fromkeys(range(128), 4096.0))]
+    assert sizes == [8] * 16
+
+
+@pytest.mark.parametrize("costs", [{3: 1.0, 4: 5.0, 77: 2.0}, dict.fromkeys(range(100), 4096.0)], ids=len)
+def test_a_task_has_the_items_of_its_batch_and_no_others(costs):
+    with dask.config.set(scheduler="synchronous"), Tasks() as tasks:
+        merged(list(costs), costs=costs, items=lambda chunk: ("item", chunk))
+    (found,) = ([processed(node) for node in nodes] for nodes in tasks.ran_of("emtau-test"))
+    assert sorted(tuple(item[1] for item in items) for items in found) == expected_batches(costs)
+
+
+@pytest.mark.parametrize("others", [[], [NO_SOURCE]])
+def test_one_graph_among_the_sources_and_every_chunk_has_its_own_task(others):
+    array = da.from_array(np.zeros((20, 1)), chunks=(1, 1))
+    with dask.config.set(scheduler="synchronous"), Tasks() as tasks:
+        merged(list(range(20)), sources=[*others, GraphSource(array + 0)])
+    assert [chunks_of(keys, "emtau-test") for keys in tasks.ran] == [list(range(20))]
+
+
 class Recorder(SilentObserver):
     def __init__(self):
-        self.told = []
+        self.stages, self.done = [], []
 
     def stage(self, name, chunks):
-        self.told.append((name, chunks))
+        self.stages.append((name, chunks))
 
-    def chunk_done(self):
-        self.told.append("chunk")
+    def chunks_done(self, count):
+        assert self.stages
+        self.done.append(count)
 
 
-@pytest.mark.parametrize("chunks", [[], [5], list(range(20))], ids=len)
+@pytest.mark.usefixtures("batching")
+@pytest.mark.parametrize("chunks", [[], [5], list(range(20)), list(range(100))], ids=len)
 def test_the_observer_hears_of_the_stage_and_of_every_chunk(chunks):
     observer = Recorder()
     merged(chunks, observer=observer)
-    assert observer.told == [("a stage", len(chunks)), *["chunk"] * len(chunks)]
+    assert observer.stages == [("a stage", len(chunks))]
+    assert sum(observer.done) == len(chunks)
+
+
+@pytest.mark.parametrize("chunks", [[5], list(range(20)), list(range(100))], ids=len)
+def test_the_observer_hears_of_every_task_once(chunks):
+    batched, alone = Recorder(), Recorder()
+    merged(chunks, observer=batched)
+    with one_chunk_a_task():
+        merged(chunks, observer=alone)
+    assert sorted(batched.done) == sorted(map(len, expected_batches(dict.fromkeys(chunks, 0))))
+    assert alone.done == [1] * len(chunks)

@@ -45,7 +45,7 @@ class Terminal(io.StringIO):
 
 def report_two_iterations(observer: FitObserver) -> None:
     observer.stage("k-means 1", 4)
-    observer.chunk_done()
+    observer.chunks_done(1)
     observer.stage("iteration 1", 4)
     observer.iteration(RECORD, PARAMETERS)
     observer.stage("iteration 2", 3)
@@ -81,7 +81,7 @@ def test_the_live_display_shows_iteration_bound_change_active_chunks_and_time(
     observer = RichObserver(out)
     try:
         report_two_iterations(observer)
-        observer.chunk_done()
+        observer.chunks_done(1)
         observer._live.refresh()
     finally:
         observer.close()
@@ -103,7 +103,7 @@ def test_the_live_display_counts_chunks_from_many_threads() -> None:
     try:
         observer.stage("iteration 1", 800)
         threads = [
-            threading.Thread(target=lambda: [observer.chunk_done() for _ in range(100)]) for _ in range(8)
+            threading.Thread(target=lambda: [observer.chunks_done(1) for _ in range(100)]) for _ in range(8)
         ]
         for thread in threads:
             thread.start()

@@ -1,0 +1,67 @@
+"""Counting the work of a pass: the graphs it made, the tasks that ran, and the chunks each of them processed."""
+
+from contextlib import contextmanager
+
+import pytest
+from dask.callbacks import Callback
+from zarr.storage import WrapperStore
+
+from emtau_dask.engine import passes
+
+
+class Tasks(Callback):
+    """The graphs of all computations, and the keys of the tasks that ran in each."""
+
+    def __init__(self):
+        super().__init__(start=self._note_graph, pretask=self._note_task)
+        self.graphs, self.ran = [], []
+
+    def _note_graph(self, graph):
+        self.graphs.append(dict(graph))
+        self.ran.append([])
+
+    def _note_task(self, key, graph, state):
+        self.ran[-1].append(key)
+
+    def ran_of(self, name):
+        """The tasks of this name that ran, by computation."""
+        computations = zip(self.graphs, self.ran, strict=True)
+        return [[graph[key] for key in ran if layer(key) == name] for graph, ran in computations]
+
+
+def layer(key):
+    """`("emtau-estep-0123", 4)` -> "emtau-estep"; the name of a task that is not the engine's as it is."""
+    name = key[0] if isinstance(key, tuple) else key
+    return name.rpartition("-")[0] if name.startswith("emtau-") else name
+
+
+def chunks_of(keys, name="emtau-estep"):
+    """The chunks of the tasks of this name, each as often as it has one, where each task has one chunk."""
+    return sorted(key[1] for key in keys if layer(key) == name)
+
+
+def processed(node):
+    """The items that a task of a pass holds, read from the task itself: of one chunk, or of a batch."""
+    given = [argument for argument in node.func.args if not isinstance(argument, int)]
+    (items,) = given
+    return list(items.values()) if isinstance(items, dict) else [items]
+
+
+class Reads(WrapperStore):
+    """A local store that notes which chunks are asked for."""
+
+    chunks = ()
+
+    async def get(self, key, prototype, byte_range=None):
+        if "/c/" in f"/{key}":
+            self.chunks = (*self.chunks, int(key.split("c/")[1].split("/")[0]))
+        return await self._store.get(key, prototype, byte_range)
+
+
+@contextmanager
+def one_chunk_a_task():
+    """No chunk is small enough to share its task with another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "MIN_BATCH_COST", 0)
+        patch.setattr(passes, "MAX_BATCH_COST", 0)
+        yield

@@ -1,0 +1,257 @@
+"""The command line around long fits: checkpoints, interrupts, resume, inspect, plans, local clusters."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+import zarr
+from click.testing import CliRunner
+
+from emtau_dask import GaussianMixture
+from emtau_dask.face.cli import main
+
+EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+NOT_CONVERGED = 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.zarr"
+    rng = np.random.default_rng(3)
+    rows = np.concatenate([rng.normal(centre, 1, (600, 3)) for centre in (0, 1.5, 5)])
+    rng.shuffle(rows)
+    zarr.create_array(store=path, data=rows, chunks=(300, 3))
+    return path
+
+
+def config_of(folder, data, **sections):
+    content = {
+        "data": {"path": str(data)},
+        "model": {"n_components": 3, "random_state": 0},
+        "algorithm": {"name": "em-tau", "tau": 4},
+        "stop": {"tol": 0.0, "max_iter": 12},
+        "checkpoint": {"path": str(folder / "run.zarr")},
+        "output": {"directory": str(folder / "out")},
+    } | sections
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def emtau(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def parameters(folder):
+    model = GaussianMixture.load(folder / "out" / "model.zarr")
+    return [model.weights_, model.means_, model.covariances_, np.array(model.lower_bounds_)]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(parameters(a), parameters(b), strict=True))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    result = emtau("fit", config_of(folder, data))
+    assert result.exit_code == NOT_CONVERGED, result.stderr
+    return folder
+
+
+def wait_for_commit(run, number, process):
+    while not (run / "commits" / str(number) / "zarr.json").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_fit_says_how_to_go_on_and_that_ends_with_the_same_bits(
+    number, data, undisturbed, tmp_path
+):
+    config = config_of(tmp_path, data)
+    endless = [*EMTAU, "fit", config, "--set", "stop.max_iter=100000"]
+    process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_commit(tmp_path / "run.zarr", 4, process)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    last = errors.strip().splitlines()[-1]
+    command = re.fullmatch(r"emtau: interrupted; .* Go on with: emtau (resume .*)", last)
+    assert command, last
+    described = json.loads(emtau("inspect", tmp_path / "run.zarr", "--json").stdout)
+    assert described["stage"] == "iterating"
+    done = described["iteration"]
+    result = emtau(*shlex.split(command[1]), "--set", f"stop.max_iter={max(done, 12)}")
+    assert result.exit_code == NOT_CONVERGED, result.stderr
+    if done <= 12:
+        assert same(tmp_path, undisturbed)
+    reference = emtau(
+        "fit", config_of(tmp_path, data), "--overwrite", "--set", f"stop.max_iter={max(done, 12)}",
+        "--set", f"output.directory={tmp_path / 'again' / 'out'}", "--set", "checkpoint.path=null",
+    )  # fmt: skip
+    assert reference.exit_code == NOT_CONVERGED, reference.stderr
+    assert same(tmp_path, tmp_path / "again")
+
+
+def test_an_interrupt_leaves_no_temporary_row_state(data, tmp_path):
+    config = config_of(tmp_path, data, checkpoint={})
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(temporary)}
+    endless = [*EMTAU, "fit", config, "--set", "stop.max_iter=100000"]
+    process = subprocess.Popen(endless, env=environment, stderr=subprocess.PIPE, text=True)
+    while not any(temporary.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    assert process.communicate()[1].strip().splitlines()[-1] == "emtau: interrupted"
+    assert process.returncode == 130
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_place_that_holds_a_run_is_refused_before_work_and_replaced_on_request(data, undisturbed, tmp_path):
+    config = config_of(tmp_path, data, checkpoint={"path": str(undisturbed / "run.zarr")})
+    before = json.loads(emtau("inspect", undisturbed / "run.zarr", "--json").stdout)
+    result = emtau("fit", config)
+    assert result.exit_code == 1
+    assert "already holds a run" in result.stderr
+    assert not (tmp_path / "out" / "model.zarr").exists()
+    assert json.loads(emtau("inspect", undisturbed / "run.zarr", "--json").stdout) == before
+    own = config_of(tmp_path, data)
+    assert emtau("fit", own, "--set", "stop.max_iter=2").exit_code == NOT_CONVERGED
+    assert emtau("fit", own, "--overwrite").exit_code == NOT_CONVERGED
+    assert same(tmp_path, undisturbed)
+
+
+def test_overwrite_replaces_nothing_but_a_run(data, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    result = emtau("fit", config_of(tmp_path, data, checkpoint={"path": str(precious)}), "--overwrite")
+    assert result.exit_code == 1
+    assert "not a run of emtau" in result.stderr
+    assert (precious / "thesis.txt").read_text() == "years of work"
+
+
+class TestInspect:
+    def test_json_says_what_the_run_did(self, undisturbed):
+        described = json.loads(emtau("inspect", undisturbed / "run.zarr", "--json").stdout)
+        model = GaussianMixture.load(undisturbed / "out" / "model.zarr")
+        assert described["stage"] == "finished"
+        assert described["stop_reason"] == "max-iter"
+        assert described["iteration"] == 12
+        assert described["lower_bound"] == model.lower_bound_
+        assert [record["lower_bound"] for record in described["history"]] == model.lower_bounds_
+        assert [r["active_rows"] for r in described["history"]] == [r.active_rows for r in model.history_]
+        assert described["config"]["algorithm"]["params"] == {"tau": 4, "revisit": "on-empty"}
+
+    def test_people_get_tables(self, undisturbed):
+        shown = emtau("inspect", undisturbed / "run.zarr").stdout
+        assert "12 of at most 12" in shown
+        assert "EMTau" in shown or "em-tau(" in shown
+
+    def test_what_is_no_run_is_an_error(self, data, tmp_path):
+        for place in (data, tmp_path, tmp_path / "nowhere"):
+            result = emtau("inspect", place)
+            assert result.exit_code == 1, place
+            assert result.stderr.startswith("emtau: "), place
+
+
+class TestResume:
+    def test_a_finished_run_goes_on_with_a_larger_max_iter(self, data, undisturbed, tmp_path):
+        config = config_of(tmp_path, data)
+        assert emtau("fit", config, "--set", "stop.max_iter=5").exit_code == NOT_CONVERGED
+        result = emtau("resume", tmp_path / "run.zarr", "--set", "stop.max_iter=12")
+        assert result.exit_code == NOT_CONVERGED, result.stderr
+        assert same(tmp_path, undisturbed)
+
+    def test_data_that_moved_is_named(self, data, undisturbed, tmp_path):
+        moved = tmp_path / "moved.zarr"
+        config = config_of(tmp_path, moved)
+        data.rename(moved)
+        try:
+            assert emtau("fit", config, "--set", "stop.max_iter=5").exit_code == NOT_CONVERGED
+        finally:
+            moved.rename(data)
+        run = tmp_path / "run.zarr"
+        assert emtau("resume", run, "--set", "stop.max_iter=12").exit_code == 1
+        result = emtau("resume", run, "--set", "stop.max_iter=12", "--set", f"data.path={data}")
+        assert result.exit_code == NOT_CONVERGED, result.stderr
+        assert same(tmp_path, undisturbed)
+
+    def test_settings_that_make_another_fit_are_refused(self, undisturbed):
+        result = emtau("resume", undisturbed / "run.zarr", "--set", "model.n_components=4")
+        assert result.exit_code == 2
+        assert "model.n_components" in result.stderr
+        assert "stop.max_iter" in result.stderr
+
+    def test_a_run_begun_from_python_says_so(self, data, tmp_path):
+        rows = zarr.open_array(data, mode="r")
+        GaussianMixture(2, checkpoint=tmp_path / "run.zarr", random_state=0).fit(rows)
+        result = emtau("resume", tmp_path / "run.zarr")
+        assert result.exit_code == 1
+        assert "GaussianMixture.resume" in result.stderr
+
+
+def test_predict_takes_the_last_commit_of_a_run(data, undisturbed, tmp_path):
+    assert emtau("predict", undisturbed / "run.zarr", data, tmp_path / "labels.zarr").exit_code == 0
+    model = GaussianMixture.load(undisturbed / "out" / "model.zarr")
+    expected = model.predict(zarr.open_array(data, mode="r")[:])
+    assert np.array_equal(zarr.open_group(tmp_path / "labels.zarr")["labels"][:], expected)
+
+
+def test_worker_processes_give_the_same_bits(data, undisturbed, tmp_path):
+    result = emtau("fit", config_of(tmp_path, data), "--scheduler", "processes", "--workers", 2)
+    assert result.exit_code == NOT_CONVERGED, result.stderr
+    assert same(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"scheduler": "threads", "threads": 2}, "threads"),
+        ({"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "workers"),
+        ({"scheduler": "tcp://127.0.0.1:1", "memory_limit": "1GB"}, "memory_limit"),
+        ({"memory_limit": "a lot"}, "cluster.memory_limit"),
+        ({"scheduler": "threads", "tls": {"ca_file": "a", "cert": "b", "key": "c"}}, "tls"),
+    ],
+)
+def test_cluster_settings_that_contradict_each_other(settings, named, data, tmp_path):
+    result = emtau("fit", config_of(tmp_path, data, cluster=settings))
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+class TestPlan:
+    def test_it_says_what_is_needed_and_runs_nothing(self, data, tmp_path):
+        result = emtau("fit", config_of(tmp_path, data), "--plan")
+        assert result.exit_code == 0, result.stderr
+        assert "6, the longest of 300 rows" in result.stdout
+        assert re.search(r"bytes of a full pass\W+42.19 kiB", result.stdout)
+        assert not (tmp_path / "run.zarr").exists()
+        assert not (tmp_path / "out").exists()
+
+    def test_a_fit_above_its_limit_is_refused_with_the_chunks_that_would_fit(self, tmp_path):
+        path = tmp_path / "wide.zarr"
+        zarr.create_array(store=path, shape=(4_000_000, 16), dtype="f8", chunks=(2_000_000, 16))
+        config = config_of(tmp_path, path, cluster={"memory_limit": "600MB", "workers": 1})
+        for arguments in (["fit", config], ["fit", config, "--plan"]):
+            result = emtau(*arguments)
+            assert result.exit_code == 2
+            rows = int(re.search(r"chunks of at most ([\d,]+) rows", result.stderr)[1].replace(",", ""))
+            assert 0 < rows < 2_000_000
+        smaller = tmp_path / "smaller.zarr"
+        zarr.create_array(store=smaller, shape=(4_000_000, 16), dtype="f8", chunks=(rows, 16))
+        config = config_of(tmp_path, smaller, cluster={"memory_limit": "600MB", "workers": 1})
+        assert emtau("fit", config, "--plan").exit_code == 0
+        assert not Path(tmp_path, "run.zarr").exists()

@@ -1,0 +1,1 @@
+"""Fits in processes of their own that are killed, stopped and starved at chosen steps."""

@@ -1,0 +1,250 @@
+"""An S3 endpoint over HTTP on this machine (moto), and a proxy that makes it fail.
+
+A test takes the fixture `s3` (and `faulty_s3`, behind the proxy) by importing
+it; the environment then points to the endpoint, as a user's would.
+"""
+
+import socket
+import struct
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock, Thread
+from time import sleep
+from uuid import uuid4
+
+import fsspec
+import pytest
+
+INTERNAL_ERROR = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
+)
+DENIED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+)
+OF_A_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
+NOT_PASSED_ON = {"connection", "keep-alive", "transfer-encoding", "expect"}
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """An empty bucket of its own for each test.
+
+    Attributes
+    ----------
+    endpoint : str
+    bucket : str
+    """
+
+    endpoint: str
+    bucket: str
+
+    def url(self, name):
+        """The URL of an object or folder."""
+        return f"s3://{self.bucket}/{name}"
+
+    @property
+    def files(self):
+        """s3fs, for what tests prepare and look at."""
+        return fsspec.filesystem("s3", endpoint_url=self.endpoint)
+
+    def upload(self, path, name):
+        """Copy a local file or folder; return its URL."""
+        path = Path(path)
+        for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
+            inner = name if path.is_file() else f"{name}/{file.relative_to(path).as_posix()}"
+            self.files.pipe_file(f"{self.bucket}/{inner}", file.read_bytes())
+        return self.url(name)
+
+    def remove(self, name=""):
+        """Remove an object or a folder; by default the bucket and all in it."""
+        self.files.rm(f"{self.bucket}/{name}".rstrip("/"), recursive=True)
+
+
+class FaultyProxy:
+    """An HTTP proxy in front of one server, whose answers can be made to fail.
+
+    Modes: ``"pass"``; ``"500"`` and ``"403"``, answered without asking the server;
+    ``"drop"``, the connection closed without asking it; ``"cut"``, its answer broken
+    off half way (a request is then carried out, its answer lost); ``"slow"``, its
+    answer after `delay` seconds.
+
+    Attributes
+    ----------
+    url : str
+    requests : list of (method, path)
+        All that came so far, whatever was done with them.
+    delay : float
+    """
+
+    def __init__(self, server):
+        self.requests = []
+        self.delay = 0.2
+        self._server = server.removeprefix("http://")
+        self._lock = Lock()
+        self.fail("pass")
+        handler = type("Handler", (_Handler,), {"proxy": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def fail(self, mode, *, match=lambda method, path: True, times=None, after=0):
+        """Treat requests so from now on.
+
+        Parameters
+        ----------
+        mode : str
+        match : callable (method, path) -> bool
+            Which requests are meant; others pass.
+        times : int, optional
+            How many of them; by default all.
+        after : int
+            How many of them pass before.
+        """
+        last = sys.maxsize if times is None else after + times
+        with self._lock:
+            self._mode, self._match, self._meant, self._seen = mode, match, range(after, last), 0
+
+    def mode_of(self, method, path):
+        """The mode for the request that comes now."""
+        with self._lock:
+            self.requests.append((method, path))
+            if not self._match(method, path):
+                return "pass"
+            self._seen += 1
+            return self._mode if self._seen - 1 in self._meant else "pass"
+
+    def ask(self, method, path, headers, body):
+        """The server's answer: status, headers, body."""
+        connection = HTTPConnection(self._server, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+    @contextmanager
+    def running(self):
+        thread = Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._http.shutdown()
+            self._http.server_close()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: FaultyProxy
+
+    def log_message(self, *_):
+        pass
+
+    def _body(self):
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _serve(self):
+        body, mode = self._body(), self.proxy.mode_of(self.command, self.path)
+        if mode == "drop":
+            self._hang_up()
+            return
+        if mode in ("500", "403"):
+            self._answer(
+                int(mode), [("Content-Type", "application/xml")], {"500": INTERNAL_ERROR}.get(mode, DENIED)
+            )
+            return
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in NOT_PASSED_ON}
+        status, answered, content = self.proxy.ask(self.command, self.path, headers, body)
+        if mode == "slow":
+            sleep(self.proxy.delay)
+        self._answer(status, answered, content, cut=mode == "cut")
+
+    def _answer(self, status, headers, content, *, cut=False):
+        self.send_response(status)
+        size = len(content)
+        for name, value in headers:
+            if name.lower() not in OF_A_CONNECTION:
+                self.send_header(name, value)
+            elif name.lower() == "content-length" and self.command == "HEAD":
+                size = value
+        self.send_header("Content-Length", size)
+        if cut and not content:
+            self._hang_up()
+            return
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(content[: len(content) // 2] if cut else content)
+        if cut:
+            self._hang_up()
+
+    def _hang_up(self):
+        """Reset the connection."""
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for each in (self.rfile, self.wfile, self.connection):
+            with suppress(OSError):
+                each.close()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+
+def forget_connections():
+    """Empty fsspec's cache of file systems."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint():
+    """The address of an S3 server that lasts as long as the tests."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def _point_to(monkeypatch, endpoint):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    forget_connections()
+
+
+@pytest.fixture
+def s3(s3_endpoint, monkeypatch):
+    """An `S3Place` to which the environment points."""
+    _point_to(monkeypatch, s3_endpoint)
+    place = S3Place(s3_endpoint, f"bucket-{uuid4().hex}")
+    place.files.mkdir(place.bucket)
+    yield place
+    forget_connections()
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch):
+    """A `FaultyProxy` in front of the place of `s3`, to which the environment points now."""
+    with FaultyProxy(s3.endpoint).running() as proxy:
+        _point_to(monkeypatch, proxy.url)
+        yield proxy
+        forget_connections()
