@@ -22,6 +22,7 @@ import distributed.cli.dask_scheduler
 import distributed.cli.dask_worker
 import numpy as np
 from distributed import Client
+from distributed.diagnostics.plugin import SchedulerPlugin
 from reliability.zygote import Child, Zygote
 
 import emtau_dask.face.estimator  # noqa: F401
@@ -230,3 +231,59 @@ def processes(zygote: Zygote, folder: Path, n_workers: int = 0, **config: str) -
         yield cluster
     finally:
         cluster.stop()
+
+
+class Seen(SchedulerPlugin):  # type: ignore[misc]
+    """Notes on the scheduler every task that a worker gets: its key, the worker's name, its annotations."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[str, str, dict[str, Any]]] = []
+        self.scheduler: Any = None
+
+    async def start(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "processing":
+            task = self.scheduler.tasks[key]
+            self.tasks.append((str(key), task.processing_on.name, dict(task.annotations or {})))
+
+
+@contextmanager
+def seen(client: Client) -> Iterator[list[tuple[str, str, dict[str, Any]]]]:
+    """Fill a list with what `Seen` notes, at the end."""
+
+    def noted(dask_scheduler: Any) -> list[tuple[str, str, dict[str, Any]]]:
+        return list(dask_scheduler.plugins["seen"].tasks)
+
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    client.register_plugin(Seen())
+    try:
+        yield found
+        found += client.run_on_scheduler(noted)
+    finally:
+        client.unregister_scheduler_plugin("seen")
+
+
+def name_of(key: str) -> str:
+    """``('emtau-estep-0123', 4)`` -> ``emtau-estep``."""
+    name = key.split("'")[1] if key.startswith("(") else key
+    return name.rpartition("-")[0]
+
+
+def fit_inside(X: Any, settings: dict[str, Any]) -> Any:
+    """Fit in a task of dask's."""
+    import warnings
+
+    from emtau_dask import GaussianMixture
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return GaussianMixture(**settings).fit(X)
+
+
+def transfers(dask_worker: Any) -> list[str]:
+    """The keys that a worker got from others."""
+    return [str(key) for entry in dask_worker.transfer_incoming_log for key in entry["keys"]]

@@ -65,3 +65,21 @@ def one_chunk_a_task():
         patch.setattr(passes, "MIN_BATCH_COST", 0)
         patch.setattr(passes, "MAX_BATCH_COST", 0)
         yield
+
+
+CHUNK_COST, LEAST, MOST, TASKS = 4096, 131072, 2097152, 64
+"""What a chunk costs beside its numbers, the bounds of a batch's cost, and how many batches are wanted."""
+
+
+def expected_batches(costs):
+    """For each chunk the uppermost node above it that is small enough, or that holds no other chunk."""
+    numbers = {chunk: cost + CHUNK_COST for chunk, cost in costs.items()}
+    limit = min(MOST, max(LEAST, sum(numbers.values()) / TASKS))
+    found = set()
+    for chunk in costs:
+        for level in range(9, -1, -1):
+            below = tuple(sorted(c for c in costs if c // 8**level == chunk // 8**level))
+            if len(below) == 1 or sum(numbers[c] for c in below) <= limit:
+                found.add(below)
+                break
+    return sorted(found)

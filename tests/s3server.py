@@ -5,7 +5,6 @@ it; the environment then points to the endpoint, as a user's would.
 """
 
 import socket
-import struct
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -194,15 +193,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._hang_up()
 
     def _hang_up(self):
-        """Reset the connection."""
+        """Close the connection."""
         self.close_connection = True
         with suppress(OSError):
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        for each in (self.rfile, self.wfile, self.connection):
-            with suppress(OSError):
-                each.close()
+            self.connection.shutdown(socket.SHUT_RDWR)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
 
 
 def forget_connections():

@@ -13,7 +13,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.engine.cluster import cluster_errors
+from emtau_dask.engine.cluster import cluster_errors, travels_with_tasks
 from emtau_dask.engine.observer import FitObserver
 
 __all__ = ["NO_SOURCE", "Batch", "ChunkInput", "batches_of", "run_pass"]
@@ -228,7 +228,9 @@ def run_pass(
         return None
     token = uuid4().hex
     layer, shared = f"emtau-{name}-{token}", f"emtau-pass-{token}"
-    graph: dict[Hashable, Any] = {shared: _Shared(task, merge)}
+    payload = _Shared(task, merge)
+    graph: dict[Hashable, Any] = {shared: payload}
+    told: str | _Shared[T] = shared
     chunks = sorted(items)
     if all(source.addressable for source in sources):
         batches = batches_of({chunk: costs[chunk] if costs else 0.0 for chunk in chunks})
@@ -236,6 +238,7 @@ def run_pass(
         batches = [Batch(0, chunk, (chunk,)) for chunk in chunks]
         for source in sources:
             graph.update(source.graph(chunks))
+        told = payload if travels_with_tasks(payload) else shared
     leaves: dict[int, dict[int, Hashable]] = {}
     sizes: dict[Hashable, int] = {}
     for batch in batches:
@@ -246,7 +249,7 @@ def run_pass(
             graph[key] = (partial(_run_batch, batch.level, members, len(sources)), shared)
         else:
             blocks = (source.references(first) for source in sources)
-            graph[key] = (partial(_run_chunk, items[first]), shared, *blocks)
+            graph[key] = (partial(_run_chunk, items[first]), told, *blocks)
         leaves.setdefault(batch.level, {})[batch.number] = key
         sizes[key] = len(batch.chunks)
     root, merges = _reduction(leaves, shared, f"emtau-merge-{token}")

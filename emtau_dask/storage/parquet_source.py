@@ -212,29 +212,36 @@ class ParquetReader:
 def _shape_of(place: str | Url) -> tuple[int, int, int]:
     """Return bytes, rows and row groups of the file that this process sees."""
     part = _part(place)
+    if part is None:
+        raise InvalidDataError(f"the parquet file {place} is a folder now; open the data anew.")
     with part.opened() as file:
         return part.size, file.metadata.num_rows, file.metadata.num_row_groups
 
 
-def _part(place: str | Url) -> ParquetPart:
+def _part(place: str | Url) -> ParquetPart | None:
+    """Return a file with the size that it has now; None where it is a folder."""
     with read_errors(f"the parquet file {place}", remote=isinstance(place, Url)):
-        size = place.info()["size"] if isinstance(place, Url) else Path(place).stat().st_size
-        if size is None:
+        if not isinstance(place, Url):
+            return None if Path(place).is_dir() else ParquetPart(place, Path(place).stat().st_size)
+        info = place.info()
+        if info["type"] == "directory":
+            return None
+        if info["size"] is None:
             raise ValueError("its server does not tell its size")
-        return ParquetPart(place, size)
+        return ParquetPart(place, info["size"])
 
 
 def _parts(path: str) -> list[ParquetPart]:
     """Return the file, or all files of a folder in name order."""
-    if not is_url(path):
-        root = Path(path)
-        files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
-        return [_part(str(file.absolute())) for file in files]
-    url = Url.of(path)
-    with read_errors(str(url), remote=True):
-        if suffix_of(path) in SUFFIXES and url.info()["type"] != "directory":
-            return [_part(url)]
-        return [ParquetPart(url / name, size) for name, size in url.find(".parquet")]
+    place = Url.of(path) if is_url(path) else str(Path(path).absolute())
+    one = _part(place) if suffix_of(path) in SUFFIXES else None
+    if one is not None:
+        return [one]
+    if isinstance(place, Url):
+        with read_errors(str(place), remote=True):
+            return [ParquetPart(place / name, size) for name, size in place.find(".parquet")]
+    files = sorted(Path(place).rglob("*.parquet"))
+    return [ParquetPart(str(file), file.stat().st_size) for file in files]
 
 
 def _row_group(part: int, number: int, start: int, metadata: Any, columns: Sequence[str]) -> RowGroup:

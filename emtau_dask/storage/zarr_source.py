@@ -140,7 +140,12 @@ def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = Non
         each shard is read once.
     """
     mode: Literal["r", "r+"] = "r" if array.store.read_only else "r+"
-    counted = zarr.open_array(store=CountingStore(array.store), path=array.path, mode=mode)
+    counted = zarr.open_array(
+        store=CountingStore(array.store),
+        path=array.path,
+        mode=mode,
+        zarr_format=array.metadata.zarr_format,
+    )
     if chunk_rows is None:
         unit = (array.shards or array.chunks)[0] if array.ndim else 1
         n_rows = array.shape[0] if array.ndim else 0
@@ -181,12 +186,15 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
 
 
 def _node(store: zarr.abc.store.Store, where: str) -> zarr.Array[Any] | zarr.Group:
-    try:
-        return zarr.open(store, mode="r")
-    except (zarr.errors.BaseZarrError, FileNotFoundError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidDataError(
-            f"{where} holds no zarr array or group ({type(error).__name__}: {error})."
-        ) from error
+    """Open what is there, format 3 before 2: some who may read may not ask whether something exists."""
+    for zarr_format in (3, 2):
+        try:
+            return zarr.open(store, mode="r", zarr_format=zarr_format)
+        except (zarr.errors.BaseZarrError, FileNotFoundError, KeyError, TypeError, AttributeError) as error:
+            reason = error
+    raise InvalidDataError(
+        f"{where} holds no zarr array or group ({type(reason).__name__}: {reason})."
+    ) from reason
 
 
 def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSource:

@@ -98,9 +98,7 @@ class Bench:
         if outcome.error:
             return str(outcome)
         parts = differences(outcome.bits, self.undisturbed.bits)
-        if parts:
-            return f"other bits in {', '.join(parts)}"
-        return f"left behind: {', '.join(outcome.litter[:5])}" if outcome.litter else ""
+        return f"other bits in {', '.join(parts)}" if parts else ""
 
     def recovered(self, run, what="resumed"):
         """Judge what a resume makes of a disturbed run."""
@@ -111,7 +109,8 @@ class Bench:
                 return Verdict("began anew", f"with no commit yet, resume said {outcome}")
             outcome = self.zygote.run(scenarios.fit, self.scenario, run, None, None, True)
             what = "began anew"
-        return Verdict(what, self.wrong(outcome))
+        left = f"left behind: {', '.join(outcome.litter[:5])}" if outcome.litter else ""
+        return Verdict(what, self.wrong(outcome) or left)
 
     def _run(self, name):
         run = self.folder / name
@@ -227,7 +226,7 @@ class Bench:
         return self._tidied(run, self.recovered(run))
 
     def vanished_at(self, step):
-        """Rename the folder at ``step``, and resume once it is back."""
+        """Rename the folder at ``step``, at least 3 (it is made by the first); resume once it is back."""
         run = self._run(f"vanish-{step}")
         outcome = self.zygote.run(scenarios.fit, self.scenario, run, At(step, vanish=run))
         if Path(run).exists():

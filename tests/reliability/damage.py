@@ -97,10 +97,8 @@ def edited(chance, content):
         holder[last] += chance.choice([-1, 1, 2])
     else:
         holder[last] = chance.choice(HOSTILE)
-    return (
-        content,
-        f"{'.'.join(map(str, path))} = {repr(holder.get(last) if isinstance(holder, dict) else holder)[:60]}",
-    )
+    now = holder.get(last, "removed") if isinstance(holder, dict) else holder
+    return content, f"{'.'.join(map(str, path))} = {repr(now)[:60]}"
 
 
 def newest_commit(folder):
@@ -340,7 +338,7 @@ def _watch(place):
                 found.append(f"opened {path} {mode}")
         elif event in WRITING:
             path = args[0] if event != "os.link" else args[1]
-            relative = isinstance(path, str) and not os.path.isabs(path)
+            relative = isinstance(path, str) and not Path(path).is_absolute()
             if not relative and not str(path).startswith(str(place)):
                 found.append(f"{event} {args!r}"[:200])
 

@@ -8,7 +8,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from counting import Tasks, chunks_of, layer, one_chunk_a_task, processed
+from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task, processed
 
 from emtau_dask.engine.observer import SilentObserver
 from emtau_dask.engine.passes import NO_SOURCE, batches_of, run_pass
@@ -188,24 +188,6 @@ def test_no_task_carries_a_copy_of_the_payload():
 
 def _heavy(ballast, item):
     return item
-
-
-CHUNK_COST, LEAST, MOST, TASKS = 4096, 131072, 2097152, 64
-"""What a chunk costs beside its numbers, the bounds of a batch's cost, and how many batches are wanted."""
-
-
-def expected_batches(costs):
-    """For each chunk the uppermost node above it that is small enough, or that holds no other chunk."""
-    numbers = {chunk: cost + CHUNK_COST for chunk, cost in costs.items()}
-    limit = min(MOST, max(LEAST, sum(numbers.values()) / TASKS))
-    found = set()
-    for chunk in costs:
-        for level in range(9, -1, -1):
-            below = tuple(sorted(c for c in costs if c // 8**level == chunk // 8**level))
-            if len(below) == 1 or sum(numbers[c] for c in below) <= limit:
-                found.add(below)
-                break
-    return sorted(found)
 
 
 @pytest.mark.parametrize(

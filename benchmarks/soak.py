@@ -1,0 +1,144 @@
+"""Every disturbance of a checkpointed fit, at every step that changes the disk and at random instants.
+
+    python benchmarks/soak.py                                  # all of it
+    python benchmarks/soak.py --instants 200 --scenarios 0 1   # of the first two scenarios
+    python benchmarks/soak.py --stride 10                      # every tenth step
+
+Prints a table for each kind of disturbance; exits with 1 where anything went
+wrong, which is printed and whose folder is left in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from reliability import damage
+from reliability.campaigns import FULL, READ_ONLY, Bench, Tally, Verdict, campaign
+from reliability.scenarios import EVERY, SPECIAL, Scenario
+from reliability.zygote import Zygote
+
+SCENARIOS = EVERY + SPECIAL
+BATCH = 25
+
+
+def kills(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    for step in range(1, bench.steps + 1, options.stride):
+        yield f"killed at step {step}", partial(bench.killed_at, step)
+
+
+def instants(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    chance = random.Random(options.seed)
+    for _ in range(options.instants):
+        first, second = (chance.random() * bench.undisturbed.seconds for _ in range(2))
+        yield f"killed after {first:.4f} and {second:.4f} s", partial(bench.killed_after, first, (second,))
+
+
+def stops(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    chance = random.Random(options.seed)
+    for step in range(1, bench.steps + 1, options.stride):
+        yield f"stopped at step {step}", partial(bench.stopped_at, step)
+        other = chance.randrange(1, bench.steps)
+        yield f"stopped at steps {step} and {other}", partial(bench.stopped_at, step, other)
+
+
+def meetings(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    half = bench.half_done(bench.steps * 3 // 4)
+    for seed in range(options.meetings):
+        yield f"met, delays {seed}", partial(bench.met, half, seed)
+        yield f"crossed, delays {seed}", partial(bench.crossed, seed)
+
+
+def faults(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    for step in range(1, bench.steps + 1, options.stride):
+        yield f"full at step {step}", partial(bench.starved_at, step, FULL)
+        yield f"read-only at step {step}", partial(bench.starved_at, step, READ_ONLY)
+        if step > 2:
+            yield f"vanished at step {step}", partial(bench.vanished_at, step)
+
+
+def damaged(zygote: Zygote, folder: Path, options: argparse.Namespace) -> Tally:
+    bench = Bench(zygote, Scenario("em-tau, revisit"), folder / "damaged")
+    half = bench.half_done(bench.steps * 4 // 5)
+    tally = Tally()
+
+    def batch(lies: bool, start: int) -> Verdict:
+        counts, problems = zygote.run(
+            damage.resumes,
+            bench.scenario,
+            half,
+            bench.undisturbed.bits,
+            range(start, min(start + BATCH, options.mutations)),
+            lies,
+        )
+        kind = "lie" if lies else "damage"
+        tally.counts.update({f"{kind}: {end}": count for end, count in counts.items()})
+        tally.problems.extend(problems)
+        return Verdict("")
+
+    campaign(
+        (f"mutations {start} …", partial(batch, lies, start))
+        for lies in (False, True)
+        for start in range(0, options.mutations, BATCH)
+    )
+    return tally
+
+
+def shown(name: str, tally: Tally, seconds: float) -> None:
+    ends = ", ".join(f"{count} {end}" for end, count in sorted(tally.counts.items()))
+    print(f"| {name} | {tally.total} | {ends} | {len(tally.problems)} | {seconds:.0f} |", flush=True)
+    for problem in tally.problems:
+        print(f"    {problem}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--stride", type=int, default=1, help="every so many steps (1)")
+    parser.add_argument("--instants", type=int, default=200, help="random instants in each scenario (200)")
+    parser.add_argument("--meetings", type=int, default=100, help="of two processes (100)")
+    parser.add_argument("--mutations", type=int, default=1000, help="of each of two kinds (1000)")
+    parser.add_argument("--scenarios", type=int, nargs="*", help="by number, for kills (all)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="by default a temporary one")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="emtau-soak-"))
+    failed = 0
+    print("| disturbance | cases | ends | wrong | seconds |\n|---|---|---|---|---|")
+    with Zygote("reliability.damage") as zygote:
+        chosen = range(len(SCENARIOS)) if options.scenarios is None else options.scenarios
+        for number in chosen:
+            scenario = SCENARIOS[number]
+            bench = Bench(zygote, scenario, folder / f"scenario-{number}")
+            for name, cases in (("every step", kills), ("random instants", instants)):
+                began = time.perf_counter()
+                tally = campaign(cases(bench, options))
+                shown(f"killed, {name}: {scenario}", tally, time.perf_counter() - began)
+                failed += len(tally.problems)
+        bench = Bench(zygote, Scenario("em-tau, revisit"), folder / "others")
+        for name, cases in (
+            ("one stopped at every step, another resumes", stops),
+            ("two at once", meetings),
+            ("full, read-only, vanished, from every step on", faults),
+        ):
+            began = time.perf_counter()
+            tally = campaign(cases(bench, options))
+            shown(name, tally, time.perf_counter() - began)
+            failed += len(tally.problems)
+        began = time.perf_counter()
+        tally = damaged(zygote, folder, options)
+        shown("damaged and made up", tally, time.perf_counter() - began)
+        failed += len(tally.problems)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,132 @@
+"""What every store of objects promises: whole objects, created exclusively, listed and removed by key."""
+
+import uuid
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from sklearn.exceptions import ConvergenceWarning
+from zarr.storage import MemoryStore
+
+from emtau_dask import EMTau, GaussianMixture
+from emtau_dask.engine.checkpoint import read_newest
+from emtau_dask.storage import object_store, open_log
+
+PLACES = {
+    "folder": lambda path: str(path / "objects"),
+    "URL": lambda path: f"memory://{uuid.uuid4().hex}/objects",
+    "zarr store": lambda path: MemoryStore(),
+}
+
+
+@pytest.fixture(params=PLACES)
+def objects(request, tmp_path):
+    store = object_store(PLACES[request.param](tmp_path))
+    assert store.empty()
+    store.prepare()
+    return store
+
+
+def test_what_was_put_is_there(objects):
+    objects.put("a/b/c.0", b"data")
+    assert objects.get("a/b/c.0", 100) == b"data"
+
+
+def test_putting_again_replaces(objects):
+    objects.put("a/x", b"first, longer")
+    objects.put("a/x", b"second")
+    assert objects.get("a/x", 100) == b"second"
+
+
+def test_an_empty_object_is_an_object(objects):
+    objects.put("a/x", b"")
+    assert objects.get("a/x", 100) == b""
+
+
+def test_what_is_not_there_is_none(objects):
+    objects.put("a/x", b"data")
+    for key in ("y", "a/y", "a", "a/x/y"):
+        assert objects.get(key, 100) is None, key
+
+
+def test_only_the_first_creates(objects):
+    assert objects.create("commits/0/zarr.json", b"first")
+    assert not objects.create("commits/0/zarr.json", b"second")
+    assert objects.get("commits/0/zarr.json", 100) == b"first"
+
+
+def test_listing_is_by_folder_and_sorted(objects):
+    for key in ("b/y", "a/x", "a/c/d", "ab/z", "top"):
+        objects.put(key, b"1")
+    assert objects.list("a/") == ["a/c/d", "a/x"]
+    assert objects.list("") == ["a/c/d", "a/x", "ab/z", "b/y", "top"]
+    assert objects.list("none/") == []
+
+
+def test_what_is_deleted_is_gone_and_may_be_gone_already(objects):
+    objects.put("a/x", b"1")
+    objects.put("a/y", b"2")
+    objects.delete(["a/x", "a/never", "never/there"])
+    assert objects.list("") == ["a/y"]
+    assert objects.get("a/x", 100) is None
+
+
+def test_a_deleted_object_can_be_created_again(objects):
+    assert objects.create("a/x", b"1")
+    objects.delete(["a/x"])
+    assert objects.create("a/x", b"2")
+
+
+def test_empty_before_and_after(objects):
+    objects.put("a/x", b"1")
+    assert not objects.empty()
+    objects.delete_everything()
+    assert objects.empty()
+
+
+def test_syncing_changes_nothing(objects):
+    objects.put("a/x", b"1")
+    objects.sync(["a/x"])
+    assert objects.get("a/x", 100) == b"1"
+
+
+def test_a_store_is_itself_a_location(objects):
+    assert object_store(objects) is objects
+    assert objects.location
+
+
+def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = da.from_array(np.concatenate([rng.normal(c, 1, (40, 2)) for c in (-2, 2)]), chunks=(30, 2))
+    path = tmp_path / "run.zarr"
+    model = GaussianMixture(2, algorithm=EMTau(tau=2), random_state=0, max_iter=4, tol=0.0, checkpoint=path)
+    with dask.config.set(scheduler="synchronous"), pytest.warns(ConvergenceWarning):
+        model.fit(rows)
+    objects = object_store(path)
+    saved = read_newest(open_log(objects))
+    group = zarr.open_group(path, mode="r")
+    manifest = group[f"commits/{saved.number}"].attrs.asdict()
+    assert manifest["number"] == saved.number
+    run = saved.state().current
+    entry = manifest["fit"]["current"]
+    expected = {name: getattr(run.parameters, name) for name in entry["parameters"]}
+    if run.held is not None:
+        for name in ("weights", "means", "scatter"):
+            expected[f"held_{name}"] = getattr(run.held.statistics, name)
+    refs = entry["parameters"] | {f"held_{name}": ref for name, ref in (entry["held"] or {}).items()}
+    for name, values in expected.items():
+        folder, _, chunk = refs[name]["key"].rpartition("/")
+        step = int(chunk.split(".")[1])
+        array = group[folder]
+        assert array.shape[1:] == values.shape
+        assert np.asarray(array[step]).tobytes() == values.tobytes(), name
+    for chunk, slot in run.slots.items():
+        folder, _, key = slot.key.rpartition("/")
+        array = group[folder]
+        step = int(key.split(".")[1])
+        n_rows = rows.chunks[0][chunk]
+        stored = dict(zip(array.attrs["fields"], np.asarray(array[step, chunk]), strict=True))
+        for name, values in slot.read(objects, n_rows).items():
+            assert np.array_equal(stored[name][:n_rows], values), name

@@ -1,0 +1,226 @@
+"""Small chunks of stored data travel together: which share a task, and that it changes nothing but that."""
+
+import warnings
+from dataclasses import replace
+from itertools import accumulate
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from counting import Reads, Tasks, expected_batches, layer, one_chunk_a_task, processed
+from fits import assert_same_bits
+from oracles import naive, policies
+from sklearn.exceptions import ConvergenceWarning
+from zarr.storage import LocalStore
+
+from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+from emtau_dask.storage import as_source
+
+CHUNKS = (3,) * 40 + (0,) + (3,) * 84
+"""A cluster far from all others in chunks 0 to 39, two that overlap in 41 to 84, another far one after them."""
+
+PRESENT = [chunk for chunk, rows in enumerate(CHUNKS) if rows]
+K, D, ITERATIONS = 4, 2, 12
+START = {
+    "weights_init": np.full(K, 1 / K),
+    "means_init": np.array([[-50.0, -50], [-0.5, 0.2], [1.5, 1.0], [50, 50]]),
+    "precisions_init": np.array([np.eye(2)] * K),
+}
+
+
+def draw_rows():
+    rng = np.random.default_rng(29)
+    centres = np.repeat([-50.0, 0.0, 0.8, 50.0], [120, 66, 66, 120])
+    rows = rng.normal(size=(372, D)) + centres[:, None]
+    rows[120:252] = rng.permutation(rows[120:252])
+    return rows
+
+
+ROWS = draw_rows()
+CHUNK_OF = np.repeat(np.arange(len(CHUNKS)), CHUNKS)
+
+
+def in_numpy(path):
+    return as_source(ROWS, ndim=2, what="X").aligned(CHUNKS)
+
+
+def in_zarr(path):
+    array = zarr.create_array(store=path / "rows.zarr", data=ROWS, chunks=(3, D))
+    return as_source(array, ndim=2, what="X").aligned(CHUNKS)
+
+
+TAU = EMTau(tau=4, revisit=None)
+
+
+def fit(X, algorithm=TAU, scheduler="synchronous", **fit_options):
+    mixture = GaussianMixture(K, algorithm=algorithm, tol=0, max_iter=ITERATIONS, **START)
+    with warnings.catch_warnings(), dask.config.set(scheduler=scheduler), Tasks() as tasks:
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        mixture.fit(X, **fit_options)
+    return mixture, tasks
+
+
+@pytest.fixture(scope="module")
+def active():
+    """How many rows each chunk with active rows has of them, in every iteration of a naive run."""
+    policy = policies.EMTau(tau=4, revisit=None)
+    run = naive.fit(ROWS, START, policy, max_iter=ITERATIONS, reg_covar=1e-6)
+    counts = [np.bincount(CHUNK_OF[mask], minlength=len(CHUNKS)) for mask in run.active]
+    return [{chunk: int(count[chunk]) for chunk in np.flatnonzero(count).tolist()} for count in counts]
+
+
+@pytest.fixture(scope="module")
+def batches(active):
+    """The batches that these make: a row to be scored costs its features, one only read a sixteenth of it."""
+    costs = [{c: rows * D + CHUNKS[c] * D / 16 for c, rows in iteration.items()} for iteration in active]
+    return [expected_batches(each) for each in costs]
+
+
+def test_the_naive_run_has_batches_of_all_kinds(active, batches):
+    """All chunks, by eights; then some, by more than eight; at last few, all of them together."""
+    assert [list(iteration) for iteration in active[:4]] == [PRESENT] * 4
+    assert batches[0] == [tuple(c for c in PRESENT if c // 8 == eighth) for eighth in range(16)]
+    assert all(set(iteration) <= set(range(41, 85)) for iteration in active[4:])
+    assert {1, 2} < {len(found) for found in batches}
+    assert any(
+        len(iteration) < chunks[-1] - chunks[0] for iteration in active[4:] for chunks in [list(iteration)]
+    )
+
+
+@pytest.fixture(scope="module", params=[in_numpy, in_zarr])
+def fitted(request, tmp_path_factory):
+    return fit(request.param(tmp_path_factory.mktemp("rows")))
+
+
+def chunks_by_task(tasks, name="emtau-estep"):
+    """The chunks of every task of this name, as its own items say, by computation."""
+    return [
+        sorted(tuple(getattr(item, "place", item).chunk for item in processed(node)) for node in nodes)
+        for nodes in tasks.ran_of(name)
+    ]
+
+
+class TestBatches:
+    def test_they_follow_the_nodes_of_the_tree(self, fitted, batches):
+        _, tasks = fitted
+        assert chunks_by_task(tasks) == batches
+
+    def test_every_active_chunk_is_in_one_and_a_skipped_one_in_none(self, fitted, active):
+        _, tasks = fitted
+        found = [[chunk for batch in found for chunk in batch] for found in chunks_by_task(tasks)]
+        assert [sorted(chunks) for chunks in found] == [list(iteration) for iteration in active]
+
+    def test_a_task_is_named_after_the_first_chunk_of_its_batch(self, fitted, batches):
+        _, tasks = fitted
+        named = [sorted(key[1] for key in keys if layer(key) == "emtau-estep") for keys in tasks.ran]
+        assert named == [[batch[0] for batch in found] for found in batches]
+
+    def test_a_batch_merges_its_chunks_itself(self, fitted, batches):
+        """One result for each batch is all that is left to merge."""
+        _, tasks = fitted
+        for keys, found in zip(tasks.ran, batches, strict=True):
+            merges = [key for key in keys if layer(key) == "emtau-merge"]
+            assert len(keys) == len(found) + len(merges)
+            assert len(merges) < max(len(found), 1)
+            assert bool(merges) is (len(found) > 1)
+
+    def test_nothing_is_in_the_graph_that_does_not_run_but_what_the_tasks_share(self, fitted):
+        _, tasks = fitted
+        for graph, keys in zip(tasks.graphs, tasks.ran, strict=True):
+            (rest,) = graph.keys() - set(keys)
+            assert layer(rest) == "emtau-pass"
+
+    def test_the_history_counts_chunks_and_not_tasks(self, fitted, active):
+        counted = [(record.chunks_processed, record.chunks_skipped) for record in fitted[0].history_]
+        assert counted == [(len(iteration), 124 - len(iteration)) for iteration in active]
+
+    def test_the_history_counts_rows(self, fitted, active):
+        scored = [record.active_rows for record in fitted[0].history_]
+        assert scored == [sum(iteration.values()) for iteration in active]
+
+
+@pytest.fixture(scope="module")
+def read_zarr(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "rows.zarr"
+    zarr.create_array(store=path, data=ROWS, chunks=(3, D))
+    store = Reads(LocalStore(path, read_only=True))
+    mixture, _ = fit(as_source(zarr.open_array(store=store, mode="r"), ndim=2, what="X").aligned(CHUNKS))
+    return mixture, store.chunks, path
+
+
+def stored_chunk(chunk):
+    """The zarr array has no chunk 40, which is the one without rows."""
+    return chunk if chunk < 40 else chunk - 1
+
+
+def test_every_active_chunk_of_a_zarr_is_read_once_and_no_other(read_zarr, active):
+    _, read, _ = read_zarr
+    bounds = accumulate((len(iteration) for iteration in active), initial=0)
+    starts = list(bounds)
+    assert len(read) == starts[-1]
+    for start, iteration in zip(starts, active, strict=False):
+        assert sorted(read[start : start + len(iteration)]) == [stored_chunk(chunk) for chunk in iteration]
+
+
+def test_bytes_read_are_those_of_the_chunk_files_read(read_zarr, active):
+    mixture, _, path = read_zarr
+    size = {chunk: (path / "c" / str(stored_chunk(chunk)) / "0").stat().st_size for chunk in PRESENT}
+    expected = [sum(size[chunk] for chunk in iteration) for iteration in active]
+    assert [record.bytes_read for record in mixture.history_] == expected
+
+
+def without_seconds(mixture):
+    return [replace(record, seconds=0.0) for record in mixture.history_]
+
+
+ALGORITHMS = [TAU, EMTau(tau=2), EMLazy(threshold=0.9, full_every=3), EMStar(tail=0.5), FullEM()]
+
+
+class TestSameBits:
+    """Results with and without batches, to the last bit."""
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+    @pytest.mark.parametrize("make", [in_numpy, in_zarr])
+    def test_of_every_algorithm(self, make, algorithm, tmp_path):
+        X = make(tmp_path)
+        with one_chunk_a_task():
+            alone, tasks = fit(X, algorithm)
+            assert {len(batch) for found in chunks_by_task(tasks) for batch in found} == {1}
+        together, tasks = fit(X, algorithm)
+        assert max(len(batch) for found in chunks_by_task(tasks) for batch in found) > 1
+        assert_same_bits(together, alone)
+        assert without_seconds(together) == without_seconds(alone)
+
+    def test_with_weights_some_of_them_zero(self):
+        weights = np.random.default_rng(5).uniform(0.5, 2, len(ROWS))
+        weights[::7] = 0
+        weights[30:60] = 0
+        with one_chunk_a_task():
+            alone, _ = fit(in_numpy(None), sample_weight=weights)
+        together, tasks = fit(in_numpy(None), sample_weight=weights)
+        assert_same_bits(together, alone)
+        assert without_seconds(together) == without_seconds(alone)
+        (weighed,) = [found for found in chunks_by_task(tasks, "emtau-weights") if found]
+        assert weighed == expected_batches(dict.fromkeys(PRESENT, 3))
+
+    @pytest.mark.parametrize("scheduler", ["threads", "processes"])
+    def test_on_other_schedulers(self, scheduler, fitted):
+        there, _ = fit(in_numpy(None), scheduler=scheduler)
+        assert_same_bits(there, fitted[0])
+
+    @pytest.mark.parametrize("init", ["kmeans", "k-means++", "random", "random_from_data"])
+    def test_of_every_start(self, init):
+        def start():
+            mixture = GaussianMixture(K, algorithm="em", init_params=init, max_iter=0, random_state=0)
+            with dask.config.set(scheduler="synchronous"), Tasks() as tasks:
+                return mixture.fit(in_numpy(None)), tasks
+
+        with one_chunk_a_task():
+            alone, _ = start()
+        together, tasks = start()
+        assert_same_bits(together, alone)
+        for keys in tasks.ran:
+            (name,) = {layer(key) for key in keys} - {"emtau-merge"}
+            (found,) = [found for found in chunks_by_task(tasks, name) if found][:1]
+            assert found == expected_batches(dict.fromkeys(PRESENT, 3 * D))

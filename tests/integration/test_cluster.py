@@ -1,0 +1,212 @@
+"""Fits on a cluster of processes: the bits of a threaded run, and who reads, holds and runs what."""
+
+import asyncio
+import sys
+import threading
+import warnings
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from clusters import GUARD, fit_inside, name_of, processes, seen, tasks_of, transfers, until
+from distributed import Client, wait
+from fits import ROWS, assert_same_bits
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+
+FITS = {
+    "em": (FullEM(), "kmeans"),
+    "em-tau": (EMTau(tau=2, revisit=3), "k-means++"),
+    "em-star": (EMStar(), "random"),
+    "em-lazy": (EMLazy(threshold=0.9, full_every=2), "random_from_data"),
+}
+WEIGHTS = np.random.default_rng(3).integers(0, 3, len(ROWS)).astype(float)
+THREADS = {"scheduler": "threads", "num_workers": 2}
+
+
+def fit(X, name="em-tau", checkpoint=None, max_iter=6, **fit_options):
+    algorithm, start = FITS[name]
+    mixture = GaussianMixture(
+        3,
+        algorithm=algorithm,
+        init_params=start,
+        tol=0,
+        max_iter=max_iter,
+        random_state=0,
+        checkpoint=checkpoint,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return mixture.fit(X, **fit_options)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.zarr"
+    return zarr.create_array(store=path, data=ROWS, chunks=(25, 2))
+
+
+@pytest.fixture(scope="module")
+def threaded(stored):
+    with dask.config.set(THREADS):
+        return {name: fit(stored, name) for name in FITS}
+
+
+@pytest.fixture(scope="module")
+def cluster(zygote, tmp_path_factory):
+    with processes(
+        zygote, tmp_path_factory.mktemp("cluster") / "1", scheduler__work_stealing="False"
+    ) as cluster:
+        cluster.start_worker("--resources", "SLOT=1")
+        yield cluster
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def client(request, cluster):
+    while len(cluster.workers) < request.param:
+        cluster.start_worker()
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def one(cluster):
+    """A client of a cluster that has one worker, or more after other tests."""
+    with cluster.client() as client:
+        yield client
+
+
+class TestBits:
+    @pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+    @pytest.mark.parametrize("name", FITS)
+    def test_those_of_threads(self, client, stored, threaded, tmp_path, name, kept):
+        found = fit(stored, name, tmp_path / "run" if kept else None)
+        assert_same_bits(found, threaded[name])
+
+    def test_those_of_threads_for_arrays_in_memory_of_which_nothing_stays(self, client):
+        with dask.config.set(THREADS):
+            expected = fit(ROWS, sample_weight=WEIGHTS)
+        assert_same_bits(fit(ROWS, sample_weight=WEIGHTS), expected)
+        until(lambda: not tasks_of(client), "the release of all tasks")
+
+    def test_a_resumed_fits_are_those_of_one_that_was_not_interrupted(
+        self, client, stored, threaded, tmp_path
+    ):
+        fit(stored, checkpoint=tmp_path / "run", max_iter=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            resumed = GaussianMixture.resume(tmp_path / "run", stored, max_iter=6)
+        assert_same_bits(resumed, threaded["em-tau"])
+
+
+def test_multiprocessing_gives_the_bits_of_threads(stored, threaded, tmp_path):
+    with dask.config.set(scheduler="processes", num_workers=2):
+        assert_same_bits(fit(stored, checkpoint=tmp_path / "run"), threaded["em-tau"])
+        from_memory = fit(ROWS)
+    with dask.config.set(THREADS):
+        assert_same_bits(from_memory, fit(ROWS))
+
+
+class TestWhoReads:
+    def test_chunks_and_row_state_are_read_by_workers_alone(self, one, stored, tmp_path):
+        opened, folder = [], str(stored.store.root)
+        hearing = True
+
+        def hear(event, arguments):
+            if hearing and event == "open":
+                opened.append((str(arguments[0]), arguments[1]))
+
+        sys.addaudithook(hear)
+        fit(stored, checkpoint=tmp_path / "run")
+        hearing = False
+        mine = [path for path, mode in opened if path.startswith(folder)]
+        assert not [path for path in mine if "/c/" in path]
+        state = [mode for path, mode in opened if path.startswith(str(tmp_path)) and "/rows/c/" in path]
+        assert state, "row state is made durable by this process"
+        assert set(state) == {None}  # of os.open, for fsync; reading and writing have a mode
+
+    def test_persisted_input_stays_where_it_is(self, cluster, one, monkeypatch):
+        while len(cluster.workers) < 2:
+            cluster.start_worker()
+        cluster.wait(one)
+        X = da.from_array(np.tile(ROWS, (40, 1)), chunks=(1000, 2)).map_blocks(np.abs).persist()
+        wait(X)
+        keys, holders = {str(key) for key in X.__dask_keys__() for key in key}, one.who_has(X)
+        assert len(set(holders.values())) == 2
+        gathered, gather = [], Client.gather
+
+        def noted(self, futures, **options):
+            gathered.append(str(futures.key))
+            return gather(self, futures, **options)
+
+        monkeypatch.setattr(Client, "gather", noted)
+        with seen(one) as ran:
+            fit(X)
+        moved = [key for log in one.run(transfers).values() for key in log if key in keys]
+        assert not moved
+        assert one.who_has(X) == holders
+        assert not {key for key, _, _ in ran} & keys
+        assert {name_of(key) for key in gathered} <= {"emtau-merge", "emtau-estep"}
+
+    def test_an_array_in_memory_is_sent_once(self, one):
+        with seen(one) as ran:
+            fit(ROWS, name="em")
+        sent = [key for key, _, _ in ran if name_of(key) == "emtau-input"]
+        assert len(sent) == len(set(sent)) == 1
+
+
+class TestScheduling:
+    def test_a_configured_scheduler_beats_the_client(self, one, stored, threaded):
+        with seen(one) as ran, dask.config.set(scheduler="threads"):
+            assert_same_bits(fit(stored), threaded["em-tau"])
+        assert ran == []
+
+    def test_tasks_have_telling_names_and_annotations_reach_all_of_them(self, one, stored):
+        with seen(one) as ran, dask.annotate(resources={"SLOT": 1}, priority=7):
+            fit(stored, "em")
+            fit(ROWS, "em")
+        assert {name_of(key) for key, _, _ in ran} == {
+            *("emtau-estep", "emtau-merge", "emtau-pass", "emtau-input"),
+            *("emtau-sample", "emtau-start"),
+        }
+        assert all(notes.get("resources") == {"SLOT": 1} for _, _, notes in ran)
+        assert len({worker for _, worker, _ in ran}) == 1
+
+    def test_a_fit_inside_a_task_of_the_only_thread(self, zygote, one, stored, threaded, tmp_path):
+        path, expected = str(stored.store.root), threaded["em-tau"]
+        settings = expected.get_params(deep=False)
+        with processes(zygote, tmp_path / "cluster", 1) as small, small.client() as client:
+            found = client.submit(fit_inside, path, settings).result(timeout=GUARD)
+            in_memory = client.submit(fit_inside, ROWS, settings).result(timeout=GUARD)
+        assert_same_bits(found, expected)
+        with dask.config.set(THREADS):
+            assert_same_bits(in_memory, fit(ROWS))
+
+    def test_an_asynchronous_client_is_refused(self, cluster, stored):
+        async def attempt():
+            async with Client(cluster.address, asynchronous=True):
+                with pytest.raises(ClusterError, match="asynchronous"):
+                    fit(stored)
+
+        asyncio.run(attempt())
+
+    def test_two_fits_at_once_do_not_disturb_each_other(self, one, stored, threaded):
+        found = {}
+        threads = [
+            threading.Thread(target=lambda name=name: found.update({name: fit(stored, name)}))
+            for name in ("em-tau", "em-star")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(GUARD)
+        for name in ("em-tau", "em-star"):
+            assert_same_bits(found[name], threaded[name])
+
+    @pytest.mark.parametrize("name", ["em", "em-tau"])
+    def test_nothing_is_left_on_the_scheduler(self, one, stored, name):
+        fit(stored, name)
+        until(lambda: not tasks_of(one), "the release of all tasks")

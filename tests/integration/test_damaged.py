@@ -1,0 +1,36 @@
+"""Checkpoints that were damaged or made up: resumed to the right bits, or refused."""
+
+import pytest
+from reliability import damage, scenarios
+from reliability.campaigns import Bench
+from reliability.scenarios import Scenario
+from reliability.zygote import Zygote
+
+EACH = 25
+BATCHES = 10
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    with Zygote("reliability.damage") as zygote:
+        yield Bench(zygote, Scenario("em-tau, revisit"), tmp_path_factory.mktemp("damage") / "bench")
+
+
+@pytest.fixture(scope="module")
+def half(bench):
+    run = bench.half_done(bench.steps * 4 // 5)
+    outcome = bench.zygote.run(scenarios.resume, bench.scenario, scenarios.copied(run, f"{run}-copy"))
+    assert not bench.wrong(outcome)
+    return run
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("lies", [False, True], ids=["damaged", "consistent lies"])
+def test_what_was_altered_is_noticed(bench, half, lies, batch):
+    """A process that hangs fails by `PATIENCE`; one that allocates without a bound by its address space."""
+    seeds = range(EACH * batch, EACH * (batch + 1))
+    counts, problems = bench.zygote.run(
+        damage.resumes, bench.scenario, half, bench.undisturbed.bits, seeds, lies
+    )
+    assert not problems, "\n".join(problems)
+    assert sum(counts.values()) == EACH
