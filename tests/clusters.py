@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 from reliability.zygote import Child, Zygote
 
-import emtau_dask.face.estimator  # noqa: F401
+from emtau_dask import EMTau, GaussianMixture
 
 GUARD = 300  # seconds after which something that hangs is given up
 PR_SET_PDEATHSIG = 1
@@ -275,10 +276,6 @@ def name_of(key: str) -> str:
 
 def fit_inside(X: Any, settings: dict[str, Any]) -> Any:
     """Fit in a task of dask's."""
-    import warnings
-
-    from emtau_dask import GaussianMixture
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return GaussianMixture(**settings).fit(X)
@@ -287,3 +284,39 @@ def fit_inside(X: Any, settings: dict[str, Any]) -> Any:
 def transfers(dask_worker: Any) -> list[str]:
     """The keys that a worker got from others."""
     return [str(key) for entry in dask_worker.transfer_incoming_log for key in entry["keys"]]
+
+
+class Eventful(EMTau):
+    """`EMTau` that does something to the worker in the middle of a task, once for each file in a folder.
+
+    A task that meets a file removes it first, so that no other task does the same.
+    """
+
+    def __init__(self, tau: int = 2, revisit: Any = 3, folder: str = "") -> None:
+        super().__init__(tau, revisit)
+        self.folder = folder
+
+    def update(self, state: Any, evidence: Any) -> Any:
+        """Look for a file named ``freeze``, ``die`` or ``wait``."""
+        for event, act in EVENTS.items():
+            with suppress(FileNotFoundError):
+                Path(self.folder, event).unlink()
+                Path(self.folder, "met").write_text(str(os.getpid()))
+                act(Path(self.folder))
+        return super().update(state, evidence)
+
+
+def _stay(folder: Path) -> None:
+    until(lambda: (folder / "go").exists(), "the word to go on")
+
+
+EVENTS: dict[str, Callable[[Path], Any]] = {
+    "freeze": lambda folder: os.kill(os.getpid(), signal.SIGSTOP),
+    "die": lambda folder: os.kill(os.getpid(), signal.SIGKILL),
+    "wait": _stay,
+}
+
+
+def dying(block: Any) -> Any:
+    """End the worker that computes it."""
+    os._exit(1)

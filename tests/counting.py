@@ -1,4 +1,4 @@
-"""Counting the work of a pass: the graphs it made, the tasks that ran, and the chunks each of them processed."""
+"""Counting the work of a pass: the graphs it made, the tasks that ran, and the chunks of each of them."""
 
 from contextlib import contextmanager
 

@@ -78,11 +78,14 @@ class FaultyProxy:
     url : str
     requests : list of (method, path)
         All that came so far, whatever was done with them.
+    sent : int
+        Bytes of the bodies that were sent so far.
     delay : float
     """
 
     def __init__(self, server):
         self.requests = []
+        self.sent = 0
         self.delay = 0.2
         self._server = server.removeprefix("http://")
         self._lock = Lock()
@@ -188,7 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        self.wfile.write(content[: len(content) // 2] if cut else content)
+        content = content[: len(content) // 2] if cut else content
+        self.wfile.write(content)
+        self.proxy.sent += len(content)
         if cut:
             self._hang_up()
 

@@ -370,7 +370,7 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
     if squeeze and len(chosen) != 1:
         raise InvalidDataError(f"{path}: one column is wanted, but {len(chosen)} are named: {chosen}.")
     dtype = np.result_type(*dtypes)
-    decoded = len(chosen) * max(each.itemsize for each in dtypes)
+    decoded = len(chosen) * max(kind.itemsize for kind in dtypes)
     reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, decoded, squeeze)
     shape = (end,) if squeeze else (end, len(chosen))
     rows = tuple(group.stop - group.start for group in groups)

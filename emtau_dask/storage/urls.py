@@ -178,7 +178,13 @@ class Url:
         """Return fsspec's ``type`` and ``size`` of what is there, fresh; raises FileNotFoundError."""
         files, path = self._connect()
         files.invalidate_cache()
-        return dict(files.info(path))
+        try:
+            return dict(files.info(path))
+        except FileNotFoundError as error:
+            # So fsspec says of http:// whatever went wrong.
+            if isinstance(error.__cause__, Exception) and _is_of_the_server(error.__cause__):
+                raise error.__cause__ from None
+            raise
 
     def exists(self) -> bool:
         """Return whether a file or folder is there; raises what prevents seeing it."""
@@ -261,6 +267,12 @@ def _kinds(error: BaseException) -> set[str]:
 def _status(error: BaseException) -> int:
     status = getattr(error, "status", None) or getattr(error, "code", None)
     return status if isinstance(status, int) else 0
+
+
+def _is_of_the_server(error: Exception) -> bool:
+    """Return whether an error says nothing of whether a file exists."""
+    known = _kinds(error) & (_BROKEN_OFF | _UNREACHABLE | _DENIED)
+    return bool(known) or _status(error) in (401, 403) or _status(error) >= 500
 
 
 def _is_passing(error: Exception) -> bool:

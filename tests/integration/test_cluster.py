@@ -1,9 +1,11 @@
 """Fits on a cluster of processes: the bits of a threaded run, and who reads, holds and runs what."""
 
 import asyncio
+import multiprocessing
 import sys
 import threading
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 
 import dask
 import dask.array as da
@@ -103,7 +105,10 @@ class TestBits:
 
 
 def test_multiprocessing_gives_the_bits_of_threads(stored, threaded, tmp_path):
-    with dask.config.set(scheduler="processes", num_workers=2):
+    with (
+        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool,
+        dask.config.set(scheduler="processes", pool=pool),
+    ):
         assert_same_bits(fit(stored, checkpoint=tmp_path / "run"), threaded["em-tau"])
         from_memory = fit(ROWS)
     with dask.config.set(THREADS):

@@ -209,7 +209,7 @@ def graph(request):
 
 
 class TestGraph:
-    """Tasks of the user's own are depended on one by one: no chunk shares the engine's task, small as it is."""
+    """Chunks that tasks of the user's own compute never share a task of the engine, small as they are."""
 
     def test_one_task_for_each_active_chunk_and_none_for_a_skipped_one(self, graph):
         _, _, tasks = graph

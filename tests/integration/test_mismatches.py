@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from emtau_dask import CheckpointMismatchError, EMTau, GaussianMixture
+from emtau_dask import EMTau, GaussianMixture
+from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.storage.commits import sealed
 
 _random = np.random.default_rng(2)

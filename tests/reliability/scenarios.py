@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -242,7 +243,8 @@ def _meet(meeting):
 
 
 def limited_memory(megabytes):
-    """Let this process grow by so much and no more."""
+    """Let this process grow by so much and no more; threads' stacks, which count, are made small."""
+    threading.stack_size(2**18)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -94,7 +94,12 @@ class Zygote:
         self.module = module
         here, there = socket.socketpair()
         self._socket, self._lock = here, threading.Lock()
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_ARENA_MAX": "1",
+        }
         environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "reliability.zygote", module, str(there.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment)

@@ -1,0 +1,232 @@
+"""Workers that die or freeze, a scheduler that dies, an interrupted client."""
+
+import os
+import signal
+import threading
+import warnings
+from contextlib import contextmanager
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from clusters import Eventful, addresses, alive, dying, end, processes, tasks_of, until
+from fits import CHUNKS, ROWS, assert_same_bits
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask import ClusterError, EMTau, GaussianMixture
+from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.face import fits as face_fits
+from emtau_dask.storage import as_source
+
+ITERATIONS = 12
+
+
+def fit(X, algorithm, checkpoint=None):
+    mixture = GaussianMixture(
+        3,
+        algorithm=algorithm,
+        tol=0,
+        max_iter=ITERATIONS,
+        random_state=0,
+        init_params="random",
+        checkpoint=checkpoint,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return mixture.fit(X)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.zarr"
+    return zarr.create_array(store=path, data=ROWS, chunks=(30, 2))
+
+
+def in_memory():
+    """The rows as an array in memory, but in several chunks."""
+    return as_source(ROWS, ndim=2, what="X").aligned(CHUNKS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stored):
+    with dask.config.set(scheduler="threads"):
+        algorithm = EMTau(tau=2, revisit=3)
+        return {"stored": fit(stored, algorithm), "in memory": fit(in_memory(), algorithm)}
+
+
+@pytest.fixture
+def after_iterations(monkeypatch):
+    """Let functions be called after iterations, by their numbers."""
+    calls = {}
+
+    class Observer(SilentObserver):
+        def iteration(self, record, parameters):
+            calls.get(record.iteration, lambda: None)()
+
+    monkeypatch.setattr(face_fits, "observer_for", lambda verbose: Observer())
+    return calls
+
+
+@contextmanager
+def replaced(cluster):
+    """Start a new worker for each that dies; give a list of those that did."""
+    over, dead = threading.Event(), []
+
+    def replace():
+        while not over.wait(0.05):
+            for name in [name for name, worker in cluster.workers.items() if not alive(worker)]:
+                cluster.kill_worker(name)
+                dead.append(name)
+                cluster.start_worker()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        yield dead
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("source", ["stored", "in memory"])
+@pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+def test_killed_workers_change_no_bit(zygote, stored, undisturbed, after_iterations, tmp_path, source, kept):
+    (tmp_path / "events").mkdir()
+    X = stored if source == "stored" else in_memory()
+    for iteration in (1, 3, 5, 7):
+        after_iterations[iteration] = (tmp_path / "events" / "die").touch
+    with (
+        processes(zygote, tmp_path / "cluster", 2, scheduler__allowed_failures="99") as cluster,
+        cluster.client(),
+        replaced(cluster) as dead,
+    ):
+        found = fit(X, Eventful(folder=str(tmp_path / "events")), tmp_path / "run" if kept else None)
+    assert len(dead) == 4
+    assert_same_bits(found, undisturbed[source])
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+def test_a_frozen_worker_that_wakes_and_writes_changes_no_bit(
+    zygote, stored, undisturbed, after_iterations, tmp_path, kept
+):
+    events = tmp_path / "events"
+    events.mkdir()
+    after_iterations[2] = (events / "freeze").touch
+    with (
+        processes(zygote, tmp_path / "cluster", 2, scheduler__worker_ttl="3s") as cluster,
+        cluster.client() as client,
+    ):
+
+        def wake():
+            pid = int((events / "met").read_text())
+            (zombie,) = [name for name, worker in cluster.workers.items() if worker.pid == pid]
+            assert zombie not in addresses(client)
+            assert cluster.workers[zombie].stopped
+            os.kill(pid, signal.SIGCONT)
+
+        after_iterations[4] = wake
+        found = fit(stored, Eventful(folder=str(events)), tmp_path / "run" if kept else None)
+    assert_same_bits(found, undisturbed["stored"])
+    if kept:
+        resumed = GaussianMixture.resume(
+            tmp_path / "run", stored, algorithm=Eventful(folder=str(events)), max_iter=ITERATIONS
+        )
+        assert_same_bits(resumed, undisturbed["stored"])
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+def test_a_scheduler_that_dies_ends_the_fit_which_can_be_resumed_on_another(
+    zygote, stored, undisturbed, after_iterations, tmp_path, kept
+):
+    algorithm, run = EMTau(tau=2, revisit=3), tmp_path / "run" if kept else None
+    timeouts = dict.fromkeys([f"distributed.comm.timeouts.{name}" for name in ("connect", "tcp")], "5s")
+    with dask.config.set(timeouts), processes(zygote, tmp_path / "cluster", 1) as cluster:
+        after_iterations[4] = lambda: end(cluster.scheduler)
+        with cluster.client(timeout=5), pytest.raises(ClusterError, match="scheduler"):
+            fit(stored, algorithm, run)
+        after_iterations.clear()
+        for name in list(cluster.workers):
+            cluster.kill_worker(name)
+        cluster.start_scheduler()
+        cluster.start_worker()
+        with cluster.client(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = GaussianMixture.resume(run, stored) if kept else fit(stored, algorithm)
+    assert_same_bits(found, undisturbed["stored"])
+
+
+def test_a_chunk_that_kills_its_workers_ends_the_fit_with_what_to_raise(zygote, tmp_path):
+    X = da.from_array(ROWS, chunks=(100, 2)).map_blocks(dying, dtype=float, meta=np.empty((0, 0)))
+    with (
+        processes(zygote, tmp_path / "cluster", 1, scheduler__allowed_failures="1") as cluster,
+        cluster.client() as client,
+        replaced(cluster) as dead,
+    ):
+        with pytest.raises(ClusterError, match=r"allowed-failures \(now 1\)"):
+            fit(X, "em")
+        until(lambda: not tasks_of(client), "the release of all tasks")
+    assert len(dead) >= 2
+
+
+def test_annotations_that_no_worker_meets_end_the_fit(zygote, stored, tmp_path):
+    with (
+        processes(zygote, tmp_path / "cluster", 1, scheduler__no_workers_timeout="1s") as cluster,
+        cluster.client(),
+        dask.annotate(resources={"SLOT": 1}),
+        pytest.raises(ClusterError, match="resources that annotations ask for"),
+    ):
+        fit(stored, "em")
+
+
+INTERRUPTED = """
+from pathlib import Path
+import numpy, zarr
+from distributed import Client
+from clusters import Eventful, until
+from emtau_dask import GaussianMixture
+
+def fit(X):
+    mixture = GaussianMixture(
+        3, algorithm=Eventful(folder=EVENTS), tol=0, max_iter=6, random_state=0, init_params="random"
+    )
+    return mixture.fit(X).means_
+
+with Client(ADDRESS) as client:
+    X = zarr.open_array(STORED, mode="r") if STORED else numpy.load(EVENTS + "/rows.npy")
+    try:
+        fit(X)
+    except KeyboardInterrupt as error:
+        kept = error  # with its traceback, and all that the frames hold
+    Path(EVENTS, "interrupted").touch()
+    until(lambda: Path(EVENTS, "again").exists(), "the word to fit again")
+    answer["means"] = fit(X)
+"""
+
+
+@pytest.mark.parametrize("source", ["stored", "in memory"])
+def test_an_interrupt_releases_everything(zygote, stored, tmp_path, source):
+    events = tmp_path / "events"
+    events.mkdir()
+    np.save(events / "rows.npy", ROWS)
+    (events / "wait").touch()
+    path = str(stored.store.root) if source == "stored" else ""
+    with processes(zygote, tmp_path / "cluster", 1) as cluster, cluster.client() as client:
+        program = cluster.start_python(f"EVENTS, STORED = {str(events)!r}, {path!r}\n{INTERRUPTED}")
+        until((events / "met").exists, "a task")
+        assert any("emtau-estep" in key for key in tasks_of(client))
+        program.signal(signal.SIGINT)
+        until((events / "interrupted").exists, "the interrupt")
+        (events / "go").touch()
+        until(lambda: not tasks_of(client), "the release of all tasks")
+        (events / "again").touch()
+        answer = program.result()
+    with dask.config.set(scheduler="threads"):
+        X = stored if source == "stored" else ROWS
+        mixture = GaussianMixture(
+            3, algorithm=EMTau(2, 3), tol=0, max_iter=6, random_state=0, init_params="random"
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            assert np.array_equal(mixture.fit(X).means_, answer["means"])

@@ -1,0 +1,135 @@
+"""Which chunks share a task changes nothing but the number of tasks."""
+
+import cloudpickle
+import dask
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emtau_dask.engine import passes
+from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.engine.passes import FAN_IN, NO_SOURCE, batches_of, run_pass
+from emtau_dask.engine.problem import ChunkLoader
+from emtau_dask.engine.scoring import EStepItem, EStepTask
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.storage import ChunkPlace, RowFields, SlotState, as_source
+
+COSTS = st.dictionaries(
+    st.integers(0, 5000), st.floats(0, 2**24) | st.floats(0, 2**10), min_size=1, max_size=200
+)
+
+
+@given(COSTS)
+def test_every_chunk_is_in_one_batch_and_batches_are_whole_nodes_of_the_tree(costs):
+    batches = batches_of(costs)
+    assert [chunk for batch in batches for chunk in batch.chunks] == sorted(costs)
+    for batch in batches:
+        node = {chunk for chunk in costs if chunk // FAN_IN**batch.level == batch.number}
+        assert set(batch.chunks) == node
+
+
+@given(COSTS, st.randoms())
+def test_batches_depend_on_nothing_but_the_costs(costs, random):
+    shuffled = list(costs.items())
+    random.shuffle(shuffled)
+    assert batches_of(dict(shuffled)) == batches_of(costs)
+
+
+@given(COSTS)
+def test_batches_of_several_chunks_are_small(costs):
+    several = [batch for batch in batches_of(costs) if len(batch.chunks) > 1]
+    assert all(sum(costs[chunk] for chunk in batch.chunks) <= passes.MAX_BATCH_COST for batch in several)
+
+
+class Ran(Callback):
+    def __init__(self):
+        super().__init__(pretask=lambda key, *_: self.keys.append(key))
+        self.keys = []
+
+
+def run(costs, task=lambda chunk, *blocks: np.float32(1) / np.float32(chunk + 3), merge=None):
+    items = {chunk: chunk for chunk in costs}
+    with dask.config.set(scheduler="synchronous"), Ran() as ran:
+        value = run_pass(
+            task,
+            merge or (lambda a, b: a + b),
+            [NO_SOURCE],
+            items,
+            name="test",
+            stage="",
+            observer=SilentObserver(),
+            costs=costs,
+        )
+    return value, ran.keys
+
+
+@settings(max_examples=30, deadline=None)
+@given(COSTS)
+def test_batching_changes_no_bit(costs):
+    alone = dict.fromkeys(costs, 2.0**30)
+    joined = {"task": lambda chunk, *blocks: f"{chunk}", "merge": lambda a, b: f"({a} {b})"}
+    assert run(costs)[0].tobytes() == run(alone)[0].tobytes()
+    assert run(costs, **joined)[0] == run(alone, **joined)[0]
+
+
+def test_a_thousand_small_chunks_take_a_few_tasks():
+    _, keys = run(dict.fromkeys(range(1000), 100.0))
+    assert len(keys) <= 200
+
+
+def test_large_chunks_have_tasks_of_their_own():
+    _, keys = run(dict.fromkeys(range(100), 2.0**21))
+    assert sum(isinstance(key, tuple) and key[0].startswith("emtau-test") for key in keys) == 100
+
+
+def graph_bytes(n_chunks, n_components=16, n_features=12):
+    """The pickled size of an E-step's graph: all of it, of what its tasks share, of its largest task."""
+    rows = as_source(np.zeros((1, n_features)), ndim=2, what="X")
+    structure = structure_named("full")
+    matrices = np.tile(np.eye(n_features), (n_components, 1, 1))
+    means = np.zeros((n_components, n_features))
+    parameters = MixtureParameters("full", np.full(n_components, 1 / n_components), means, matrices, matrices)
+    assert parameters.structure is structure
+    fields = RowFields(("active", "label", "count"), ("bool", "uint8", "uint8"), 1000)
+    items = {
+        chunk: EStepItem(
+            ChunkPlace(chunk, chunk * 1000, (chunk + 1) * 1000),
+            SlotState(f"attempts/0-{0:032x}/rows/c/17/{chunk}/0/0", f"{chunk:064x}", fields),
+        )
+        for chunk in range(n_chunks)
+    }
+    sizes = {}
+
+    def measure(graph, keys, **options):
+        graph = dict(graph.__dask_graph__() if hasattr(graph, "__dask_graph__") else graph)
+        sizes["tasks"] = {key: len(cloudpickle.dumps(task)) for key, task in graph.items()}
+        sizes["whole"] = len(cloudpickle.dumps(graph))
+        raise InterruptedError
+
+    with dask.config.set(scheduler=measure), pytest.raises(InterruptedError):
+        run_pass(
+            EStepTask(ChunkLoader(rows.reader(), None), parameters, 3, None),
+            max,
+            [NO_SOURCE],
+            items,
+            name="estep",
+            stage="",
+            observer=SilentObserver(),
+            costs=dict.fromkeys(items, 2.0**20),
+        )
+    shared = max(sizes["tasks"].values())
+    steps = [size for key, size in sizes["tasks"].items() if isinstance(key, tuple) and "estep" in key[0]]
+    assert len(steps) == n_chunks
+    return sizes["whole"], shared, max(steps)
+
+
+def test_tasks_carry_only_what_is_their_own_however_many_there_are():
+    few, many = graph_bytes(250), graph_bytes(4000)
+    for whole, shared, task in (few, many):
+        print(f"graph {whole:,} bytes, of which shared {shared:,}; largest E-step task {task:,}")
+    assert many[1] == few[1] > 8 * 16 * 12 * 12  # the covariances
+    assert many[2] <= few[2] + 64  # longer numbers
+    assert (many[0] - many[1]) / 4000 <= (few[0] - few[1]) / 250
