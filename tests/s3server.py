@@ -1,7 +1,7 @@
-"""An S3 endpoint over HTTP on this machine (moto), and a proxy that makes it fail.
+"""An S3 endpoint over HTTP on this machine (moto), behind a proxy that can make it fail.
 
-A test takes the fixture `s3` (and `faulty_s3`, behind the proxy) by importing
-it; the environment then points to the endpoint, as a user's would.
+With ``pytest_plugins = "s3server"`` a module of tests has the fixture `s3`;
+the environment then points to the endpoint, as a user's would.
 """
 
 import socket
@@ -30,41 +30,6 @@ OF_A_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-len
 NOT_PASSED_ON = {"connection", "keep-alive", "transfer-encoding", "expect"}
 
 
-@dataclass(frozen=True)
-class S3Place:
-    """An empty bucket of its own for each test.
-
-    Attributes
-    ----------
-    endpoint : str
-    bucket : str
-    """
-
-    endpoint: str
-    bucket: str
-
-    def url(self, name):
-        """The URL of an object or folder."""
-        return f"s3://{self.bucket}/{name}"
-
-    @property
-    def files(self):
-        """s3fs, for what tests prepare and look at."""
-        return fsspec.filesystem("s3", endpoint_url=self.endpoint)
-
-    def upload(self, path, name):
-        """Copy a local file or folder; return its URL."""
-        path = Path(path)
-        for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
-            inner = name if path.is_file() else f"{name}/{file.relative_to(path).as_posix()}"
-            self.files.pipe_file(f"{self.bucket}/{inner}", file.read_bytes())
-        return self.url(name)
-
-    def remove(self, name=""):
-        """Remove an object or a folder; by default the bucket and all in it."""
-        self.files.rm(f"{self.bucket}/{name}".rstrip("/"), recursive=True)
-
-
 class FaultyProxy:
     """An HTTP proxy in front of one server, whose answers can be made to fail.
 
@@ -84,16 +49,18 @@ class FaultyProxy:
     """
 
     def __init__(self, server):
-        self.requests = []
-        self.sent = 0
-        self.delay = 0.2
         self._server = server.removeprefix("http://")
         self._lock = Lock()
-        self.fail("pass")
+        self.reset()
         handler = type("Handler", (_Handler,), {"proxy": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def reset(self):
+        """Pass all, and forget what came."""
+        self.requests, self.sent, self.delay = [], 0, 0.2
+        self.fail("pass")
 
     def fail(self, mode, *, match=lambda method, path: True, times=None, after=0):
         """Treat requests so from now on.
@@ -206,46 +173,82 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
 
 
-def forget_connections():
-    """Empty fsspec's cache of file systems."""
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+@dataclass(frozen=True)
+class S3Place:
+    """An empty bucket of its own for each test.
+
+    Attributes
+    ----------
+    endpoint : str
+        Of the server itself.
+    bucket : str
+    proxy : FaultyProxy
+        In front of it.
+    """
+
+    endpoint: str
+    bucket: str
+    proxy: FaultyProxy
+
+    def url(self, name):
+        """The URL of an object or folder."""
+        return f"s3://{self.bucket}/{name}"
+
+    @property
+    def files(self):
+        """s3fs past the proxy, for what tests prepare and look at."""
+        return fsspec.filesystem("s3", endpoint_url=self.endpoint)
+
+    def upload(self, path, name):
+        """Copy a local file or folder; return its URL."""
+        path = Path(path)
+        for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
+            inner = name if path.is_file() else f"{name}/{file.relative_to(path).as_posix()}"
+            self.files.pipe_file(f"{self.bucket}/{inner}", file.read_bytes())
+        return self.url(name)
+
+    def remove(self, name=""):
+        """Remove an object or a folder; by default the bucket and all in it."""
+        self.files.rm(f"{self.bucket}/{name}".rstrip("/"), recursive=True)
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """Where the server is, and the proxy in front of it."""
+
+    endpoint: str
+    proxy: FaultyProxy
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint():
-    """The address of an S3 server that lasts as long as the tests."""
+def s3_server():
+    """An `S3Server` that lasts as long as the tests."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
+    endpoint = f"http://{host}:{port}"
+    kind = fsspec.get_filesystem_class("s3")
+    kind.clear_instance_cache()
+    with FaultyProxy(endpoint).running() as proxy:
+        yield S3Server(endpoint, proxy)
+    kind.clear_instance_cache()
     server.stop()
 
 
-def _point_to(monkeypatch, endpoint):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    forget_connections()
-
-
 @pytest.fixture
-def s3(s3_endpoint, monkeypatch):
-    """An `S3Place` to which the environment points."""
-    _point_to(monkeypatch, s3_endpoint)
-    place = S3Place(s3_endpoint, f"bucket-{uuid4().hex}")
+def s3(s3_server, monkeypatch):
+    """An `S3Place`; to its proxy, which passes all at first, the environment points."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server.proxy.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    place = S3Place(s3_server.endpoint, f"bucket-{uuid4().hex}", s3_server.proxy)
     place.files.mkdir(place.bucket)
-    yield place
-    forget_connections()
-
-
-@pytest.fixture
-def proxy(s3, monkeypatch):
-    """A `FaultyProxy` in front of the place of `s3`, to which the environment points now."""
-    with FaultyProxy(s3.endpoint).running() as proxy:
-        _point_to(monkeypatch, proxy.url)
-        yield proxy
-        forget_connections()
+    place.proxy.reset()
+    return place

@@ -276,7 +276,7 @@ def _is_of_the_server(error: Exception) -> bool:
 
 
 def _is_passing(error: Exception) -> bool:
-    return bool(_kinds(error) & _BROKEN_OFF) or _status(error) in (500, 502, 503, 504)
+    return bool(_kinds(error) & _BROKEN_OFF) or getattr(error, "status", 0) in (500, 502, 503, 504)
 
 
 def _remedy(error: Exception, *, remote: bool) -> str:
@@ -315,7 +315,7 @@ def read_errors(what: str, *, remote: bool) -> Iterator[None]:
     except EmtauError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(" .:")
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" .:")
         raise InvalidDataError(
             f"{what} cannot be read ({reason}). {_remedy(error, remote=remote)}"
         ) from error

@@ -131,7 +131,7 @@ class TestWhoReads:
         assert not [path for path in data if "zarr.json" not in path]
         state = Counter(path for path in opened if path.startswith(str(tmp_path)) and "/rows/c." in path)
         assert set(state.values()) == {1}  # for fsync; reading would be another time
-        assert not [path for path in opened if path.endswith(".partial") and "/rows/" in path]
+        assert not [path for path in opened if "/rows/.c." in path]
 
     def test_persisted_input_stays_where_it_is(self, cluster, one, monkeypatch):
         while len(cluster.workers) < 2:
@@ -154,7 +154,7 @@ class TestWhoReads:
         assert not moved
         assert one.who_has(X) == holders
         assert not {key for key, _, _ in ran} & keys
-        assert {name_of(key) for key in gathered} <= {"emtau-merge", "emtau-estep"}
+        assert all(name_of(key).startswith("emtau-") for key in gathered)
 
     def test_an_array_in_memory_is_sent_once(self, one):
         with seen(one) as ran:

@@ -160,6 +160,8 @@ class TestRows:
     @pytest.mark.parametrize("made", sorted(KINDS.keys() - {"folder"}), indirect=True)
     def test_http(self, s3, made):
         upload(s3, made)
+        for name in s3.files.find(s3.bucket):
+            s3.files.chmod(name, "public-read")
         assert_same(open_source(f"{s3.endpoint}/{s3.bucket}/{made.name}"), open_source(str(made)))
 
     def test_chosen_columns_and_members(self, s3, tmp_path):
@@ -188,35 +190,35 @@ class TestRows:
 
 
 class TestRequests:
-    def test_a_zarr_chunk_is_one_request(self, s3, proxy, tmp_path):
+    def test_a_zarr_chunk_is_one_request(self, s3, tmp_path):
         array(tmp_path / "rows.zarr")
         ranges = open_source(upload(s3, tmp_path / "rows.zarr")).ranges
-        proxy.requests.clear()
+        s3.proxy.requests.clear()
         ranges.read(100, 200)
-        assert proxy.requests == [("GET", f"/{s3.bucket}/rows.zarr/c/1/0")]
+        assert s3.proxy.requests == [("GET", f"/{s3.bucket}/rows.zarr/c/1/0")]
 
-    def test_a_zarr_array_needs_no_listing_and_no_question_that_may_be_forbidden(self, s3, proxy, tmp_path):
+    def test_a_zarr_array_needs_no_listing_and_no_question_that_may_be_forbidden(self, s3, tmp_path):
         group(tmp_path / "group.zarr")
         url = upload(s3, tmp_path / "group.zarr")
         known = ("zarr.json", "X/c/0/0", "X/c/0/1")
-        proxy.fail("403", match=lambda method, path: not path.endswith(known))
+        s3.proxy.fail("403", match=lambda method, path: not path.endswith(known))
         assert np.array_equal(open_source(url).ranges.read(0, 50)[0], ROWS[:50])
 
     @pytest.mark.parametrize("name", ["rows.npy", "rows.parquet"])
-    def test_files_are_read_by_ranges(self, s3, proxy, tmp_path, name):
+    def test_files_are_read_by_ranges(self, s3, tmp_path, name):
         rows = np.random.default_rng(0).normal(size=(100_000, 2))
         path = tmp_path / name
         np.save(path, rows) if name.endswith(".npy") else write_parquet(path, rows, 1000)
         ranges = open_source(upload(s3, path)).ranges
-        proxy.sent = 0
+        s3.proxy.sent = 0
         read, stored = ranges.read(50_000, 51_000)
         assert np.array_equal(read, rows[50_000:51_000])
-        assert stored <= proxy.sent <= stored + 2**16 < path.stat().st_size / 10
+        assert stored <= s3.proxy.sent <= stored + 2**16 < path.stat().st_size / 10
 
     @pytest.mark.parametrize("name", ["a.zarr", "a.npy", "a.parquet", "a.pq", "folder/a.parquet"])
-    def test_a_name_that_says_it_all_is_not_looked_up(self, s3, proxy, name):
+    def test_a_name_that_says_it_all_is_not_looked_up(self, s3, name):
         assert is_parquet(s3.url(name)) is name.endswith(("parquet", "pq"))
-        assert proxy.requests == []
+        assert s3.proxy.requests == []
 
 
 class TestFits:
@@ -382,28 +384,28 @@ FAULTS = {
 class TestFaults:
     @of_some_kinds
     @pytest.mark.parametrize("mode", FAULTS)
-    def test_opening(self, s3, proxy, made, mode):
+    def test_opening(self, s3, made, mode):
         url = upload(s3, made)
-        proxy.fail(mode)
+        s3.proxy.fail(mode)
         with pytest.raises(InvalidDataError, match=FAULTS[mode]) as caught:
             open_source(url)
         assert url in str(caught.value)
 
     @of_some_kinds
     @pytest.mark.parametrize("mode", FAULTS)
-    def test_reading(self, s3, proxy, made, mode):
+    def test_reading(self, s3, made, mode):
         url = upload(s3, made)
         ranges = open_source(url).ranges
-        proxy.fail(mode)
+        s3.proxy.fail(mode)
         with pytest.raises(InvalidDataError, match=FAULTS[mode]) as caught:
             ranges.read(0, 10)
         assert url in str(caught.value)
 
     @of_some_kinds
     @pytest.mark.parametrize("mode", ["500", "cut"])
-    def test_in_the_middle_of_a_fit(self, s3, proxy, made, mode):
+    def test_in_the_middle_of_a_fit(self, s3, made, mode):
         url = upload(s3, made)
-        proxy.fail(mode, after=12)
+        s3.proxy.fail(mode, after=12)
         with pytest.raises(InvalidDataError, match=FAULTS[mode]) as caught:
             mixture(tol=0, max_iter=20).fit(url)
         assert url in str(caught.value)
@@ -501,11 +503,11 @@ def http_server(folder):
 
 @of_some_kinds
 @pytest.mark.parametrize("mode", ["500", "drop", "cut", "slow"])
-def test_what_passes_is_waited_for(s3, proxy, made, mode):
+def test_what_passes_is_waited_for(s3, made, mode):
     url = upload(s3, made)
-    proxy.fail(mode, times=2)
+    s3.proxy.fail(mode, times=2)
     ranges = open_source(url).ranges
-    proxy.fail(mode, times=2)
+    s3.proxy.fail(mode, times=2)
     assert np.array_equal(ranges.read(0, N)[0], ROWS)
 
 

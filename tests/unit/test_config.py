@@ -36,7 +36,14 @@ def refusal(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["digits", "example1", "mnist", "large"])
+SHIPPED = ["cluster", "digits", "example1", "large", "mnist"]
+
+
+def test_these_are_the_shipped_configs() -> None:
+    assert sorted(path.name for path in CONFIGS.iterdir()) == [f"{name}.yaml" for name in SHIPPED]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_are_valid(name: str) -> None:
     config = load_config(CONFIGS / f"{name}.yaml")
     assert config.output.directory == f"runs/{name}"
@@ -78,7 +85,7 @@ def test_compare_lists_algorithms_with_published_figures(minimal: Path) -> None:
     assert kmeans.published.means == (1.0, 2.5)
 
 
-@pytest.mark.parametrize("name", ["digits", "example1", "mnist", "large"])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_config_survives_its_own_dump(name: str) -> None:
     config = load_config(CONFIGS / f"{name}.yaml")
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
@@ -146,21 +153,89 @@ def test_an_impossible_value_names_the_limit(minimal: Path, override: str, parts
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "checkpoint.path=run.zarr",
-        "cluster.scheduler=processes",
-        "cluster.scheduler=tcp://localhost:8786",
-        "cluster.memory_limit=2GB",
-        "cluster.threads=2",
-        "output.report=report.html",
-    ],
-)
-def test_what_is_not_there_yet_is_refused_and_not_ignored(minimal: Path, override: str) -> None:
-    message = refusal(minimal, override)
-    assert override.partition("=")[0] in message
+def test_what_is_not_there_yet_is_refused_and_not_ignored(minimal: Path) -> None:
+    message = refusal(minimal, "output.report=report.html")
+    assert "output.report = 'report.html'" in message
     assert "not available yet" in message
+
+
+def test_no_checkpoint_and_threads_by_default(minimal: Path) -> None:
+    config = load_config(minimal)
+    assert (config.checkpoint.path, config.checkpoint.every) == (None, 1)
+    cluster = config.cluster
+    assert (cluster.scheduler, cluster.workers, cluster.threads, cluster.memory_limit, cluster.tls) == (
+        "threads",
+        None,
+        1,
+        None,
+        None,
+    )
+
+
+TLS = "cluster.tls={ca_file: a.pem, cert: b.pem, key: c.pem}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "section", "found"),
+    [
+        (["checkpoint.path=run.zarr"], "checkpoint", {"path": "run.zarr", "every": 1}),
+        (
+            ["checkpoint={path: s3://bucket/run, every: 5}"],
+            "checkpoint",
+            {"path": "s3://bucket/run", "every": 5},
+        ),
+        (["cluster.memory_limit=2GB"], "cluster", {"scheduler": "threads", "memory_limit": "2GB"}),
+        (
+            ["cluster.scheduler=processes", "cluster.workers=3", "cluster.threads=2"],
+            "cluster",
+            {"scheduler": "processes", "workers": 3, "threads": 2},
+        ),
+        (
+            ["cluster.scheduler=tcp://localhost:8786"],
+            "cluster",
+            {"scheduler": "tcp://localhost:8786", "workers": None},
+        ),
+        (
+            ["cluster.scheduler=tls://localhost:8786", TLS],
+            "cluster",
+            {
+                "scheduler": "tls://localhost:8786",
+                "tls": {"ca_file": "a.pem", "cert": "b.pem", "key": "c.pem"},
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_checkpoint_and_cluster_settings(
+    minimal: Path, overrides: list[str], section: str, found: dict[str, object]
+) -> None:
+    content = getattr(load_config(minimal, overrides), section).model_dump()
+    assert {key: content[key] for key in found} == found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["cluster.scheduler=proceses"], ["'proceses'", "nearest valid value is processes"]),
+        (["cluster.scheduler=udp://a:1"], ["cluster.scheduler", "tcp://HOST:PORT"]),
+        (["cluster.memory_limit=lots"], ["cluster.memory_limit = 'lots'", "2GB"]),
+        (["cluster.memory_limit=0"], ["cluster.memory_limit = 0", "above 0"]),
+        (["cluster.workers=0"], ["cluster.workers = 0", "nearest valid value is 1"]),
+        (["checkpoint.every=0"], ["checkpoint.every = 0", "nearest valid value is 1"]),
+        (["checkpoint.path=3"], ["checkpoint.path = 3", "'3'"]),
+        (["cluster.threads=2"], ["cluster", "threads = 2", "processes"]),
+        (["cluster.scheduler=tcp://a:1", "cluster.workers=2"], ["without workers", "tcp://a:1"]),
+        (["cluster.scheduler=tcp://a:1", "cluster.memory_limit=2GB"], ["memory_limit", "tcp://a:1"]),
+        (["cluster.scheduler=tcp://a:1", TLS], ["without tls", "tls://HOST:PORT"]),
+        (["cluster.tls={ca_file: a.pem, cert: b.pem}"], ["cluster.tls.key is missing"]),
+    ],
+    ids=str,
+)
+def test_impossible_checkpoint_and_cluster_settings(
+    minimal: Path, overrides: list[str], parts: list[str]
+) -> None:
+    message = refusal(minimal, *overrides)
+    assert all(part in message for part in parts), message
 
 
 def test_every_finding_is_reported(minimal: Path) -> None:
