@@ -102,7 +102,8 @@ def main() -> None:
         emtau = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
         size = ["--rows", str(options.rows), "--chunk-rows", str(options.chunk_rows)]
         shape = ["--features", str(options.features), "--components", str(options.components)]
-        subprocess.run([*emtau, "dataset", "mixture", str(data), *size, *shape], check=True, capture_output=True)
+        make = [*emtau, "dataset", "mixture", str(data), *size, *shape]
+        subprocess.run(make, check=True, capture_output=True)
         kinds = [0, *options.every]
         found: dict[int, list[dict]] = {kind: [] for kind in kinds}
         for repeat in range(options.repeats):
