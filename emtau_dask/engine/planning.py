@@ -156,8 +156,8 @@ def _merges(leaves: set[tuple[int, int]]) -> int:
 def largest_chunk(found: FitDemand, longest: int, limit: int) -> int:
     """Return about how many rows a chunk may have for a fit to stay within ``limit`` bytes, at least 0.
 
-    What depends on the chunk is taken as proportional to its rows, the rest as
-    what any process needs.
+    What a task holds is taken as proportional to its chunk's rows, less a tenth
+    for what is not: blocks, statistics.
     """
     room, needed = limit - PROCESS_BYTES, found.memory - PROCESS_BYTES
-    return max(0, int(longest * room / needed)) if needed > 0 else longest
+    return max(0, int(0.9 * longest * room / needed)) if needed > 0 else longest

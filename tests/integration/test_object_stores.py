@@ -59,8 +59,9 @@ def parquet(path):
 
 
 def parquet_folder(path):
-    write_parquet(path / "b" / "late.parquet", ROWS[250:], 30)
-    write_parquet(path / "b-early.parquet", ROWS[150:250], 100)
+    """In the order of paths: a letter more comes after a folder."""
+    write_parquet(path / "b-last.parquet", ROWS[250:], 30)
+    write_parquet(path / "b" / "middle.parquet", ROWS[150:250], 100)
     write_parquet(path / "a.parquet", ROWS[:150], 100)
 
 
