@@ -516,7 +516,7 @@ class TestMissingPackages:
     @pytest.mark.parametrize(("protocol", "extra", "package"), [("s3", "s3", "s3fs"), ("gs", "gs", "gcsfs")])
     @pytest.mark.parametrize("name", SOME)
     def test_the_extra_is_named(self, monkeypatch, protocol, extra, package, name):
-        monkeypatch.delitem(fsspec.registry._registry, protocol, raising=False)
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(InvalidDataError, match=rf"pip install 'emtau_dask\[{extra}\]'"):
             open_source(f"{protocol}://bucket/{name}")

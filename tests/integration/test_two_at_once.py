@@ -11,7 +11,7 @@ from reliability.campaigns import Bench, campaign, spread
 from reliability.scenarios import Scenario
 from reliability.zygote import Zygote
 
-from emtau_dask import EMTau, GaussianMixture
+from emtau_dask import EMLazy, EMTau, GaussianMixture
 from emtau_dask.engine.checkpoint import read_commit
 from emtau_dask.storage import CommitLog, LocalObjects, open_log
 
@@ -55,14 +55,12 @@ _random.shuffle(NEAR)
 ROWS = da.from_array(np.concatenate([FAR, NEAR]), chunks=((40, 60, 60), 2))
 
 
-def fitted(path, objects=None, max_iter=30):
+SETTLING = EMTau(tau=6, revisit=None)
+
+
+def fitted(path, algorithm=SETTLING, max_iter=30):
     model = GaussianMixture(
-        3,
-        algorithm=EMTau(tau=6, revisit=None),
-        random_state=0,
-        tol=0.0,
-        max_iter=max_iter,
-        checkpoint=objects or path,
+        3, algorithm=algorithm, random_state=0, tol=0.0, max_iter=max_iter, checkpoint=path
     )
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
         warnings.simplefilter("ignore")
@@ -94,7 +92,7 @@ def test_a_chunk_skipped_for_ten_commits_still_has_its_state(tmp_path, appended)
             slots[log.last] = state.current.slots[0]
 
     appended.append(look)
-    fitted(path)
+    fitted(path, EMLazy(threshold=0.999, full_every=20), max_iter=14)
     last = max(slots)
     since = [number for number in slots if slots[number].key == slots[last].key]
     assert len(since) > 10
