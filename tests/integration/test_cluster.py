@@ -83,8 +83,7 @@ def one(cluster):
 
 
 class TestBits:
-    @pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
-    @pytest.mark.parametrize("name", FITS)
+    @pytest.mark.parametrize(("name", "kept"), [("em", False), *((name, True) for name in FITS)])
     def test_those_of_threads(self, client, stored, threaded, tmp_path, name, kept):
         found = fit(stored, name, tmp_path / "run" if kept else None)
         assert_same_bits(found, threaded[name])

@@ -90,8 +90,7 @@ def replaced(cluster):
         thread.join()
 
 
-@pytest.mark.parametrize("source", ["stored", "in memory"])
-@pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+@pytest.mark.parametrize(("source", "kept"), [("stored", True), ("in memory", False)])
 def test_killed_workers_change_no_bit(zygote, stored, undisturbed, after_iterations, tmp_path, source, kept):
     (tmp_path / "events").mkdir()
     X = stored if source == "stored" else in_memory()

@@ -1,4 +1,7 @@
-"""Checkpoints that were damaged or made up: resumed to the right bits, or refused."""
+"""Checkpoints that were damaged or made up: resumed to the right bits, or refused.
+
+`benchmarks/soak.py` is the long form.
+"""
 
 import pytest
 from reliability import damage, scenarios
@@ -7,7 +10,7 @@ from reliability.scenarios import Scenario
 from reliability.zygote import Zygote
 
 EACH = 25
-BATCHES = 10
+BATCHES = 2
 
 
 @pytest.fixture(scope="module")
