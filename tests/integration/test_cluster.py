@@ -139,7 +139,7 @@ class TestWhoReads:
         X = da.from_array(np.tile(ROWS, (40, 1)), chunks=(1000, 2)).map_blocks(np.abs).persist()
         wait(X)
         keys, holders = {str(key) for key in X.__dask_keys__() for key in key}, one.who_has(X)
-        assert len(set(holders.values())) == 2
+        assert len(set(holders.values())) > 1
         gathered, gather = [], Client.gather
 
         def noted(self, futures, **options):
