@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from emtau_dask.mixture.statistics import block_statistics
+
 LONG = np.longdouble
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
 
@@ -53,3 +55,8 @@ def random_covariances(rng, covariance_type, k, d):
         "diag": lambda: np.array([np.diag(matrix) for matrix in matrices]),
         "spherical": lambda: np.array([matrix[0, 0] for matrix in matrices]),
     }[covariance_type]()
+
+
+def statistics_of(structure, rows, responsibilities):
+    """Return the block statistics of rows under responsibilities (n, K)."""
+    return block_statistics(structure, rows, np.ascontiguousarray(responsibilities.T))

@@ -21,7 +21,7 @@ from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.estep import block_rows
+from emtau_dask.mixture.kernel import block_rows
 from emtau_dask.mixture.statistics import (
     PairwiseMerger,
     SufficientStatistics,
@@ -186,13 +186,14 @@ class _StatisticsTask:
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
-        workspace = np.empty((block_rows(self.n_components, n_features), n_features))
-        merger = PairwiseMerger(self.structure)
-        for where, rows in loaded.blocks(positions, workspace):
+        n_rows = block_rows(self.structure.name, self.n_components, n_features)
+        merger = PairwiseMerger(partial(merge, self.structure))
+        for where, rows in loaded.blocks(positions, n_rows):
             responsibilities = assignment.responsibilities(rows, positions[where], place.start)
             if weights is not None:
                 responsibilities = responsibilities * weights[where, np.newaxis]
-            merger.push(block_statistics(self.structure, rows, responsibilities))
+            by_component = np.ascontiguousarray(responsibilities.T)
+            merger.push(block_statistics(self.structure, rows, by_component))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
 

@@ -176,7 +176,7 @@ class CheckpointJournal:
         self._attempt = new_attempt(max(log.last, 0))
         shapes = _Shapes.of(config.covariance_type, config.n_components, config.n_features, self._n_chunks)
         passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
-        n_steps = 2 * config.n_init * passes + 1
+        n_steps = 3 * config.n_init * passes + 1
         prefix = f"attempts/{self._attempt}"
         self._layouts = shapes.layouts(prefix, n_steps)
         self._rows = (

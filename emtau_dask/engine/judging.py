@@ -17,7 +17,7 @@ from emtau_dask.engine.passes import NO_SOURCE, run_pass
 from emtau_dask.engine.problem import ChunkLoader, Problem
 from emtau_dask.engine.scoring import EStepItem
 from emtau_dask.mixture.arrays import Floats, Ints
-from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
+from emtau_dask.mixture.kernel import BlockKernel, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import ChunkPlace, ChunkReader, ObjectStore, SlotState, Source
 
@@ -42,8 +42,9 @@ class Held(Protocol):
 
 
 def _responsibilities(rows: Floats, parameters: MixtureParameters) -> tuple[Floats, Floats]:
-    workspace = EStepWorkspace(max(1, len(rows)), parameters.n_components, parameters.n_features)
-    return e_step(rows, parameters, parameters.log_scales, workspace)
+    kernel = BlockKernel(plan_kernel(parameters), max(1, len(rows)))
+    responsibilities, log_likelihoods = kernel.score(rows)
+    return responsibilities.T, log_likelihoods
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +160,10 @@ class _JudgeTask:
             classes = np.searchsorted(self.classes, self.labels.load(item.place, label_blocks)[0])
         held_memory = self.held.memory(item.state, n_rows)
         reference_memory = self.reference.memory(None, n_rows)
-        size = block_rows(1, loaded.rows.shape[1])
-        workspace = np.empty((size, loaded.rows.shape[1]))
         distances, likelihoods = [], []
         n_components = self.held.n_components
         held_table, final_table = np.zeros((2, n_components, len(self.classes)), dtype=np.intp)
-        for where, rows in loaded.blocks(positions, workspace):
+        for where, rows in loaded.blocks(positions, SCAN_ROWS):
             at = positions[where]
             held = self.held.responsibilities(rows, held_memory[at])
             reference = self.reference.responsibilities(rows, reference_memory[at])

@@ -23,7 +23,8 @@ from emtau_dask.engine.scoring import (
     merge_totals,
 )
 from emtau_dask.engine.state import RunState
-from emtau_dask.errors import CheckpointCorruptError
+from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
+from emtau_dask.mixture.kernel import KernelPlan, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 from emtau_dask.storage import RowStateWriter
@@ -67,8 +68,8 @@ def iterate(
     policy : ActivityPolicy
     settings : EmSettings
     writer : callable () -> RowStateWriter or None
-        Called for each iteration; gives where its tasks leave row state, None
-        where the policy keeps none.
+        Called for each pass; gives where its tasks leave row state, None where
+        the policy keeps none.
     after : callable (RunState) -> None
         Called after each iteration.
     observer : FitObserver
@@ -88,7 +89,7 @@ def iterate(
     while state.stop_reason is None:
         if state.iteration >= settings.max_iter:
             return replace(state, stop_reason="max-iter")
-        state = advance(problem, state, policy, settings, writer(), observer)
+        state = advance(problem, state, policy, settings, writer, observer)
         after(state)
     return state
 
@@ -98,7 +99,7 @@ def advance(
     state: RunState,
     policy: ActivityPolicy,
     settings: EmSettings,
-    writer: RowStateWriter | None,
+    writer: Callable[[], RowStateWriter | None],
     observer: FitObserver,
 ) -> RunState:
     """Return the state after one more iteration; the old one stays as it was.
@@ -110,9 +111,13 @@ def advance(
     held = None if state.afresh else state.held
     since_reset = 1 if state.afresh else state.since_reset + 1
     chunks = problem.chunks if state.afresh else [chunk for chunk, rows in state.remaining.items() if rows]
-    totals = _e_step(problem, state, policy, settings, iteration, chunks, writer, observer)
+
+    def step(plan: KernelPlan) -> tuple[PassTotals | None, MixtureParameters]:
+        totals = _e_step(problem, state, plan, policy, settings, iteration, chunks, writer(), observer)
+        return totals, m_step(_all_rows(problem, totals, held), problem.structure, settings.reg_covar)
+
+    totals, parameters = _with_enough_digits(step, plan_kernel(state.parameters))
     bound = _lower_bound(problem, state.parameters, totals, held)
-    parameters = m_step(_all_rows(problem, totals, held), problem.structure, settings.reg_covar)
     remaining: dict[int, int] = {}
     slots = dict(state.slots)
     if totals is not None:
@@ -155,9 +160,25 @@ def advance(
     )
 
 
+def _with_enough_digits(
+    step: Callable[[KernelPlan], tuple[PassTotals | None, MixtureParameters]], plan: KernelPlan
+) -> tuple[PassTotals | None, MixtureParameters]:
+    """Return what ``step`` returns by ``plan``, or by the centred one where that lost too much."""
+    if not plan.by_features.any():
+        return step(plan)
+    try:
+        totals, parameters = step(plan)
+        if plan.admits(parameters):
+            return totals, parameters
+    except SingularComponentError:
+        pass
+    return step(plan.centred)
+
+
 def _e_step(
     problem: Problem,
     state: RunState,
+    plan: KernelPlan,
     policy: ActivityPolicy,
     settings: EmSettings,
     iteration: int,
@@ -173,7 +194,7 @@ def _e_step(
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
     return run_pass(
-        EStepTask(problem.loader(), state.parameters, iteration, tracking),
+        EStepTask(problem.loader(), plan, iteration, tracking),
         partial(merge_totals, problem.structure),
         problem.sources,
         {chunk: EStepItem(places[chunk], slots.get(chunk)) for chunk in chunks},

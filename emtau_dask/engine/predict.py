@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.problem import LoadedChunk
 from emtau_dask.mixture.arrays import Floats
-from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
+from emtau_dask.mixture.kernel import BlockKernel, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 
 __all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring", "score_chunk"]
@@ -24,7 +24,7 @@ class Scoring:
     Attributes
     ----------
     name : str
-    pick : callable (responsibilities (n, K), log_likelihoods (n,)) -> ndarray
+    pick : callable (responsibilities (K, n), log_likelihoods (n,)) -> ndarray
     dtype : dtype
     per_component : bool
         Whether it has a column for each component.
@@ -75,14 +75,13 @@ def score_chunk(
         A row holds NaN, infinity or a number too large to be squared, or is
         beyond the reach of every component.
     """
-    n_components, n_features = parameters.n_components, parameters.n_features
-    n_rows = len(loaded.rows)
+    n_components, n_rows = parameters.n_components, len(loaded.rows)
     results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
-    workspace = EStepWorkspace(block_rows(n_components, n_features), n_components, n_features)
-    log_scales = parameters.log_scales
+    plan = plan_kernel(parameters)
+    kernel = BlockKernel(plan, plan.block_rows)
     positions = loaded.positions()
-    for where, rows in loaded.blocks(positions, workspace.rows):
-        responsibilities, log_likelihoods = e_step(rows, parameters, log_scales, workspace)
+    for where, rows in loaded.blocks(positions, kernel.n_rows):
+        responsibilities, log_likelihoods = kernel.score(rows)
         loaded.check_reach(positions[where], log_likelihoods)
         for scoring, result in zip(scorings, results, strict=True):
             result[where] = scoring.pick(responsibilities, log_likelihoods)
@@ -90,12 +89,12 @@ def score_chunk(
 
 
 def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    labels: NDArray[np.intp] = responsibilities.argmax(axis=1)
+    labels: NDArray[np.intp] = responsibilities.argmax(axis=0)
     return labels
 
 
 def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    return responsibilities
+    return responsibilities.T
 
 
 def _log_likelihoods(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:

@@ -64,35 +64,41 @@ class LoadedChunk:
         """Return the positions of the rows of positive weight."""
         return np.arange(len(self.rows)) if self.present is None else self.present
 
-    def blocks(self, positions: Ints, workspace: Floats) -> Iterator[tuple[slice, Floats]]:
-        """Gather rows into ``workspace``, a block at a time, as float64 in C order.
+    def blocks(self, positions: Ints, size: int) -> Iterator[tuple[slice, Floats]]:
+        """Give rows a block at a time, as float64 in C order.
 
         Parameters
         ----------
         positions : ndarray of intp
             Rows of the chunk, in order.
-        workspace : ndarray of shape (block rows, d)
-            Overwritten by each block.
+        size : int
+            Rows of a block.
 
         Yields
         ------
         where : slice
             The block's place in ``positions``.
-        rows : ndarray of shape (at most block rows, d)
-            A view of ``workspace``.
+        rows : ndarray of shape (at most ``size``, d)
+            Not to be changed, and valid until the next block: a view of the
+            chunk where that will do, else of one buffer into which rows are gathered.
 
         Raises
         ------
         UnusableRowError
             A row holds NaN, infinity or a number too large to be squared.
         """
-        size = len(workspace)
         everything = len(positions) == len(self.rows)
+        direct = everything and self.rows.dtype == np.float64 and self.rows.flags.c_contiguous
+        shape = (0 if direct else min(size, len(positions)), self.rows.shape[1])
+        gathered = np.empty(shape)
         for begin in range(0, len(positions), size):
             where = slice(begin, min(begin + size, len(positions)))
-            block = workspace[: where.stop - begin]
-            block[...] = self.rows[where] if everything else self.rows[positions[where]]
-            if not (np.abs(block) <= LARGEST).all():
+            if direct:
+                block = self.rows[where]
+            else:
+                block = gathered[: where.stop - begin]
+                block[...] = self.rows[where] if everything else self.rows[positions[where]]
+            if not (block.min() >= -LARGEST and block.max() <= LARGEST):
                 place, value = describe_bad_value(block, LARGEST)
                 raise self._unusable(
                     int(positions[begin + place]),
@@ -315,9 +321,8 @@ class _ScanTask:
     ) -> UnusableRowError | None:
         loaded = self.loader.load(place, row_blocks, weight_blocks)
         positions = loaded.positions()
-        workspace = np.empty((max(1, min(SCAN_ROWS, len(positions))), loaded.rows.shape[1]))
         try:
-            for _ in loaded.blocks(positions, workspace):
+            for _ in loaded.blocks(positions, SCAN_ROWS):
                 pass
         except UnusableRowError as error:
             return error

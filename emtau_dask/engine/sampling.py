@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
-from emtau_dask.engine.problem import ChunkLoader, Problem
+from emtau_dask.engine.problem import SCAN_ROWS, ChunkLoader, Problem
 from emtau_dask.engine.rowrandom import PRIORITY, row_uniforms
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.storage import ChunkPlace, ChunkReader
@@ -105,8 +105,8 @@ class _TakeTask:
         loaded = self.loader.load(chosen.place, row_blocks, weight_blocks)
         positions = chosen.numbers - chosen.place.start
         rows = np.empty((len(positions), loaded.rows.shape[1]))
-        for _ in loaded.blocks(positions, rows):
-            pass
+        for where, block in loaded.blocks(positions, SCAN_ROWS):
+            rows[where] = block
         weights = loaded.weights_at(positions)
         return RowSample(rows, np.ones(len(rows)) if weights is None else weights, chosen.numbers)
 

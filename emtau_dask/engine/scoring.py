@@ -15,9 +15,9 @@ from emtau_dask.activity.guard import ACTIVE, checked_update
 from emtau_dask.engine.problem import ChunkLoader, LoadedChunk
 from emtau_dask.mixture.arrays import Bools, Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.estep import EStepWorkspace, block_rows, e_step
-from emtau_dask.mixture.parameters import MixtureParameters, entropy
-from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, block_statistics, merge
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan
+from emtau_dask.mixture.parameters import entropy
+from emtau_dask.mixture.statistics import SufficientStatistics, merge
 from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
 
 __all__ = [
@@ -159,15 +159,15 @@ class EStepTask:
     Attributes
     ----------
     loader : ChunkLoader
-    parameters : MixtureParameters
-        Θ of the iteration before.
+    plan : KernelPlan
+        How to score rows under Θ of the iteration before.
     iteration : int
     tracking : RowTracking or None
         None where every row is always active.
     """
 
     loader: ChunkLoader
-    parameters: MixtureParameters
+    plan: KernelPlan
     iteration: int
     tracking: RowTracking | None
 
@@ -235,29 +235,28 @@ class EStepTask:
         return tracking.writer.write(chunk, written)
 
     def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
-        structure = self.parameters.structure
         weights = loaded.weights_at(positions)
-        merger, entropies = PairwiseMerger(structure), []
-        for where, rows, responsibilities, _ in self._scored_blocks(loaded, positions):
+        kernel, entropies = self._kernel(positions), []
+        for where, responsibilities, _ in self._scored_blocks(kernel, loaded, positions):
             row_entropy = entropy(responsibilities)
             if weights is not None:
-                responsibilities *= weights[where, np.newaxis]
+                responsibilities *= weights[where]
                 row_entropy *= weights[where]
             entropies.append(float(row_entropy.sum()))
-            merger.push(block_statistics(structure, rows, responsibilities))
-        statistics = merger.total()
+            kernel.collect(responsibilities)
+        statistics = kernel.statistics()
         return None if statistics is None else HeldRows(statistics, math.fsum(entropies))
 
     def _evidence(
         self, loaded: LoadedChunk, positions: Ints
     ) -> tuple[SufficientStatistics | None, float, Evidence]:
         n = len(positions)
-        label_type = np.min_scalar_type(self.parameters.n_components - 1)
+        label_type = np.min_scalar_type(self.plan.parameters.n_components - 1)
         evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
 
         def record(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
-            evidence.labels[where] = responsibilities.argmax(axis=1)
-            evidence.responsibilities[where] = responsibilities.max(axis=1)
+            evidence.labels[where] = responsibilities.argmax(axis=0)
+            evidence.responsibilities[where] = responsibilities.max(axis=0)
             evidence.log_likelihoods[where] = log_likelihoods
 
         return *self._score(loaded, positions, record), evidence
@@ -266,28 +265,25 @@ class EStepTask:
         self, loaded: LoadedChunk, positions: Ints, record: Callable[[slice, Floats, Floats], None]
     ) -> tuple[SufficientStatistics | None, float]:
         """Return the statistics and the log-likelihood of rows; ``record`` sees each block's scores."""
-        structure = self.parameters.structure
         weights = loaded.weights_at(positions)
-        merger, sums = PairwiseMerger(structure), []
-        for where, rows, responsibilities, log_likelihoods in self._scored_blocks(loaded, positions):
+        kernel, sums = self._kernel(positions), []
+        for where, responsibilities, log_likelihoods in self._scored_blocks(kernel, loaded, positions):
             record(where, responsibilities, log_likelihoods)
             if weights is not None:
-                responsibilities *= weights[where, np.newaxis]
+                responsibilities *= weights[where]
                 log_likelihoods *= weights[where]
             sums.append(float(log_likelihoods.sum()))
-            merger.push(block_statistics(structure, rows, responsibilities))
-        return merger.total(), math.fsum(sums)
+            kernel.collect(responsibilities)
+        return kernel.statistics(), math.fsum(sums)
+
+    def _kernel(self, positions: Ints) -> BlockKernel:
+        return BlockKernel(self.plan, max(1, min(self.plan.block_rows, len(positions))))
 
     def _scored_blocks(
-        self, loaded: LoadedChunk, positions: Ints
-    ) -> Iterator[tuple[slice, Floats, Floats, Floats]]:
-        """Yield each block's place, rows, responsibilities and log-likelihoods; all but the first reused."""
-        parameters = self.parameters
-        n_components, n_features = parameters.n_components, parameters.n_features
-        size = max(1, min(block_rows(n_components, n_features), len(positions)))
-        workspace = EStepWorkspace(size, n_components, n_features)
-        log_scales = parameters.log_scales
-        for where, rows in loaded.blocks(positions, workspace.rows):
-            responsibilities, log_likelihoods = e_step(rows, parameters, log_scales, workspace)
+        self, kernel: BlockKernel, loaded: LoadedChunk, positions: Ints
+    ) -> Iterator[tuple[slice, Floats, Floats]]:
+        """Yield each block's place, responsibilities (K, n) and log-likelihoods; reused by the next."""
+        for where, rows in loaded.blocks(positions, kernel.n_rows):
+            responsibilities, log_likelihoods = kernel.score(rows)
             loaded.check_reach(positions[where], log_likelihoods)
-            yield where, rows, responsibilities, log_likelihoods
+            yield where, responsibilities, log_likelihoods

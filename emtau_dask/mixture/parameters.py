@@ -140,7 +140,7 @@ def expected_log_density(statistics: SufficientStatistics, parameters: MixturePa
 
 def entropy(responsibilities: Floats) -> Floats:
     """Return ``−Σ_k w_nk ln w_nk`` per row, in nats, shape (n,)."""
-    result: Floats = -xlogy(responsibilities, responsibilities).sum(axis=1)
+    result: Floats = -xlogy(responsibilities, responsibilities).sum(axis=0)
     return result
 
 

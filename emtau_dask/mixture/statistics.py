@@ -9,7 +9,9 @@ its digits on data far from the origin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from emtau_dask.mixture.arrays import Floats, frozen
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 __all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "merge", "zero"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,53 +89,51 @@ def block_statistics(
     ----------
     structure : CovarianceStructure
     rows : ndarray of shape (n, d), float64
-    responsibilities : ndarray of shape (n, K), float64
+    responsibilities : ndarray of shape (K, n), float64
         Times the row weights.
     """
-    n_components = responsibilities.shape[1]
-    weights = responsibilities.sum(axis=0)
-    means = responsibilities.T @ rows
+    weights = responsibilities.sum(axis=1)
+    means = responsibilities @ rows
     np.divide(means, weights[:, np.newaxis], out=means, where=weights[:, np.newaxis] > 0)
-    scatter = np.zeros(structure.shape(n_components, rows.shape[1]))
+    scatter = np.zeros(structure.shape(len(weights), rows.shape[1]))
     corrections = np.zeros_like(means)
     residuals = np.empty_like(rows)
-    roots = np.sqrt(responsibilities)
-    for k in range(n_components):
+    for k in np.flatnonzero(weights > 0):
         np.subtract(rows, means[k], out=residuals)
-        corrections[k] = responsibilities[:, k] @ residuals
-        residuals *= roots[:, k : k + 1]
-        structure.add_scatter(scatter, k, residuals)
+        corrections[k] = responsibilities[k] @ residuals
+        residuals *= np.sqrt(responsibilities[k])[:, np.newaxis]
+        structure.add_scatter(scatter, int(k), residuals)
     np.divide(corrections, weights[:, np.newaxis], out=corrections, where=weights[:, np.newaxis] > 0)
     scatter -= structure.outer(weights, corrections)
     return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
 
 
-class PairwiseMerger:
-    """Merge a stream of statistics as a balanced tree, holding log₂ of their number.
+class PairwiseMerger(Generic[T]):
+    """Merge a stream of parts as a balanced tree, holding log₂ of their number.
 
-    Merging one after another would add a rounding of the mean for every block;
-    a balanced tree adds one for every level.
+    Merging one after another would add a rounding for every block; a balanced
+    tree adds one for every level.
     """
 
-    def __init__(self, structure: CovarianceStructure) -> None:
-        self._structure = structure
-        self._levels: list[SufficientStatistics | None] = []
+    def __init__(self, merge: Callable[[T, T], T]) -> None:
+        self._merge = merge
+        self._levels: list[T | None] = []
 
-    def push(self, statistics: SufficientStatistics) -> None:
-        """Add the statistics of the next block."""
-        carry: SufficientStatistics = statistics
+    def push(self, part: T) -> None:
+        """Add the next part."""
+        carry = part
         for level, held in enumerate(self._levels):
             if held is None:
                 self._levels[level] = carry
                 return
-            carry = merge(self._structure, held, carry)
+            carry = self._merge(held, carry)
             self._levels[level] = None
         self._levels.append(carry)
 
-    def total(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks so far, None where there were none."""
-        result: SufficientStatistics | None = None
+    def total(self) -> T | None:
+        """Return all parts so far merged, None where there were none."""
+        result: T | None = None
         for held in self._levels:
             if held is not None:
-                result = held if result is None else merge(self._structure, held, result)
+                result = held if result is None else self._merge(held, result)
         return result

@@ -1,15 +1,15 @@
 """The laws of sufficient statistics on random rows: identity, order of merging, and any split."""
 
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import COVARIANCE_TYPES, LONG, naive_statistics
+from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.statistics import PairwiseMerger, block_statistics, merge, zero
+from emtau_dask.mixture.statistics import PairwiseMerger, merge, zero
 
 FIELDS = ("weights", "means", "scatter")
 
@@ -41,7 +41,7 @@ def splits(draw):
 
 def part_statistics(structure, rows, responsibilities, bounds):
     return [
-        block_statistics(structure, rows[start:stop], responsibilities[start:stop])
+        statistics_of(structure, rows[start:stop], responsibilities[start:stop])
         for start, stop in pairwise(bounds)
     ]
 
@@ -77,14 +77,14 @@ def assert_close(structure, actual, expected, rows, responsibilities):
 
 @given(structure=structures, table=tables())
 def test_zero_is_the_identity_bit_for_bit(structure, table):
-    statistics = block_statistics(structure, *table)
+    statistics = statistics_of(structure, *table)
     nothing = zero(structure, table[1].shape[1], table[0].shape[1])
     assert_same_bits(merge(structure, nothing, statistics), statistics)
 
 
 @given(structure=structures, table=tables())
 def test_zero_is_the_identity_on_the_right(structure, table):
-    statistics = block_statistics(structure, *table)
+    statistics = statistics_of(structure, *table)
     nothing = zero(structure, table[1].shape[1], table[0].shape[1])
     assert_same_bits(merge(structure, statistics, nothing), statistics)
 
@@ -111,7 +111,7 @@ def test_merging_associates_to_rounding(structure, table, where):
 @given(structure=structures, table=tables())
 def test_a_block_is_the_naive_sum(structure, table):
     expected = naive_statistics(*table, structure.name)
-    assert_close(structure, block_statistics(structure, *table), expected, *table)
+    assert_close(structure, statistics_of(structure, *table), expected, *table)
 
 
 @settings(deadline=None)
@@ -128,7 +128,7 @@ def test_any_split_merged_in_a_chain_is_the_naive_sum(structure, split):
 @given(structure=structures, split=splits())
 def test_any_split_merged_as_a_tree_is_the_naive_sum(structure, split):
     rows, responsibilities, bounds = split
-    merger = PairwiseMerger(structure)
+    merger = PairwiseMerger(partial(merge, structure))
     for part in part_statistics(structure, rows, responsibilities, bounds):
         merger.push(part)
     expected = naive_statistics(rows, responsibilities, structure.name)

@@ -1,0 +1,297 @@
+"""Log-densities and statistics as matrix products with features of the rows.
+
+The log-density of a Gaussian is linear in a few features of a row, such as
+``[1, y, y_i y_j (i ≤ j)]``, so that the E-step of a block is one product
+``W φ`` of K coefficient rows with the block's features, and its statistics are
+another, ``R φᵀ``, with the responsibilities. The symmetry of ``y yᵀ`` is used
+in both.
+
+The price is cancellation: a squared distance is a difference of terms as large
+as the squared distance from the origin of the coordinates. Rows are therefore
+seen from a `Frame`, and `conditions` says how many digits a component loses
+there; where that is too many, `mixture.estep` does without features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
+from emtau_dask.mixture.factor import precision_factor
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.statistics import SufficientStatistics
+
+__all__ = ["FORMS", "FeatureForm", "Frame", "conditions", "frames_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Coordinates ``y = Aᵀ (x − c)`` in which features are formed.
+
+    Attributes
+    ----------
+    centre : ndarray of shape (d,)
+        c.
+    transform : ndarray of shape (d, d) or None
+        A, upper-triangular; None for the identity.
+    """
+
+    centre: Floats
+    transform: Floats | None
+
+    def vectors(self, vectors: Floats) -> Floats:
+        """Return ``Aᵀ v`` of each of ``vectors`` (m, d)."""
+        return vectors if self.transform is None else vectors @ self.transform
+
+    def vectors_back(self, vectors: Floats) -> Floats:
+        """Return ``A⁻ᵀ v`` of each of ``vectors`` (m, d)."""
+        if self.transform is None:
+            return vectors
+        solved: Floats = solve_triangular(self.transform, vectors.T, trans="T", check_finite=False).T
+        return solved
+
+    def forms(self, matrices: Floats) -> Floats:
+        """Return ``Aᵀ M A`` of each of ``matrices`` (..., d, d)."""
+        return matrices if self.transform is None else self.transform.T @ matrices @ self.transform
+
+    def forms_back(self, matrices: Floats) -> Floats:
+        """Return ``A⁻ᵀ M A⁻¹`` of each of ``matrices`` (..., d, d), exactly symmetric if M is."""
+        if self.transform is None:
+            return matrices
+        flat = matrices.reshape(-1, *matrices.shape[-2:])
+        back = np.stack([self.vectors_back(self.vectors_back(matrix).T) for matrix in flat])
+        return (0.5 * (back + back.swapaxes(-1, -2))).reshape(matrices.shape)
+
+    def place(self, rows: AnyArray, out: Floats, scratch: Floats | None) -> None:
+        """Write ``y`` of ``rows`` (n, d) into ``out`` (d, n); ``scratch`` (d, n) where there is a transform."""
+        if self.transform is None or scratch is None:
+            np.subtract(rows.T, self.centre[:, np.newaxis], out=out)
+            return
+        np.subtract(rows.T, self.centre[:, np.newaxis], out=scratch)
+        np.matmul(self.transform.T, scratch, out=out)
+
+
+Moments = tuple[Floats, ...]
+"""``Σ_n r_kn φ_n``, (K, F), and what a form needs besides; adds up over blocks."""
+
+
+@dataclass(frozen=True)
+class FeatureForm:
+    """Which features a covariance type needs, and what becomes of the products with them.
+
+    Rows of the feature matrix φ (F, n): the constant 1, the d coordinates, the
+    squares.
+
+    Attributes
+    ----------
+    count : callable (d) -> int
+        F.
+    fill : callable (coordinates (d, n), squares (F − 1 − d, n)) -> None
+        Write the squares.
+    coefficients : callable (parameters, frame) -> (K, F)
+        W, such that ``W φ`` are the weighted log-densities.
+    moments : callable (features (F, n), responsibilities (K, n)) -> Moments
+    statistics : callable (moments, frame) -> SufficientStatistics
+    """
+
+    count: Callable[[int], int]
+    fill: Callable[[Floats, Floats], None]
+    coefficients: Callable[[MixtureParameters, Frame], Floats]
+    moments: Callable[[Floats, Floats], Moments]
+    statistics: Callable[[Moments, Frame], SufficientStatistics]
+
+
+def _share(sums: Floats, weights: Floats) -> Floats:
+    column = weights[:, np.newaxis]
+    return np.divide(sums, column, out=np.zeros_like(sums), where=column > 0)
+
+
+def _product(features: Floats, responsibilities: Floats) -> Moments:
+    return (responsibilities @ features.T,)
+
+
+def _fill_full(coordinates: Floats, squares: Floats) -> None:
+    d = len(coordinates)
+    begin = 0
+    for i in range(d):
+        np.multiply(coordinates[i:], coordinates[i], out=squares[begin : begin + d - i])
+        begin += d - i
+
+
+def _means_in(parameters: MixtureParameters, frame: Frame) -> Floats:
+    return frame.vectors(parameters.means - frame.centre)
+
+
+def _coefficients_full(parameters: MixtureParameters, frame: Frame) -> Floats:
+    factors = parameters.precisions_cholesky
+    if frame.transform is not None:
+        factors = np.stack([solve_triangular(frame.transform, f, check_finite=False) for f in factors])
+    K, d = parameters.means.shape
+    whitened = np.einsum("ki,kij->kj", _means_in(parameters, frame), factors)
+    precisions = factors @ factors.swapaxes(-1, -2)
+    upper = np.triu_indices(d)
+    coefficients = np.empty((K, 1 + d + len(upper[0])))
+    coefficients[:, 0] = parameters.log_scales - 0.5 * (whitened**2).sum(axis=1)
+    coefficients[:, 1 : 1 + d] = np.einsum("kij,kj->ki", factors, whitened)
+    coefficients[:, 1 + d :] = np.where(upper[0] == upper[1], -0.5, -1.0) * precisions[:, upper[0], upper[1]]
+    return coefficients
+
+
+def _statistics_full(moments: Moments, frame: Frame) -> SufficientStatistics:
+    (sums,) = moments
+    d = len(frame.centre)
+    weights = sums[:, 0].copy()
+    means = _share(sums[:, 1 : 1 + d], weights)
+    scatter = np.empty((len(sums), d, d))
+    rows, columns = np.triu_indices(d)
+    scatter[:, rows, columns] = sums[:, 1 + d :]
+    scatter[:, columns, rows] = sums[:, 1 + d :]
+    scatter -= weights[:, np.newaxis, np.newaxis] * means[:, :, np.newaxis] * means[:, np.newaxis, :]
+    return _in_place(weights, means, frame.forms_back(scatter), frame)
+
+
+def _in_place(weights: Floats, means: Floats, scatter: Floats, frame: Frame) -> SufficientStatistics:
+    places = np.where(weights[:, np.newaxis] > 0, frame.centre + frame.vectors_back(means), 0.0)
+    return SufficientStatistics(frozen(weights), frozen(places), frozen(scatter))
+
+
+def _fill_sum_of_squares(coordinates: Floats, squares: Floats) -> None:
+    np.einsum("ij,ij->j", coordinates, coordinates, out=squares[0])
+
+
+def _coefficients_tied(parameters: MixtureParameters, frame: Frame) -> Floats:
+    K, d = parameters.means.shape
+    means = _means_in(parameters, frame)
+    coefficients = np.empty((K, d + 2))
+    coefficients[:, 0] = parameters.log_scales - 0.5 * (means**2).sum(axis=1)
+    coefficients[:, 1 : 1 + d] = means
+    coefficients[:, 1 + d] = -0.5
+    return coefficients
+
+
+def _moments_tied(features: Floats, responsibilities: Floats) -> Moments:
+    coordinates = features[1:-1]
+    weighted = coordinates * np.sqrt(responsibilities.sum(axis=0))
+    return (responsibilities @ features[:-1].T, weighted @ weighted.T)
+
+
+def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:
+    sums, total = moments
+    weights = sums[:, 0].copy()
+    means = _share(sums[:, 1:], weights)
+    scatter = total - (means * weights[:, np.newaxis]).T @ means
+    return _in_place(weights, means, frame.forms_back(0.5 * (scatter + scatter.T)), frame)
+
+
+def _fill_diag(coordinates: Floats, squares: Floats) -> None:
+    np.multiply(coordinates, coordinates, out=squares)
+
+
+def _coefficients_diag(parameters: MixtureParameters, frame: Frame) -> Floats:
+    precisions = parameters.precisions_cholesky**2
+    means = _means_in(parameters, frame)
+    constants = parameters.log_scales - 0.5 * (precisions * means**2).sum(axis=1)
+    return np.hstack([constants[:, np.newaxis], precisions * means, -0.5 * precisions])
+
+
+def _statistics_diag(moments: Moments, frame: Frame) -> SufficientStatistics:
+    (sums,) = moments
+    d = len(frame.centre)
+    weights = sums[:, 0].copy()
+    means = _share(sums[:, 1 : 1 + d], weights)
+    scatter = sums[:, 1 + d :] - weights[:, np.newaxis] * means**2
+    return _in_place(weights, means, scatter, frame)
+
+
+def _coefficients_spherical(parameters: MixtureParameters, frame: Frame) -> Floats:
+    precisions = (parameters.precisions_cholesky**2)[:, np.newaxis]
+    means = _means_in(parameters, frame)
+    constants = parameters.log_scales - 0.5 * precisions[:, 0] * (means**2).sum(axis=1)
+    return np.hstack([constants[:, np.newaxis], precisions * means, -0.5 * precisions])
+
+
+def _statistics_spherical(moments: Moments, frame: Frame) -> SufficientStatistics:
+    (sums,) = moments
+    weights = sums[:, 0].copy()
+    means = _share(sums[:, 1:-1], weights)
+    scatter = sums[:, -1] - weights * (means**2).sum(axis=1)
+    return _in_place(weights, means, scatter, frame)
+
+
+FORMS: Mapping[str, FeatureForm] = MappingProxyType(
+    {
+        "full": FeatureForm(
+            count=lambda d: 1 + d + d * (d + 1) // 2,
+            fill=_fill_full,
+            coefficients=_coefficients_full,
+            moments=_product,
+            statistics=_statistics_full,
+        ),
+        "tied": FeatureForm(
+            count=lambda d: d + 2,
+            fill=_fill_sum_of_squares,
+            coefficients=_coefficients_tied,
+            moments=_moments_tied,
+            statistics=_statistics_tied,
+        ),
+        "diag": FeatureForm(
+            count=lambda d: 2 * d + 1,
+            fill=_fill_diag,
+            coefficients=_coefficients_diag,
+            moments=_product,
+            statistics=_statistics_diag,
+        ),
+        "spherical": FeatureForm(
+            count=lambda d: d + 2,
+            fill=_fill_sum_of_squares,
+            coefficients=_coefficients_spherical,
+            moments=_product,
+            statistics=_statistics_spherical,
+        ),
+    }
+)
+
+
+def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:
+    """Yield the frames worth trying, cheapest first: fixed functions of Θ.
+
+    The origin is the mixture's mean. Full covariances may have in common what
+    the pooled covariance ``Σ π_k Σ_k`` has; whitening by its factor takes that
+    out. Tied ones are whitened by their own factor, which leaves the identity.
+    """
+    centre = frozen(parameters.weights @ parameters.means)
+    if parameters.covariance_type == "tied":
+        yield Frame(centre, parameters.precisions_cholesky)
+        return
+    yield Frame(centre, None)
+    if parameters.covariance_type == "full":
+        pooled = np.tensordot(parameters.weights, parameters.covariances, axes=1)
+        yield Frame(centre, frozen(precision_factor(pooled, np.zeros(len(centre)), -1, 1.0)))
+
+
+def conditions(parameters: MixtureParameters, frame: Frame) -> Floats:
+    """Return ``g_k = κ(R_k) (1 + ρ_k)²``, shape (K,): what rounding is multiplied by.
+
+    R_k is component k's correlation matrix in the frame, ρ_k the distance of
+    its mean from the frame's origin in its own standard deviations. Errors of
+    log-densities are about ``ε g_k``, and so are those of scatters, relative to
+    the variances.
+    """
+    means = _means_in(parameters, frame)
+    if parameters.covariance_type in ("full", "tied"):
+        matrices = frame.forms(parameters.covariances).reshape(-1, *parameters.covariances.shape[-2:])
+        variances = np.einsum("kii->ki", matrices)
+        scale = np.sqrt(variances)
+        spectra = np.linalg.eigvalsh(matrices / scale[:, :, np.newaxis] / scale[:, np.newaxis, :])
+        kappa = spectra[:, -1] / np.maximum(spectra[:, 0], np.finfo(np.float64).tiny)
+    else:
+        variances = parameters.covariances.reshape(parameters.n_components, -1)
+        kappa = np.ones(1)
+    distances = np.sqrt((means**2 / variances).sum(axis=1))
+    conditions: Floats = kappa * (1.0 + distances) ** 2
+    return conditions

@@ -1,0 +1,235 @@
+"""The E-step over blocks of rows, and the statistics that it leaves: which arithmetic, and the arithmetic.
+
+Two ways lead to the same numbers. *Features* (`mixture.features`) turn a whole
+block into two matrix products, at the price of digits on components that are far
+from the origin of the features, in their own standard deviations, or nearly
+singular. The *centred* form (`mixture.centred`) works per component on the
+differences to its mean and asks nothing of the data. `KernelPlan` says which
+component goes which way: a fixed function of Θ, never of a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from emtau_dask.mixture.arrays import EPS, Bools, Floats, Ints
+from emtau_dask.mixture.centred import CentredWorkspace, squared_distances
+from emtau_dask.mixture.features import FORMS, Frame, Moments, conditions, frames_of
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, block_statistics, merge
+
+__all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
+
+LIMIT = 1e-12
+"""Largest error that features may bring into a log-density, in nats; about ε times `conditions`."""
+STATISTICS_LIMIT = 4e-12
+"""The same for a component's new variances, relative to them."""
+MAX_FULL_FEATURES = 40
+"""Features d up to which full covariances use quadratic features (`benchmarks/kernels.py`)."""
+BLOCK_BYTES = 2**20
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 8192
+
+
+def uses_features(covariance_type: str, n_features: int) -> bool:
+    """Return whether well-conditioned components of this shape go by features."""
+    return covariance_type != "full" or n_features <= MAX_FULL_FEATURES
+
+
+def block_bytes(covariance_type: str, n_components: int, n_features: int) -> int:
+    """Return the bytes that a row of a block takes in a kernel's buffers and temporary arrays."""
+    features = FORMS[covariance_type].count(n_features) if uses_features(covariance_type, n_features) else 0
+    return 8 * (features + 4 * n_features + 4 * n_components)
+
+
+def block_rows(covariance_type: str, n_components: int, n_features: int) -> int:
+    """Return how many rows make a block: a fixed function of the covariance type, K and d.
+
+    What a block needs takes about 1 MiB, half the L2 cache of a core.
+    """
+    rows = BLOCK_BYTES // block_bytes(covariance_type, n_components, n_features)
+    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows // 64 * 64))
+
+
+@dataclass(frozen=True, eq=False)
+class KernelPlan:
+    """How the rows are scored under one Θ.
+
+    Attributes
+    ----------
+    parameters : MixtureParameters
+    frame : Frame
+        Where features are formed.
+    by_features : ndarray of bool, shape (K,)
+        The components that go by features; the others go centred.
+    """
+
+    parameters: MixtureParameters
+    frame: Frame
+    by_features: Bools
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        parameters = self.parameters
+        return block_rows(parameters.covariance_type, parameters.n_components, parameters.n_features)
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """Of all features in all log-densities, (K, F)."""
+        return FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
+
+    @cached_property
+    def centred(self) -> KernelPlan:
+        """The plan by which every component goes centred."""
+        return KernelPlan(self.parameters, self.frame, np.zeros_like(self.by_features))
+
+    def admits(self, produced: MixtureParameters) -> bool:
+        """Return whether the statistics behind ``produced`` kept their digits.
+
+        A component that collapses during an iteration is tiny beside its
+        distance from the frame's origin, and features have not seen it well.
+        """
+        if not self.by_features.any():
+            return True
+        errors = EPS * conditions(produced, self.frame)
+        return bool((errors[self.by_features] <= STATISTICS_LIMIT).all())
+
+
+def plan_kernel(parameters: MixtureParameters) -> KernelPlan:
+    """Return how to score rows under ``parameters``."""
+    frames = frames_of(parameters)
+    if not uses_features(parameters.covariance_type, parameters.n_features):
+        return KernelPlan(parameters, next(frames), np.zeros(parameters.n_components, dtype=np.bool_))
+    plans = []
+    for frame in frames:
+        good = EPS * conditions(parameters, frame) <= LIMIT
+        if parameters.covariance_type == "tied":
+            good = np.full_like(good, good.all())
+        plans.append(KernelPlan(parameters, frame, good))
+        if good.all():
+            break
+    return max(plans, key=lambda plan: int(plan.by_features.sum()))
+
+
+def _merged_moments(a: Moments, b: Moments) -> Moments:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+class BlockKernel:
+    """Scores blocks of rows, and sums their statistics; its buffers serve one task.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    n_rows : int
+        Rows of the largest block.
+
+    Attributes
+    ----------
+    n_rows : int
+    """
+
+    def __init__(self, plan: KernelPlan, n_rows: int) -> None:
+        parameters = plan.parameters
+        K, d = parameters.n_components, parameters.n_features
+        self.n_rows = n_rows
+        self._plan = plan
+        self._form = FORMS[parameters.covariance_type]
+        self._log_scales = parameters.log_scales[:, np.newaxis]
+        self._log_densities: Floats = np.empty((K, n_rows))
+        self._features: Floats = np.ones((self._form.count(d) if plan.by_features.any() else 0, n_rows))
+        self._scratch: Floats | None = None if plan.frame.transform is None else np.empty((d, n_rows))
+        self._workspace: CentredWorkspace | None = None
+        self._moments: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
+        self._statistics = PairwiseMerger(partial(merge, parameters.structure))
+        self._rows: Floats = np.empty((0, d))
+        self._by_features = plan.by_features
+
+    def score(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Return responsibilities and log-likelihoods of a block of rows.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d), float64
+
+        Returns
+        -------
+        responsibilities : ndarray of shape (K, n)
+            Valid, and the caller's to change, until the next call. Paper,
+            section 2, equation for ``w_k(x_n, Θ)``.
+        log_likelihoods : ndarray of shape (n,), nats
+            ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
+        """
+        self._rows = rows
+        self._by_features = self._plan.by_features
+        with np.errstate(over="ignore", invalid="ignore"):
+            responsibilities, log_likelihoods = self._scored(rows)
+            if self._by_features.any() and not np.isfinite(log_likelihoods).all():
+                self._by_features = np.zeros_like(self._by_features)
+                responsibilities, log_likelihoods = self._scored(rows)
+        return responsibilities, log_likelihoods
+
+    def _scored(self, rows: Floats) -> tuple[Floats, Floats]:
+        log_densities = self._log_densities[:, : len(rows)]
+        by_features = self._by_features
+        if by_features.any():
+            self._fill_features(rows)
+            features = self._features[:, : len(rows)]
+            if by_features.all():
+                np.matmul(self._plan.coefficients, features, out=log_densities)
+            else:
+                log_densities[by_features] = self._plan.coefficients[by_features] @ features
+        if not by_features.all():
+            self._score_centred(rows, np.flatnonzero(~by_features), log_densities)
+        peaks = log_densities.max(axis=0)
+        log_densities -= peaks
+        np.exp(log_densities, out=log_densities)
+        sums = log_densities.sum(axis=0)
+        log_densities *= 1.0 / sums
+        return log_densities, peaks + np.log(sums)
+
+    def _fill_features(self, rows: Floats) -> None:
+        n, d = rows.shape
+        scratch = None if self._scratch is None else self._scratch[:, :n]
+        coordinates = self._features[1 : 1 + d, :n]
+        self._plan.frame.place(rows, coordinates, scratch)
+        self._form.fill(coordinates, self._features[1 + d :, :n])
+
+    def _score_centred(self, rows: Floats, components: Ints, log_densities: Floats) -> None:
+        if self._workspace is None:
+            self._workspace = CentredWorkspace(self._log_densities.shape[1], rows.shape[1])
+        squared_distances(rows, self._plan.parameters, components, self._workspace, log_densities)
+        if len(components) == len(log_densities):
+            log_densities *= -0.5
+            log_densities += self._log_scales
+        else:
+            log_densities[components] = self._log_scales[components] - 0.5 * log_densities[components]
+
+    def collect(self, responsibilities: Floats) -> None:
+        """Add the statistics of the block that was scored last.
+
+        Parameters
+        ----------
+        responsibilities : ndarray of shape (K, n)
+            Those of `score`, times the rows' weights.
+        """
+        by_features, rows = self._by_features, self._rows
+        if by_features.all():
+            self._moments.push(self._form.moments(self._features[:, : len(rows)], responsibilities))
+            return
+        if by_features.any():
+            by_products = np.where(by_features[:, np.newaxis], responsibilities, 0.0)
+            self._moments.push(self._form.moments(self._features[:, : len(rows)], by_products))
+            responsibilities = responsibilities - by_products
+        self._statistics.push(block_statistics(self._plan.parameters.structure, rows, responsibilities))
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks collected, None where there were none."""
+        moments, centred = self._moments.total(), self._statistics.total()
+        if moments is None:
+            return centred
+        found = self._form.statistics(moments, self._plan.frame)
+        return found if centred is None else merge(self._plan.parameters.structure, found, centred)

@@ -1,0 +1,280 @@
+"""Both forms of the E-step over a block against scipy's densities and Bayes' theorem, row by row."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from references import COVARIANCE_TYPES, LONG, full_covariances, naive_statistics, random_covariances
+
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.features import Frame, conditions
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, block_bytes, block_rows, plan_kernel
+from emtau_dask.mixture.parameters import MixtureParameters
+
+N, K, D = 50, 3, 4
+
+
+def drawn(covariance_type, k=K, d=D, seed=0, spread=2.0):
+    rng = np.random.default_rng(seed)
+    structure = structure_named(covariance_type)
+    covariances = random_covariances(rng, covariance_type, k, d)
+    weights, means = rng.dirichlet(np.ones(k) * 5), rng.normal(size=(k, d)) * spread
+    factors = structure.factor(covariances, means, np.ones(k))
+    return MixtureParameters(covariance_type, weights, means, covariances, factors)
+
+
+def some_by_features(plan):
+    return KernelPlan(plan.parameters, plan.frame, np.arange(len(plan.by_features)) % 2 == 0)
+
+
+def whitened(plan):
+    """The full covariances' second frame, that of the pooled covariance."""
+    factor = np.triu(np.random.default_rng(8).normal(size=(D, D))) + 3 * np.eye(D)
+    return KernelPlan(plan.parameters, Frame(plan.frame.centre, factor), plan.by_features)
+
+
+FORMS = {
+    "features": lambda plan: plan,
+    "centred": lambda plan: plan.centred,
+    "mixed": some_by_features,
+    "whitened": whitened,
+}
+
+
+CASES = [
+    (covariance_type, form)
+    for covariance_type in COVARIANCE_TYPES
+    for form in FORMS
+    if (form != "mixed" or covariance_type != "tied") and (form != "whitened" or covariance_type == "full")
+]
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def parameters(case):
+    return drawn(case[0])
+
+
+@pytest.fixture
+def form(case):
+    return FORMS[case[1]]
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(1).normal(size=(N, D)) * 3
+
+
+@pytest.fixture
+def scored(parameters, form):
+    def score(rows, n_rows=None, of=parameters):
+        plan = plan_kernel(of)
+        assert plan.by_features.all()
+        responsibilities, log_likelihoods = BlockKernel(form(plan), n_rows or len(rows)).score(rows)
+        return responsibilities.T.copy(), log_likelihoods
+
+    return score
+
+
+def log_joint(rows, parameters):
+    full = full_covariances(parameters.covariances, parameters.covariance_type, K, D)
+    joint = np.empty((len(rows), K))
+    for n, row in enumerate(rows):
+        for k in range(K):
+            density = scipy.stats.multivariate_normal(parameters.means[k], full[k])
+            joint[n, k] = np.log(parameters.weights[k]) + density.logpdf(row)
+    return joint
+
+
+def test_log_likelihoods_are_scipys(rows, parameters, scored):
+    expected = scipy.special.logsumexp(log_joint(rows, parameters), axis=1)
+    assert np.allclose(scored(rows)[1], expected, rtol=1e-12)
+
+
+def test_responsibilities_follow_bayes_theorem(rows, parameters, scored):
+    expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
+    assert np.allclose(scored(rows)[0], expected, rtol=1e-10, atol=1e-300)
+
+
+def test_responsibilities_sum_to_one(rows, scored):
+    sums = scored(rows)[0].sum(axis=1)
+    assert np.abs(sums - 1).max() <= 4 * np.finfo(float).eps
+
+
+def test_rows_whose_densities_underflow_are_scored_all_the_same(rows, parameters, scored):
+    far = rows + 1e6
+    expected = scipy.special.logsumexp(log_joint(far, parameters), axis=1)
+    responsibilities, log_likelihoods = scored(far)
+    assert np.allclose(log_likelihoods, expected, rtol=1e-9)
+    assert np.allclose(responsibilities.sum(axis=1), 1)
+
+
+def test_a_row_beyond_float64_has_no_finite_log_likelihood(rows, scored):
+    beyond = rows.copy()
+    beyond[7] = 1e200
+    assert np.array_equal(np.flatnonzero(~np.isfinite(scored(beyond)[1])), [7])
+
+
+def test_a_row_beyond_the_reach_of_features_alone_is_scored():
+    """One component is so narrow that the row's distance from it overflows; the other is not."""
+    narrow = MixtureParameters(
+        "diag",
+        np.full(2, 0.5),
+        np.zeros((2, 1)),
+        np.array([[1e-20], [1.0]]),
+        np.array([[1e10], [1.0]]),
+    )
+    plan = plan_kernel(narrow)
+    assert plan.by_features.all()
+    kernel = BlockKernel(plan, 2)
+    responsibilities, log_likelihoods = kernel.score(np.array([[1e149], [1.0]]))
+    assert np.array_equal(responsibilities, [[0.0, 0.0], [1.0, 1.0]])
+    assert np.isclose(log_likelihoods[1], np.log(0.5) + scipy.stats.norm.logpdf(1.0))
+    kernel.collect(responsibilities)
+    assert np.isclose(kernel.statistics().means[1, 0], 5e148)
+
+
+def test_a_kernel_may_be_for_more_rows_than_the_block_has(rows, scored):
+    exact, roomy = scored(rows), scored(rows, N + 17)
+    assert np.array_equal(exact[0], roomy[0])
+    assert np.array_equal(exact[1], roomy[1])
+
+
+def test_a_kernel_keeps_nothing_from_the_block_before(rows, parameters, form, scored):
+    kernel = BlockKernel(form(plan_kernel(parameters)), N)
+    kernel.score(rows * 100)
+    again, _ = kernel.score(rows[:20])
+    assert np.array_equal(again.T, scored(rows[:20], N)[0])
+
+
+def test_the_rows_are_not_touched(rows, scored):
+    before = rows.copy()
+    scored(rows)
+    assert np.array_equal(rows, before)
+
+
+def test_one_component_has_all_the_responsibility(rows):
+    one = MixtureParameters("diag", np.ones(1), np.zeros((1, D)), np.ones((1, D)), np.ones((1, D)))
+    assert np.array_equal(BlockKernel(plan_kernel(one), N).score(rows)[0], np.ones((1, N)))
+
+
+def test_equal_components_tie_exactly(rows):
+    twins = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, D)), np.ones((2, D)), np.ones((2, D)))
+    assert np.array_equal(BlockKernel(plan_kernel(twins), N).score(rows)[0], np.full((2, N), 0.5))
+
+
+def test_the_statistics_are_the_sums_over_rows(rows, parameters, form):
+    kernel = BlockKernel(form(plan_kernel(parameters)), 16)
+    responsibilities = np.random.default_rng(2).dirichlet(np.ones(K), N)
+    for begin in range(0, N, 16):
+        where = slice(begin, begin + 16)
+        kernel.score(rows[where])
+        kernel.collect(np.ascontiguousarray(responsibilities[where].T))
+    found = kernel.statistics()
+    weights, means, scatter = naive_statistics(rows, responsibilities, parameters.covariance_type)
+    assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
+    assert np.allclose(found.means, means.astype(float), rtol=1e-12, atol=1e-13)
+    assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-12, atol=1e-11)
+
+
+def test_the_statistics_of_no_rows_are_none(parameters, form):
+    assert BlockKernel(form(plan_kernel(parameters)), 16).statistics() is None
+
+
+def exact_log_densities(rows, parameters):
+    """In longdouble, from the precision factors."""
+    factors = parameters.precisions_cholesky.astype(LONG)
+    distances = [
+        (((rows.astype(LONG) - mean) @ factor) ** 2).sum(axis=1)
+        for mean, factor in zip(parameters.means.astype(LONG), factors, strict=True)
+    ]
+    return parameters.log_scales - np.array(distances).T / 2
+
+
+@pytest.mark.parametrize("d", [2, 8, 32])
+@pytest.mark.parametrize("kappa", [1.5, 100.0, 1e4])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0, 1000.0])
+def test_no_log_density_near_its_component_is_off_by_more_than_the_limit(d, kappa, spread):
+    """Where features would cost more than 1e-12 nats, the plan does without; judged in longdouble."""
+    rng = np.random.default_rng(d)
+    rotations = np.linalg.qr(rng.normal(size=(6, d, d)))[0]
+    spectra = np.exp(rng.uniform(0, np.log(kappa), (6, d)))
+    covariances = (rotations * spectra[:, None, :]) @ rotations.swapaxes(1, 2)
+    means = rng.normal(size=(6, d)) * spread
+    factors = structure_named("full").factor(covariances, means, np.ones(6))
+    mixture = MixtureParameters("full", np.full(6, 1 / 6), means, covariances, factors)
+    rows = np.concatenate([rng.multivariate_normal(m, c, 50) for m, c in zip(means, covariances, strict=True)])
+    exact = exact_log_densities(rows, mixture)
+    expected = scipy.special.logsumexp(exact.astype(float), axis=1)
+    _, log_likelihoods = BlockKernel(plan_kernel(mixture), len(rows)).score(rows)
+    assert np.abs(log_likelihoods - expected).max() <= 2e-12
+
+
+class TestPlan:
+    def test_features_take_what_is_near_and_round(self):
+        assert plan_kernel(drawn("full")).by_features.all()
+
+    def test_a_far_component_goes_centred_alone(self):
+        near = drawn("diag")
+        means = near.means.copy()
+        means[1] += 1e5
+        weights = np.array([0.5, 1e-9, 0.5]) / (1 + 1e-9)
+        assert plan_kernel(replace(near, means=means, weights=weights)).by_features.tolist() == [True, False, True]
+
+    def test_tied_components_go_centred_together(self):
+        near = drawn("tied")
+        means = near.means.copy()
+        means[1] += 1e5
+        assert not plan_kernel(replace(near, means=means)).by_features.any()
+
+    def test_what_components_have_in_common_is_whitened_away(self):
+        shared = drawn("full", spread=0.5)
+        rotation = np.linalg.qr(np.random.default_rng(4).normal(size=(D, D)))[0]
+        mixing = np.array([1e-2, 1.0, 1.0, 1e2])[:, None] * rotation
+        covariances = mixing.T @ shared.covariances @ mixing
+        means = shared.means @ mixing
+        factors = structure_named("full").factor(covariances, means, np.ones(K))
+        tilted = MixtureParameters("full", shared.weights, means, covariances, factors)
+        plan = plan_kernel(tilted)
+        assert plan.frame.transform is not None
+        assert plan.by_features.all()
+        assert (conditions(tilted, Frame(plan.frame.centre, None)) > 1e6).any()
+
+    def test_wide_full_covariances_go_centred(self):
+        assert not plan_kernel(drawn("full", d=64)).by_features.any()
+        assert plan_kernel(drawn("diag", d=64)).by_features.all()
+
+    def test_statistics_of_a_collapse_are_not_admitted(self):
+        before = drawn("full")
+        plan = plan_kernel(before)
+        tiny = before.covariances * np.array([1.0, 1.0, 1e-14])[:, None, None]
+        factors = structure_named("full").factor(tiny, before.means, np.ones(K))
+        assert plan.admits(before)
+        assert not plan.admits(replace(before, covariances=tiny, precisions_cholesky=factors))
+
+
+SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize(("k", "d"), SHAPES)
+def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, k, d):
+    rows = block_rows(covariance_type, k, d)
+    assert rows % 64 == 0
+    assert 64 <= rows <= 8192
+
+
+@pytest.mark.parametrize(("k", "d"), SHAPES)
+def test_a_kernels_buffers_take_no_more_than_it_says(k, d):
+    parameters = drawn("diag", k, d)
+    rows = block_rows("diag", k, d)
+    kernel = BlockKernel(plan_kernel(parameters), rows)
+    kernel.score(np.zeros((rows, d)))
+    taken = sum(value.nbytes for value in vars(kernel).values() if isinstance(value, np.ndarray))
+    assert taken <= rows * block_bytes("diag", k, d)
