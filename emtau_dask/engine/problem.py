@@ -22,6 +22,7 @@ from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 from emtau_dask.storage.arrays import describe_bad_value
 
 __all__ = [
+    "SCAN_ROWS",
     "ChunkLoader",
     "LoadedChunk",
     "Problem",

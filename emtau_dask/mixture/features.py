@@ -68,7 +68,7 @@ class Frame:
         return (0.5 * (back + back.swapaxes(-1, -2))).reshape(matrices.shape)
 
     def place(self, rows: AnyArray, out: Floats, scratch: Floats | None) -> None:
-        """Write ``y`` of ``rows`` (n, d) into ``out`` (d, n); ``scratch`` (d, n) where there is a transform."""
+        """Write ``y`` of ``rows`` (n, d) into ``out`` (d, n); a transform needs ``scratch`` (d, n)."""
         if self.transform is None or scratch is None:
             np.subtract(rows.T, self.centre[:, np.newaxis], out=out)
             return

@@ -209,7 +209,8 @@ def test_no_log_density_near_its_component_is_off_by_more_than_the_limit(d, kapp
     means = rng.normal(size=(6, d)) * spread
     factors = structure_named("full").factor(covariances, means, np.ones(6))
     mixture = MixtureParameters("full", np.full(6, 1 / 6), means, covariances, factors)
-    rows = np.concatenate([rng.multivariate_normal(m, c, 50) for m, c in zip(means, covariances, strict=True)])
+    components = zip(means, covariances, strict=True)
+    rows = np.concatenate([rng.multivariate_normal(*component, 50) for component in components])
     exact = exact_log_densities(rows, mixture)
     expected = scipy.special.logsumexp(exact.astype(float), axis=1)
     _, log_likelihoods = BlockKernel(plan_kernel(mixture), len(rows)).score(rows)
@@ -225,7 +226,8 @@ class TestPlan:
         means = near.means.copy()
         means[1] += 1e5
         weights = np.array([0.5, 1e-9, 0.5]) / (1 + 1e-9)
-        assert plan_kernel(replace(near, means=means, weights=weights)).by_features.tolist() == [True, False, True]
+        plan = plan_kernel(replace(near, means=means, weights=weights))
+        assert plan.by_features.tolist() == [True, False, True]
 
     def test_tied_components_go_centred_together(self):
         near = drawn("tied")
