@@ -186,7 +186,7 @@ class _StatisticsTask:
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
-        n_rows = block_rows(self.structure.name, self.n_components, n_features)
+        n_rows = block_rows(self.structure.name, self.n_components, n_features, by_features=False)
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
             responsibilities = assignment.responsibilities(rows, positions[where], place.start)

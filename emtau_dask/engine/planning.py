@@ -10,7 +10,7 @@ from emtau_dask.engine.passes import FAN_IN, batches_of
 from emtau_dask.engine.problem import chunk_costs
 from emtau_dask.engine.sampling import sample_size
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.kernel import block_bytes, block_rows
+from emtau_dask.mixture.kernel import block_bytes
 from emtau_dask.storage import RangeSource, RowFields, Source
 from emtau_dask.storage.zarr_source import READ_BUDGET
 
@@ -131,8 +131,7 @@ def _beside(
 ) -> int:
     """Return the bytes that a task holds beside its chunk."""
     K, d = n_components, n_features
-    block = min(n_rows, block_rows(covariance_type, K, d))
-    blocks = block * block_bytes(covariance_type, K, d)
+    blocks = block_bytes(covariance_type, K, d, n_rows)
     matrices = math.prod(structure_named(covariance_type).shape(K, d))
     statistics = STATISTICS_HELD * (matrices + K * (d + 1)) * FLOAT
     state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES

@@ -34,6 +34,8 @@ from emtau_dask.mixture.factor import (
 
 __all__ = ["STRUCTURES", "CovarianceStructure", "structure_named"]
 
+PANELS, NARROWEST_PANEL = 4, 48
+
 
 @dataclass(frozen=True)
 class CovarianceStructure:
@@ -139,12 +141,21 @@ def _positive(precisions: Floats, name: str) -> tuple[Floats, Floats]:
     return 1.0 / precisions, np.sqrt(precisions)
 
 
+def _times_upper(rows: Floats, upper: Floats, out: Floats) -> None:
+    """Write ``rows @ upper`` by panels of columns, which leaves out most of the zeros."""
+    d = len(upper)
+    width = max(NARROWEST_PANEL, -(-d // PANELS))
+    for begin in range(0, d, width):
+        end = min(begin + width, d)
+        np.matmul(rows[:, :end], upper[:end, begin:end], out=out[:, begin:end])
+
+
 def _whiten_full(differences: Floats, factors: Floats, k: int, out: Floats) -> None:
-    np.matmul(differences, factors[k], out=out)
+    _times_upper(differences, factors[k], out)
 
 
 def _whiten_tied(differences: Floats, factor: Floats, k: int, out: Floats) -> None:
-    np.matmul(differences, factor, out=out)
+    _times_upper(differences, factor, out)
 
 
 def _whiten_scaled(differences: Floats, factors: Floats, k: int, out: Floats) -> None:

@@ -27,30 +27,42 @@ LIMIT = 1e-12
 """Largest error that features may bring into a log-density, in nats; about ε times `conditions`."""
 STATISTICS_LIMIT = 4e-12
 """The same for a component's new variances, relative to them."""
-MAX_FULL_FEATURES = 40
-"""Features d up to which full covariances use quadratic features (`benchmarks/kernels.py`)."""
+WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 24, 3
+"""Features d up to which full covariances use quadratic features, a cost that all components
+share: 24 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
+(`benchmarks/kernels.py`)."""
 BLOCK_BYTES = 2**20
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 8192
 
 
-def uses_features(covariance_type: str, n_features: int) -> bool:
+def uses_features(covariance_type: str, n_components: int, n_features: int) -> bool:
     """Return whether well-conditioned components of this shape go by features."""
-    return covariance_type != "full" or n_features <= MAX_FULL_FEATURES
+    widest = min(WIDEST, WIDEST_ALONE + WIDTH_PER_COMPONENT * n_components)
+    return covariance_type != "full" or n_features <= widest
 
 
-def block_bytes(covariance_type: str, n_components: int, n_features: int) -> int:
+def row_bytes(covariance_type: str, n_components: int, n_features: int, by_features: bool) -> int:
     """Return the bytes that a row of a block takes in a kernel's buffers and temporary arrays."""
-    features = FORMS[covariance_type].count(n_features) if uses_features(covariance_type, n_features) else 0
+    features = FORMS[covariance_type].count(n_features) if by_features else 0
     return 8 * (features + 4 * n_features + 4 * n_components)
 
 
-def block_rows(covariance_type: str, n_components: int, n_features: int) -> int:
-    """Return how many rows make a block: a fixed function of the covariance type, K and d.
+def block_rows(covariance_type: str, n_components: int, n_features: int, by_features: bool) -> int:
+    """Return how many rows make a block: a fixed function of its arguments.
 
     What a block needs takes about 1 MiB, half the L2 cache of a core.
     """
-    rows = BLOCK_BYTES // block_bytes(covariance_type, n_components, n_features)
+    rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, by_features)
     return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows // 64 * 64))
+
+
+def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
+    """Return an upper bound of the bytes that a kernel takes for chunks of ``n_rows`` rows."""
+    shape = covariance_type, n_components, n_features
+    return max(
+        min(n_rows, block_rows(*shape, by_features)) * row_bytes(*shape, by_features)
+        for by_features in {False, uses_features(*shape)}
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +86,8 @@ class KernelPlan:
     def block_rows(self) -> int:
         """Rows of a block."""
         parameters = self.parameters
-        return block_rows(parameters.covariance_type, parameters.n_components, parameters.n_features)
+        shape = parameters.covariance_type, parameters.n_components, parameters.n_features
+        return block_rows(*shape, bool(self.by_features.any()))
 
     @cached_property
     def coefficients(self) -> Floats:
@@ -101,7 +114,7 @@ class KernelPlan:
 def plan_kernel(parameters: MixtureParameters) -> KernelPlan:
     """Return how to score rows under ``parameters``."""
     frames = frames_of(parameters)
-    if not uses_features(parameters.covariance_type, parameters.n_features):
+    if not uses_features(parameters.covariance_type, parameters.n_components, parameters.n_features):
         return KernelPlan(parameters, next(frames), np.zeros(parameters.n_components, dtype=np.bool_))
     plans = []
     for frame in frames:

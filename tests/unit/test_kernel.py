@@ -250,6 +250,7 @@ class TestPlan:
 
     def test_wide_full_covariances_go_centred(self):
         assert not plan_kernel(drawn("full", d=64)).by_features.any()
+        assert plan_kernel(drawn("full", k=16, d=64, spread=0.1)).by_features.all()
         assert plan_kernel(drawn("diag", d=64)).by_features.all()
 
     def test_statistics_of_a_collapse_are_not_admitted(self):
@@ -265,18 +266,21 @@ SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]
 
 
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize("by_features", [False, True])
 @pytest.mark.parametrize(("k", "d"), SHAPES)
-def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, k, d):
-    rows = block_rows(covariance_type, k, d)
+def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, by_features, k, d):
+    rows = block_rows(covariance_type, k, d, by_features)
     assert rows % 64 == 0
     assert 64 <= rows <= 8192
 
 
 @pytest.mark.parametrize(("k", "d"), SHAPES)
 def test_a_kernels_buffers_take_no_more_than_it_says(k, d):
-    parameters = drawn("diag", k, d)
-    rows = block_rows("diag", k, d)
-    kernel = BlockKernel(plan_kernel(parameters), rows)
-    kernel.score(np.zeros((rows, d)))
-    taken = sum(value.nbytes for value in vars(kernel).values() if isinstance(value, np.ndarray))
-    assert taken <= rows * block_bytes("diag", k, d)
+    plan = plan_kernel(drawn("diag", k, d))
+    assert plan.by_features.all()
+    for chosen in (plan, plan.centred):
+        kernel = BlockKernel(chosen, chosen.block_rows)
+        kernel.score(np.zeros((chosen.block_rows, d)))
+        buffers = [*vars(kernel).values(), *vars(kernel._workspace or object).values()]
+        taken = sum(value.nbytes for value in buffers if isinstance(value, np.ndarray))
+        assert taken <= block_bytes("diag", k, d, 10**6)

@@ -1,0 +1,88 @@
+"""Time of the two forms of the E-step, features and centred, over components and features.
+
+    python benchmarks/kernels.py
+    python benchmarks/kernels.py --types full diag --components 2 16 --features 4 32
+
+Nanoseconds per row, best of several, one thread: scoring a block and summing its
+statistics. The rule of `mixture.kernel` should choose the faster form, or one
+that is hardly slower; the last column says what its choice costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.features import frames_of
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, plan_kernel
+from emtau_dask.mixture.parameters import MixtureParameters
+
+
+def mixture(covariance_type: str, n_components: int, n_features: int) -> MixtureParameters:
+    """Return a mixture whose components all go by features where their number allows."""
+    structure = structure_named(covariance_type)
+    means = np.random.default_rng(0).normal(size=(n_components, n_features))
+    identity = {"full": np.eye(n_features), "tied": np.eye(n_features), "diag": np.ones(n_features)}
+    shape = structure.shape(n_components, n_features)
+    covariances = np.broadcast_to(identity.get(covariance_type, 1.0), shape).copy()
+    factors = structure.factor(covariances, means, np.ones(n_components))
+    weights = np.full(n_components, 1 / n_components)
+    return MixtureParameters(covariance_type, weights, means, covariances, factors)
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
+    """Return the shortest time of a call, in seconds."""
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def nanoseconds(plan: KernelPlan, repeats: int) -> float:
+    """Return the time per row of a block under ``plan``."""
+    rows = np.random.default_rng(1).normal(size=(plan.block_rows, plan.parameters.n_features))
+    kernel = BlockKernel(plan, len(rows))
+
+    def run() -> None:
+        responsibilities, _ = kernel.score(rows)
+        kernel.collect(responsibilities)
+
+    return best(run, repeats) / len(rows) * 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", default=["full", "tied", "diag", "spherical"])
+    parser.add_argument("--components", nargs="+", type=int, default=[2, 5, 16, 64])
+    parser.add_argument("--features", nargs="+", type=int, default=[2, 4, 8, 16, 32, 48, 64, 128])
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    print("| covariances | K | d | block rows | features | centred | chosen | costs |")
+    print("|---|---|---|---|---|---|---|---|")
+    with threadpool_limits(1):
+        for covariance_type in options.types:
+            for k in options.components:
+                for d in options.features:
+                    parameters = mixture(covariance_type, k, d)
+                    everything = np.ones(k, dtype=np.bool_)
+                    plan = KernelPlan(parameters, next(iter(frames_of(parameters))), everything)
+                    features, centred = (nanoseconds(p, options.repeats) for p in (plan, plan.centred))
+                    chosen = bool(plan_kernel(parameters).by_features.all())
+                    cost = (features if chosen else centred) / min(features, centred)
+                    print(
+                        f"| {covariance_type} | {k} | {d} | {plan.block_rows} / {plan.centred.block_rows} | {features:.0f} ns"
+                        f" | {centred:.0f} ns | {'features' if chosen else 'centred'} | {cost:.2f} |",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
