@@ -59,7 +59,9 @@ def nanoseconds(plan: KernelPlan, repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--types", nargs="+", default=["full", "tied", "diag", "spherical"])
     parser.add_argument("--components", nargs="+", type=int, default=[2, 5, 16, 64])
     parser.add_argument("--features", nargs="+", type=int, default=[2, 4, 8, 16, 32, 48, 64, 128])

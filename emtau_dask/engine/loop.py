@@ -116,7 +116,7 @@ def advance(
         totals = _e_step(problem, state, plan, policy, settings, iteration, chunks, writer(), observer)
         return totals, m_step(_all_rows(problem, totals, held), problem.structure, settings.reg_covar)
 
-    totals, parameters = _with_enough_digits(step, plan_kernel(state.parameters))
+    totals, parameters = _with_enough_digits(step, plan_kernel(state.parameters, problem.rows.dtype))
     bound = _lower_bound(problem, state.parameters, totals, held)
     remaining: dict[int, int] = {}
     slots = dict(state.slots)

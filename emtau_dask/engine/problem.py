@@ -65,8 +65,10 @@ class LoadedChunk:
         """Return the positions of the rows of positive weight."""
         return np.arange(len(self.rows)) if self.present is None else self.present
 
-    def blocks(self, positions: Ints, size: int) -> Iterator[tuple[slice, Floats]]:
-        """Give rows a block at a time, as float64 in C order.
+    def blocks(
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = np.dtype(np.float64)
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Give rows a block at a time, in C order.
 
         Parameters
         ----------
@@ -74,6 +76,8 @@ class LoadedChunk:
             Rows of the chunk, in order.
         size : int
             Rows of a block.
+        dtype : dtype
+            What they are converted to.
 
         Yields
         ------
@@ -89,9 +93,9 @@ class LoadedChunk:
             A row holds NaN, infinity or a number too large to be squared.
         """
         everything = len(positions) == len(self.rows)
-        direct = everything and self.rows.dtype == np.float64 and self.rows.flags.c_contiguous
+        direct = everything and self.rows.dtype == dtype and self.rows.flags.c_contiguous
         shape = (0 if direct else min(size, len(positions)), self.rows.shape[1])
-        gathered = np.empty(shape)
+        gathered = np.empty(shape, dtype=dtype)
         for begin in range(0, len(positions), size):
             where = slice(begin, min(begin + size, len(positions)))
             if direct:

@@ -283,7 +283,7 @@ class EStepTask:
         self, kernel: BlockKernel, loaded: LoadedChunk, positions: Ints
     ) -> Iterator[tuple[slice, Floats, Floats]]:
         """Yield each block's place, responsibilities (K, n) and log-likelihoods; reused by the next."""
-        for where, rows in loaded.blocks(positions, kernel.n_rows):
+        for where, rows in loaded.blocks(positions, kernel.n_rows, self.plan.dtype):
             responsibilities, log_likelihoods = kernel.score(rows)
             loaded.check_reach(positions[where], log_likelihoods)
             yield where, responsibilities, log_likelihoods

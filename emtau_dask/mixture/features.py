@@ -69,11 +69,10 @@ class Frame:
 
     def place(self, rows: AnyArray, out: Floats, scratch: Floats | None) -> None:
         """Write ``y`` of ``rows`` (n, d) into ``out`` (d, n); a transform needs ``scratch`` (d, n)."""
-        if self.transform is None or scratch is None:
-            np.subtract(rows.T, self.centre[:, np.newaxis], out=out)
-            return
-        np.subtract(rows.T, self.centre[:, np.newaxis], out=scratch)
-        np.matmul(self.transform.T, scratch, out=out)
+        differences = out if scratch is None else scratch
+        np.subtract(rows.T, self.centre[:, np.newaxis], out=differences, casting="same_kind")
+        if self.transform is not None:
+            np.matmul(self.transform.T.astype(out.dtype, copy=False), differences, out=out)
 
 
 Moments = tuple[Floats, ...]

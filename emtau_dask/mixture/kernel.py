@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,14 @@ from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, 
 
 __all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
 
+DOUBLE = np.dtype(np.float64)
+SINGLE_EPS = float(np.finfo(np.float32).eps)
 LIMIT = 1e-12
 """Largest error that features may bring into a log-density, in nats; about ε times `conditions`."""
-STATISTICS_LIMIT = 4e-12
-"""The same for a component's new variances, relative to them."""
+SINGLE_LIMIT = 1e-5
+"""The same for products in float32, of rows that are stored so."""
+STATISTICS_SLACK = 4.0
+"""How much more the error of a component's new variances may be, relative to them."""
 WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 24, 3
 """Features d up to which full covariances use quadratic features, a cost that all components
 share: 24 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
@@ -76,11 +81,19 @@ class KernelPlan:
         Where features are formed.
     by_features : ndarray of bool, shape (K,)
         The components that go by features; the others go centred.
+    single : bool
+        Whether products are in float32, and all components go by features.
     """
 
     parameters: MixtureParameters
     frame: Frame
     by_features: Bools
+    single: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of rows, features and responsibilities."""
+        return np.dtype(np.float32 if self.single else np.float64)
 
     @property
     def block_rows(self) -> int:
@@ -92,7 +105,8 @@ class KernelPlan:
     @cached_property
     def coefficients(self) -> Floats:
         """Of all features in all log-densities, (K, F)."""
-        return FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
+        coefficients = FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
+        return coefficients.astype(self.dtype, copy=False)
 
     @cached_property
     def centred(self) -> KernelPlan:
@@ -107,15 +121,26 @@ class KernelPlan:
         """
         if not self.by_features.any():
             return True
-        errors = EPS * conditions(produced, self.frame)
-        return bool((errors[self.by_features] <= STATISTICS_LIMIT).all())
+        grown = conditions(produced, self.frame)[self.by_features]
+        epsilon, limit = (SINGLE_EPS, SINGLE_LIMIT) if self.single else (EPS, LIMIT)
+        return bool((epsilon * grown <= STATISTICS_SLACK * limit).all())
 
 
-def plan_kernel(parameters: MixtureParameters) -> KernelPlan:
-    """Return how to score rows under ``parameters``."""
+def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
+    """Return how to score rows of ``dtype`` under ``parameters``.
+
+    Products are in float32 where rows are, and where the condition holds in the
+    coordinates of the rows themselves, so that no whitening can lose digits either.
+    """
     frames = frames_of(parameters)
     if not uses_features(parameters.covariance_type, parameters.n_components, parameters.n_features):
         return KernelPlan(parameters, next(frames), np.zeros(parameters.n_components, dtype=np.bool_))
+    if dtype == np.float32:
+        unwhitened = conditions(parameters, Frame(parameters.weights @ parameters.means, None))
+        if (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
+            return KernelPlan(
+                parameters, next(frames), np.ones(parameters.n_components, dtype=np.bool_), True
+            )
     plans = []
     for frame in frames:
         good = EPS * conditions(parameters, frame) <= LIMIT
@@ -152,9 +177,11 @@ class BlockKernel:
         self._plan = plan
         self._form = FORMS[parameters.covariance_type]
         self._log_scales = parameters.log_scales[:, np.newaxis]
-        self._log_densities: Floats = np.empty((K, n_rows))
-        self._features: Floats = np.ones((self._form.count(d) if plan.by_features.any() else 0, n_rows))
-        self._scratch: Floats | None = None if plan.frame.transform is None else np.empty((d, n_rows))
+        self._log_densities: Floats = np.empty((K, n_rows), dtype=plan.dtype)
+        n_features = self._form.count(d) if plan.by_features.any() else 0
+        self._features: Floats = np.ones((n_features, n_rows), dtype=plan.dtype)
+        whitens = n_features > 0 and plan.frame.transform is not None
+        self._scratch: Floats | None = np.empty((d, n_rows), dtype=plan.dtype) if whitens else None
         self._workspace: CentredWorkspace | None = None
         self._moments: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
         self._statistics = PairwiseMerger(partial(merge, parameters.structure))
@@ -166,11 +193,13 @@ class BlockKernel:
 
         Parameters
         ----------
-        rows : ndarray of shape (n, d), float64
+        rows : ndarray of shape (n, d)
+            Of the plan's dtype.
 
         Returns
         -------
         responsibilities : ndarray of shape (K, n)
+            Of the plan's dtype.
             Valid, and the caller's to change, until the next call. Paper,
             section 2, equation for ``w_k(x_n, Θ)``.
         log_likelihoods : ndarray of shape (n,), nats
@@ -186,8 +215,10 @@ class BlockKernel:
         return responsibilities, log_likelihoods
 
     def _scored(self, rows: Floats) -> tuple[Floats, Floats]:
-        log_densities = self._log_densities[:, : len(rows)]
         by_features = self._by_features
+        log_densities = self._log_densities[:, : len(rows)]
+        if self._plan.single and not by_features.any():
+            rows, log_densities = rows.astype(np.float64), np.empty(log_densities.shape)
         if by_features.any():
             self._fill_features(rows)
             features = self._features[:, : len(rows)]
@@ -202,7 +233,7 @@ class BlockKernel:
         np.exp(log_densities, out=log_densities)
         sums = log_densities.sum(axis=0)
         log_densities *= 1.0 / sums
-        return log_densities, peaks + np.log(sums)
+        return log_densities, np.add(peaks, np.log(sums), dtype=np.float64)
 
     def _fill_features(self, rows: Floats) -> None:
         n, d = rows.shape
@@ -231,13 +262,18 @@ class BlockKernel:
         """
         by_features, rows = self._by_features, self._rows
         if by_features.all():
-            self._moments.push(self._form.moments(self._features[:, : len(rows)], responsibilities))
+            moments = self._form.moments(self._features[:, : len(rows)], responsibilities)
+            self._moments.push(tuple(part.astype(np.float64, copy=False) for part in moments))
             return
         if by_features.any():
             by_products = np.where(by_features[:, np.newaxis], responsibilities, 0.0)
             self._moments.push(self._form.moments(self._features[:, : len(rows)], by_products))
             responsibilities = responsibilities - by_products
-        self._statistics.push(block_statistics(self._plan.parameters.structure, rows, responsibilities))
+        self._statistics.push(
+            block_statistics(
+                self._plan.parameters.structure, rows.astype(np.float64, copy=False), responsibilities
+            )
+        )
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -262,6 +262,70 @@ class TestPlan:
         assert not plan.admits(replace(before, covariances=tiny, precisions_cholesky=factors))
 
 
+SINGLE = np.dtype(np.float32)
+
+
+def near(covariance_type):
+    return drawn(covariance_type, spread=0.1)
+
+
+class TestSingle:
+    """Products in float32: for rows stored so, where 1e-5 nats are not exceeded."""
+
+    @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+    def test_scores_and_statistics_stay_within_the_limit(self, covariance_type):
+        parameters = near(covariance_type)
+        plan = plan_kernel(parameters, SINGLE)
+        assert plan.single
+        rows = np.random.default_rng(3).normal(size=(500, D)).astype(np.float32)
+        single, double = BlockKernel(plan, 500), BlockKernel(plan_kernel(parameters), 500)
+        responsibilities, log_likelihoods = single.score(rows)
+        assert responsibilities.dtype == np.float32
+        expected = scipy.special.logsumexp(log_joint(rows.astype(float), parameters), axis=1)
+        assert np.abs(log_likelihoods - expected).max() <= 1e-5
+        exact, _ = double.score(rows.astype(float))
+        assert np.abs(responsibilities - exact).max() <= 1e-5
+        single.collect(responsibilities)
+        double.collect(exact)
+        found, wanted = single.statistics(), double.statistics()
+        assert np.allclose(found.weights, wanted.weights, rtol=1e-5)
+        assert np.allclose(found.means, wanted.means, atol=1e-5)
+        assert np.allclose(found.scatter, wanted.scatter, rtol=1e-4, atol=1e-3)
+
+    def test_rows_of_float64_never_lose_digits(self):
+        assert not plan_kernel(near("full"), np.dtype(np.float64)).single
+
+    def test_components_that_are_far_apart_keep_float64(self):
+        assert not plan_kernel(drawn("full", spread=30.0), SINGLE).single
+
+    def test_correlation_that_whitening_would_remove_keeps_float64(self):
+        tilted = np.array([[1.0, 0.9999], [0.9999, 1.0]])
+        factor = structure_named("tied").factor(tilted, np.zeros((2, 2)), np.ones(2))
+        tied = MixtureParameters("tied", np.full(2, 0.5), np.zeros((2, 2)), tilted, factor)
+        plan = plan_kernel(tied, SINGLE)
+        assert plan.by_features.all()
+        assert not plan.single
+
+    def test_a_row_out_of_reach_of_float32_is_scored_in_float64(self):
+        parameters = near("diag")
+        kernel = BlockKernel(plan_kernel(parameters, SINGLE), 2)
+        rows = np.array([np.full(D, 1e25), np.zeros(D)], dtype=np.float32)
+        responsibilities, log_likelihoods = kernel.score(rows)
+        assert responsibilities.dtype == np.float64
+        expected = scipy.special.logsumexp(log_joint(rows.astype(float), parameters), axis=1)
+        assert np.allclose(log_likelihoods, expected, rtol=1e-12)
+        kernel.collect(responsibilities)
+        assert np.isclose(kernel.statistics().weights.sum(), 2)
+
+    def test_statistics_of_a_collapse_are_not_admitted(self):
+        before = near("full")
+        plan = plan_kernel(before, SINGLE)
+        small = before.covariances * np.array([1.0, 1.0, 1e-4])[:, None, None]
+        factors = structure_named("full").factor(small, before.means, np.ones(K))
+        assert plan.admits(before)
+        assert not plan.admits(replace(before, covariances=small, precisions_cholesky=factors))
+
+
 SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]
 
 
