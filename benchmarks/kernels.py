@@ -80,8 +80,9 @@ def main() -> None:
                     chosen = bool(plan_kernel(parameters).by_features.all())
                     cost = (features if chosen else centred) / min(features, centred)
                     print(
-                        f"| {covariance_type} | {k} | {d} | {plan.block_rows} / {plan.centred.block_rows} | {features:.0f} ns"
-                        f" | {centred:.0f} ns | {'features' if chosen else 'centred'} | {cost:.2f} |",
+                        f"| {covariance_type} | {k} | {d} | {plan.block_rows} / {plan.centred.block_rows} |"
+                        f" {features:.0f} ns | {centred:.0f} ns | {'features' if chosen else 'centred'} |"
+                        f" {cost:.2f} |",
                         flush=True,
                     )
 

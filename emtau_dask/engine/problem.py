@@ -35,6 +35,7 @@ __all__ = [
 LARGEST = 1e150
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64."""
 SCAN_ROWS = 2**12
+DOUBLE = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class LoadedChunk:
         return np.arange(len(self.rows)) if self.present is None else self.present
 
     def blocks(
-        self, positions: Ints, size: int, dtype: np.dtype[Any] = np.dtype(np.float64)
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
     ) -> Iterator[tuple[slice, Floats]]:
         """Give rows a block at a time, in C order.
 
