@@ -104,7 +104,7 @@ class LoadedChunk:
             else:
                 block = gathered[: where.stop - begin]
                 block[...] = self.rows[where] if everything else self.rows[positions[where]]
-            if not (block.min() >= -LARGEST and block.max() <= LARGEST):
+            if not (float(block.min()) >= -LARGEST and float(block.max()) <= LARGEST):
                 place, value = describe_bad_value(block, LARGEST)
                 raise self._unusable(
                     int(positions[begin + place]),

@@ -320,7 +320,7 @@ class TestSingle:
     def test_statistics_of_a_collapse_are_not_admitted(self):
         before = near("full")
         plan = plan_kernel(before, SINGLE)
-        small = before.covariances * np.array([1.0, 1.0, 1e-4])[:, None, None]
+        small = before.covariances * np.array([1.0, 1.0, 1e-6])[:, None, None]
         factors = structure_named("full").factor(small, before.means, np.ones(K))
         assert plan.admits(before)
         assert not plan.admits(replace(before, covariances=small, precisions_cholesky=factors))
