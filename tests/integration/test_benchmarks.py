@@ -1,0 +1,70 @@
+"""The benchmark of speed, on tiny data: every row of work runs, and all compute the same."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = ["--scale", "5000", "--repeats", "1", "--iterations", "1", "2", "--product", "100"]
+PEERS = ["--peers", "scikit-learn"]
+
+
+@pytest.fixture
+def speed():
+    return runpy.run_path(str(BENCHMARKS / "speed.py"))["main"]
+
+
+@pytest.fixture
+def in_process(speed, monkeypatch):
+    """Contestants run here, which spares their imports."""
+    contestant = runpy.run_path(str(BENCHMARKS / "contestants.py"))["main"]
+    monkeypatch.setitem(
+        speed.__globals__, "run_contestant", lambda python, arguments, threads: contestant(arguments)
+    )
+
+
+@pytest.mark.usefixtures("in_process")
+def test_every_row_of_work_is_listed_and_agrees_with_scikit_learn(speed, capsys):
+    found = speed([*TINY, *PEERS, "--threads", "2", "1"])
+    printed = capsys.readouterr().out
+    assert {measured.work.name for measured in found} == set(speed.__globals__["WORK"]) - {"mnist"}
+    assert "mnist is left out" in printed
+    for measured in found:
+        assert printed.count(f"| {measured.work} |") >= 4
+        assert set(measured.seconds) >= {
+            (name, threads) for name in ("ours", "scikit-learn") for threads in (1, 2)
+        }
+        assert measured.difference("scikit-learn") < 1e-8
+        assert (("ours-float32", 2) in measured.seconds) == measured.work.float32
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_peer_that_fails_is_named_and_left_out(speed, monkeypatch, capsys):
+    run = speed.__globals__["run_contestant"]
+    failure = speed.__globals__["subprocess"].CalledProcessError(
+        1, "peer", stderr="Traceback\nno such thing\n"
+    )
+
+    def failing(python, arguments, threads):
+        if arguments[0] == "scikit-learn":
+            raise failure
+        return run(python, arguments, threads)
+
+    monkeypatch.setitem(speed.__globals__, "run_contestant", failing)
+    (measured,) = speed([*TINY, *PEERS, "--threads", "1", "--work", "tied-d16"])
+    assert f"scikit-learn fails on {measured.work}: no such thing" in capsys.readouterr().out
+    assert set(measured.seconds) == {("ours", 1)}
+
+
+def test_a_peer_that_is_not_installed_is_left_out(speed, tmp_path, capsys):
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    with pytest.raises(SystemExit):
+        speed(["--python", "nobody=python"])
+    interpreters = ["--python", f"scikit-learn={bare}"]
+    (measured,) = speed([*TINY, *PEERS, *interpreters, "--threads", "1", "--work", "diag-d16"])
+    assert "scikit-learn is left out: pip install scikit-learn" in capsys.readouterr().out
+    assert measured.rate(1) > 0
+    assert measured.log_likelihoods.keys() == {"ours", "ours-float32"}
