@@ -3,7 +3,7 @@
     python benchmarks/speed.py                                   # hours, 10 GB of memory
     python benchmarks/speed.py --work full-d16 --peers scikit-learn
     python benchmarks/speed.py --python bob=bob-venv/bin/python --mnist mnist12456.npz
-    python benchmarks/speed.py --scale 2000 --repeats 1 --iterations 1 2 --product 200
+    python benchmarks/speed.py --scale 5000 --most-features 32 --repeats 1 --iterations 1 2
 
 All have the same rows, start and number of threads. Every fit is a process of its own, all
 contestants in turn; the time of an iteration is that of a longer fit less that of a shorter
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def digits(work: Work, source: Path | None, folder: Path) -> tuple[np.ndarray, n
     make_dataset(MnistOptions(source=str(source)), folder / "mnist.zarr", observer=SilentObserver())
     group = zarr.open_group(str(folder / "mnist.zarr"), mode="r")
     rows, labels = (np.asarray(group[name][: work.rows]) for name in ("X", "labels"))
-    return rows, np.unique(labels, return_inverse=True)[1]
+    return np.ascontiguousarray(rows[:, : work.features]), np.unique(labels, return_inverse=True)[1]
 
 
 def write_task(work: Work, folder: Path, mnist: Path | None, chunks: int) -> None:
@@ -321,9 +321,10 @@ def interpreter(text: str) -> tuple[str, str]:
     return name, path
 
 
-def scaled(work: Work, scale: int) -> Work:
+def scaled(work: Work, scale: int, most_features: int | None) -> Work:
     least = min(work.rows, LEAST_ROWS_PER_COMPONENT * work.components)
-    return Work(**{**vars(work), "rows": max(work.rows // scale, least)})
+    features = min(work.features, most_features or work.features)
+    return replace(work, rows=max(work.rows // scale, least), features=features)
 
 
 def main(arguments: list[str] | None = None) -> list[Measured]:
@@ -336,6 +337,7 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--iterations", type=int, nargs=2, help="of the shorter and of the longer fit")
     parser.add_argument("--scale", type=int, default=1, help="divide the rows by this")
+    parser.add_argument("--most-features", type=int, help="take no more than the first so many features")
     parser.add_argument("--product", type=int, default=2000, help="rows of the matrices that are multiplied")
     parser.add_argument("--mnist", type=Path, help="as `emtau dataset mnist --source`")
     parser.add_argument("--python", type=interpreter, action="append", default=[], metavar="PEER=PATH")
@@ -355,7 +357,9 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
         found = []
         for name in options.work:
             folder = Path(place) / name
-            found.append(measure(scaled(WORK[name], options.scale), folder, peers, options))
+            found.append(
+                measure(scaled(WORK[name], options.scale, options.most_features), folder, peers, options)
+            )
             shutil.rmtree(folder)
     for threads in options.threads:
         print_times(found, peers, threads)
