@@ -1,6 +1,6 @@
 """Time of a full EM iteration, ours beside the peers that are installed.
 
-    python benchmarks/speed.py                                   # hours, 10 GB of memory
+    python benchmarks/speed.py                                   # everything: long
     python benchmarks/speed.py --work full-d16 --peers scikit-learn
     python benchmarks/speed.py --python bob=bob-venv/bin/python --mnist mnist12456.npz
     python benchmarks/speed.py --scale 5000 --most-features 32 --repeats 1 --iterations 1 2
