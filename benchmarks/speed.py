@@ -41,24 +41,28 @@ class Work:
     components: int
     covariance_type: str = "full"
     iterations: tuple[int, int] = (2, 12)
+    spread: float = 3.0
     float32: bool = False
 
     def __str__(self) -> str:
-        return f"{self.covariance_type} {self.rows:,} x {self.features}, K = {self.components}"
+        near = "" if self.spread == 3 else f", means {self.spread:g} apart"
+        return f"{self.covariance_type} {self.rows:,} x {self.features}, K = {self.components}{near}"
 
 
 WORK = {
     work.name: work
     for work in (
         Work("full-d4", 1_000_000, 4, 8, iterations=(2, 22)),
-        Work("full-d16", 400_000, 16, 16, float32=True),
+        Work("full-d16", 400_000, 16, 16),
         Work("full-d32", 100_000, 32, 64),
         Work("mnist", 29_881, 42, 5, iterations=(2, 42)),
         Work("full-d128", 20_000, 128, 8),
         Work("full-d784", 3_000, 784, 5),
-        Work("diag-d16", 1_000_000, 16, 16, "diag", float32=True),
+        Work("diag-d16", 1_000_000, 16, 16, "diag"),
         Work("spherical-d16", 1_000_000, 16, 16, "spherical"),
         Work("tied-d16", 1_000_000, 16, 16, "tied"),
+        Work("full-near", 400_000, 16, 16, spread=0.3, float32=True),
+        Work("diag-near", 1_000_000, 16, 16, "diag", spread=1.0, float32=True),
     )
 }
 
@@ -115,7 +119,7 @@ def rows_and_labels(work: Work, mnist: Path | None, folder: Path) -> tuple[np.nd
 def drawn(work: Work) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(work.components, 10.0))
-    means = 3 * rng.standard_normal((work.components, work.features))
+    means = work.spread * rng.standard_normal((work.components, work.features))
     labels = np.arange(work.rows)
     labels[work.components :] = rng.choice(work.components, work.rows - work.components, p=shares)
     rows = rng.standard_normal((work.rows, work.features))
