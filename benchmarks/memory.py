@@ -1,4 +1,4 @@
-"""Peak resident memory of `emtau fit`, at two sizes of the same data.
+"""Peak resident memory of `emtau fit`, at two sizes of the same data, beside what `--plan` predicts.
 
     python benchmarks/memory.py                       # 5,000,000 and 20,000,000 rows, 2.6 GB of disk
     python benchmarks/memory.py --rows 200000 800000 --chunk-rows 50000
@@ -10,6 +10,7 @@ has ended (the peak of the page tables' resident set, `ru_maxrss`).
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import subprocess
@@ -18,6 +19,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from emtau_dask.face.config import load_config
+from emtau_dask.face.runs import run_plan
 
 CONFIG = """
 data: {{path: {data}}}
@@ -34,6 +38,7 @@ NOT_CONVERGED = 3
 class Peak:
     rows: int
     megabytes: float
+    predicted: float
     seconds: float
 
 
@@ -69,9 +74,10 @@ def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:
             iterations=options.iterations,
         )
     )
+    plan = run_plan(load_config(config, ["cluster.workers=2"]), progress=io.StringIO())
     megabytes, seconds = run(["fit", str(config), "--workers", "2", "--overwrite"], (0, NOT_CONVERGED))
     shutil.rmtree(output)
-    return Peak(rows, megabytes, seconds)
+    return Peak(rows, megabytes, plan.demand.memory / 1e6, seconds)
 
 
 def main(arguments: list[str] | None = None) -> list[Peak]:
@@ -92,7 +98,10 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
         folder.mkdir(parents=True, exist_ok=True)
         peaks = [measure(folder, rows, options) for rows in options.rows]
     for peak in peaks:
-        print(f"{peak.rows:>12,} rows: peak {peak.megabytes:7.0f} MB resident, {peak.seconds:7.1f} s")
+        print(
+            f"{peak.rows:>12,} rows: peak {peak.megabytes:7.0f} MB resident, predicted at most"
+            f" {peak.predicted:7.0f} MB, {peak.seconds:7.1f} s"
+        )
     print(f"ratio {peaks[1].megabytes / peaks[0].megabytes:.3f}")
     return peaks
 

@@ -16,7 +16,7 @@ from emtau_dask.storage.zarr_source import READ_BUDGET
 
 __all__ = ["FitDemand", "demand", "largest_chunk"]
 
-PROCESS_BYTES = 260 * 10**6
+PROCESS_BYTES = 280 * 10**6
 """The interpreter with every library that a fit loads, in a process of its own or a dask worker."""
 FLOAT = 8
 STATISTICS_HELD = 32
