@@ -32,6 +32,7 @@ __all__ = [
     "check_portable",
     "cluster_errors",
     "environment",
+    "in_process",
     "prove_access",
     "resident",
     "travels_with_tasks",
@@ -87,13 +88,14 @@ def active_client() -> Any:
     return owner if distributed is not None and isinstance(owner, distributed.Client) else None
 
 
-def _in_process() -> bool:
+def in_process() -> bool:
+    """Return whether a local scheduler runs tasks in this process."""
     return get_scheduler() in (None, dask.threaded.get, dask.local.get_sync)
 
 
 def check_portable(what: str, thing: object) -> None:
     """Raise `ClusterError` where other processes run tasks, and ``thing`` cannot be sent to them."""
-    if _in_process():
+    if in_process():
         return
     try:
         cloudpickle.dumps(thing)
@@ -129,7 +131,7 @@ def resident(source: S) -> Iterator[S]:
     """
     values = source.in_memory if isinstance(source, RangeSource) else None
     client = active_client()
-    if source is None or values is None or (client is None and _in_process()):
+    if source is None or values is None or (client is None and in_process()):
         yield source
         return
     chunks = (source.chunk_rows, *((size,) for size in source.shape[1:]))
@@ -209,7 +211,7 @@ def _is_about_pickling(error: Exception) -> bool:
     if "deserialization of the task graph" in message:
         return True
     told = ("pickle", "serialize")
-    return not _in_process() and (
+    return not in_process() and (
         type(error).__name__ == "PicklingError"
         or (isinstance(error, TypeError | AttributeError) and any(word in message for word in told))
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from emtau_dask.engine.caching import is_cacheable
 from emtau_dask.engine.passes import FAN_IN, batches_of
 from emtau_dask.engine.problem import chunk_costs
 from emtau_dask.engine.sampling import sample_size
@@ -63,6 +64,7 @@ def demand(
     covariance_type: str,
     fields: RowFields | None,
     threads: int,
+    cache_limit: int,
 ) -> FitDemand:
     """Return what a fit of these sources needs.
 
@@ -76,6 +78,8 @@ def demand(
         The row state that the policy keeps.
     threads : int
         Chunks processed at a time in one process.
+    cache_limit : int
+        Bytes of active rows that the process may keep between passes.
     """
     rows = sources["X"]
     longest = max(rows.chunk_rows, default=0)
@@ -86,7 +90,8 @@ def demand(
     arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
     resident = sum(array.nbytes for array in arrays if array is not None)
     sample = SAMPLE_COPIES * sample_size(n_components, rows.shape[1]) * rows.shape[1] * FLOAT
-    working = max(threads * (held + beside) + max(0, under_way), sample)
+    caching = 0 if fields is None else _caching(sources, threads, cache_limit)
+    working = max(threads * (held + beside) + max(0, under_way) + caching, sample)
     costs = chunk_costs(rows)
     batched = all(source.addressable for source in sources.values())
     leaves = {(0, chunk) for chunk in costs}
@@ -136,6 +141,19 @@ def _beside(
     statistics = STATISTICS_HELD * (matrices + K * (d + 1)) * FLOAT
     state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES
     return blocks + statistics + state + n_rows * ROW_BYTES
+
+
+def _caching(sources: Mapping[str, Source], threads: int, limit: int) -> int:
+    """Return the bytes of active rows that are kept between passes, and of those on their way there.
+
+    Of each chunk at most half is kept, with a position and a weight for each row.
+    """
+    rows = sources["X"]
+    if not limit or not is_cacheable(rows):
+        return 0
+    row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize + (1 + len(sources)) * FLOAT
+    longest = max(rows.chunk_rows, default=0)
+    return min(limit, rows.shape[0] * row_bytes // 2) + threads * (longest * row_bytes // 2)
 
 
 def _merges(leaves: set[tuple[int, int]]) -> int:

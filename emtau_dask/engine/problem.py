@@ -18,7 +18,7 @@ from emtau_dask.engine.passes import run_pass
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
+from emtau_dask.storage import CachedRows, ChunkPlace, ChunkReader, RowCache, Source, places_of
 from emtau_dask.storage.arrays import describe_bad_value
 
 __all__ = [
@@ -45,6 +45,7 @@ class LoadedChunk:
     Attributes
     ----------
     rows : ndarray of shape (n, d)
+        All rows of the chunk, or those at ``held``.
     weights : ndarray of shape (n,) or None
         None where every row weighs 1.
     present : ndarray of intp or None
@@ -53,6 +54,11 @@ class LoadedChunk:
         Global number of the first row; None where chunk sizes are unknown.
     bytes_read : int
     chunk : int
+    held : ndarray of intp or None
+        Positions in the chunk of the only rows that are here, ascending; None
+        where all are.
+    source_bytes : int
+        Bytes that were read from the source for the whole chunk.
     """
 
     rows: NDArray[Any]
@@ -61,6 +67,8 @@ class LoadedChunk:
     start: int | None
     bytes_read: int
     chunk: int
+    held: Ints | None = None
+    source_bytes: int = 0
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight."""
@@ -103,7 +111,7 @@ class LoadedChunk:
                 block = self.rows[where]
             else:
                 block = gathered[: where.stop - begin]
-                block[...] = self.rows[where] if everything else self.rows[positions[where]]
+                block[...] = self.rows[where] if everything else self.rows[self._places(positions[where])]
             if not (float(block.min()) >= -LARGEST and float(block.max()) <= LARGEST):
                 place, value = describe_bad_value(block, LARGEST)
                 raise self._unusable(
@@ -131,15 +139,36 @@ class LoadedChunk:
 
     def weights_at(self, positions: Ints) -> Floats | None:
         """Return the weights of ``positions``, None where every row weighs 1."""
-        return None if self.weights is None else self.weights[positions]
+        return None if self.weights is None else self.weights[self._places(positions)]
+
+    def taken(self, positions: Ints) -> CachedRows:
+        """Return copies of the rows at ``positions``, and of their weights."""
+        last = int(positions[-1]) if len(positions) else 0
+        rows = np.ascontiguousarray(self.rows[self._places(positions)])
+        compact = positions.astype(np.min_scalar_type(last))
+        return CachedRows(compact, rows, self.weights_at(positions), self.source_bytes)
+
+    def _places(self, positions: Ints) -> Ints:
+        """Return where in ``rows`` the rows at ``positions`` are."""
+        return positions if self.held is None else np.searchsorted(self.held, positions)
 
 
 @dataclass(frozen=True)
 class ChunkLoader:
-    """Loads a chunk's rows and weights inside a task."""
+    """Loads a chunk's rows and weights inside a task.
+
+    Attributes
+    ----------
+    rows : ChunkReader
+    weights : ChunkReader or None
+        None where every row weighs 1.
+    cache : RowCache or None
+        Where active rows are kept between passes; None where they are not.
+    """
 
     rows: ChunkReader
     weights: ChunkReader | None
+    cache: RowCache | None = None
 
     def load(
         self, place: ChunkPlace, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]]
@@ -154,7 +183,42 @@ class ChunkLoader:
             bytes_read += weight_bytes
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
-        return LoadedChunk(rows, weights, present, place.start, bytes_read, place.chunk)
+        return LoadedChunk(
+            rows, weights, present, place.start, bytes_read, place.chunk, source_bytes=bytes_read
+        )
+
+    def load_active(
+        self,
+        place: ChunkPlace,
+        positions: Ints,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]],
+    ) -> LoadedChunk:
+        """Return the chunk, or only some rows of it from the cache, among them those at ``positions``."""
+        found = None if self.cache is None else self.cache.find(place.chunk, positions)
+        if found is None:
+            return self.load(place, row_blocks, weight_blocks)
+        hold_single_thread()
+        cached, bytes_read = found
+        return LoadedChunk(
+            cached.rows,
+            cached.weights,
+            None,
+            place.start,
+            bytes_read + sum(block.nbytes for block in weight_blocks),
+            place.chunk,
+            held=cached.positions.astype(np.intp),
+            source_bytes=cached.source_bytes,
+        )
+
+    def keep_active(self, loaded: LoadedChunk, positions: Ints) -> None:
+        """Keep the rows at ``positions`` for the next pass, once they are at most half of those loaded."""
+        if self.cache is None:
+            return
+        if 0 < 2 * len(positions) <= len(loaded.rows):
+            self.cache.keep(loaded.chunk, loaded.taken(positions))
+        elif not len(positions) or loaded.held is None:
+            self.cache.drop(loaded.chunk)
 
 
 def chunk_costs(source: Source) -> dict[int, float]:
@@ -179,6 +243,8 @@ class Problem:
         Rows of positive weight.
     total_weight : float
         ``Σ s_n``.
+    cache : RowCache or None
+        Where active rows are kept between passes; None where they are not.
     """
 
     rows: Source
@@ -187,6 +253,7 @@ class Problem:
     structure: CovarianceStructure
     n_present: int
     total_weight: float
+    cache: RowCache | None = None
 
     @property
     def n_features(self) -> int:
@@ -216,7 +283,7 @@ class Problem:
     def loader(self) -> ChunkLoader:
         """Return what tasks take along to load chunks."""
         weights = None if self.weights is None else self.weights.reader()
-        return ChunkLoader(self.rows.reader(), weights)
+        return ChunkLoader(self.rows.reader(), weights, self.cache)
 
 
 @dataclass(frozen=True)

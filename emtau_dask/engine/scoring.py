@@ -175,16 +175,23 @@ class EStepTask:
         self, item: EStepItem, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
     ) -> PassTotals:
         """Score the chunk's active rows; a repeated call reads and writes the same."""
-        loaded = self.loader.load(item.place, row_blocks, weight_blocks)
         if self.tracking is None:
+            loaded = self.loader.load(item.place, row_blocks, weight_blocks)
             positions = loaded.positions()
             statistics, log_likelihood = self._score(loaded, positions, _unrecorded)
             n = len(positions)
             outcome = ChunkOutcome(loaded.chunk, n, None)
             return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
-        state = self._state(self.tracking, item.state, loaded)
-        positions = np.flatnonzero(state[ACTIVE])
+        if item.state is None:
+            loaded = self.loader.load(item.place, row_blocks, weight_blocks)
+            positions = loaded.positions()
+            state = self._fresh_state(self.tracking, item.place.n_rows, positions)
+        else:
+            state = self._last_state(self.tracking, item.state, item.place.n_rows)
+            positions = np.flatnonzero(state[ACTIVE])
+            loaded = self.loader.load_active(item.place, positions, row_blocks, weight_blocks)
         statistics, log_likelihood, stays, written = self._advance(self.tracking, loaded, state, positions)
+        self.loader.keep_active(loaded, positions[stays])
         return PassTotals(
             statistics,
             log_likelihood,
@@ -204,17 +211,17 @@ class EStepTask:
         written = self._write(tracking, loaded.chunk, state, after, positions, stays)
         return statistics, log_likelihood, stays, written
 
-    def _state(
-        self, tracking: RowTracking, last: SlotState | None, loaded: LoadedChunk
-    ) -> dict[str, NDArray[Any]]:
-        n_rows, fields = len(loaded.rows), tracking.writer.fields
-        dtypes = dict(zip(fields.names, fields.dtypes, strict=True))
-        if last is not None:
-            held = last.read(tracking.writer.objects, n_rows)
-            return {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
-        state: dict[str, NDArray[Any]] = {name: np.zeros(n_rows, dtype) for name, dtype in dtypes.items()}
-        state[ACTIVE][loaded.positions()] = True
+    def _fresh_state(self, tracking: RowTracking, n_rows: int, positions: Ints) -> dict[str, NDArray[Any]]:
+        state: dict[str, NDArray[Any]] = {
+            name: np.zeros(n_rows, dtype) for name, dtype in tracking.writer.fields.by_name.items()
+        }
+        state[ACTIVE][positions] = True
         return state
+
+    def _last_state(self, tracking: RowTracking, last: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
+        held = last.read(tracking.writer.objects, n_rows)
+        dtypes = tracking.writer.fields.by_name
+        return {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
 
     def _write(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
 from emtau_dask.engine.blas import single_threaded_blas
+from emtau_dask.engine.caching import active_rows_cached, cache_limit
 from emtau_dask.engine.checkpoint import (
     CheckpointJournal,
     SavedFit,
@@ -198,6 +199,7 @@ def fit_estimator(
     seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
     checked_row_arrays(policy, estimator.n_components, estimator.max_iter)
     active_client()
+    cache_limit()
     check_portable("the policy", policy)
     observer = observer_for(estimator.verbose)
     try:
@@ -258,8 +260,8 @@ def _finish(
 ) -> FitState:
     structure = structure_named(estimator.covariance_type)
     problem = pose(sources.rows, sources.weights, estimator.n_components, structure, observer)
-    with first_unusable_row_named(problem, observer):
-        return run_fit(problem, plan, state, journal, observer)
+    with first_unusable_row_named(problem, observer), active_rows_cached(problem) as cached:
+        return run_fit(cached, plan, state, journal, observer)
 
 
 def _publish(estimator: GaussianMixture, finished: FitState) -> None:
@@ -390,6 +392,7 @@ def resume_estimator(
     check_settings(estimator.get_params(deep=False))
     policy = as_policy(estimator.algorithm)
     active_client()
+    cache_limit()
     check_portable("the policy", policy)
     state, given = saved.state(), saved.given()
     needed = responsibilities_init if state.current is None and state.best is None else None

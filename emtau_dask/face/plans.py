@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
+from emtau_dask.engine.caching import cache_limit
 from emtau_dask.engine.fitting import row_fields
 from emtau_dask.engine.planning import FitDemand, demand, largest_chunk
 from emtau_dask.errors import ConfigError
@@ -58,6 +59,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         covariance_type=model.covariance_type,
         fields=fields,
         threads=threads,
+        cache_limit=cache_limit(),
     )
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
     return Plan(found, threads, limit, max(inputs.rows.chunk_rows, default=0))

@@ -5,6 +5,7 @@ from emtau_dask.storage.objects import LocalObjects, ObjectStore, each
 from emtau_dask.storage.opening import as_dask, as_source, is_lazy, open_source
 from emtau_dask.storage.parquet_source import is_parquet
 from emtau_dask.storage.remote import object_store
+from emtau_dask.storage.rowcache import CachedRows, RowCache, release_rows
 from emtau_dask.storage.rowstate import RowFields, RowStateWriter, SlotState, rows_layout
 from emtau_dask.storage.sources import ChunkPlace, ChunkReader, GraphSource, RangeSource, Source, places_of
 from emtau_dask.storage.stored import ArrayLayout
@@ -12,6 +13,7 @@ from emtau_dask.storage.zarr_source import group_source
 
 __all__ = [
     "ArrayLayout",
+    "CachedRows",
     "ChunkPlace",
     "ChunkReader",
     "Commit",
@@ -20,6 +22,7 @@ __all__ = [
     "LocalObjects",
     "ObjectStore",
     "RangeSource",
+    "RowCache",
     "RowFields",
     "RowStateWriter",
     "SlotState",
@@ -35,6 +38,7 @@ __all__ = [
     "open_log",
     "open_source",
     "places_of",
+    "release_rows",
     "rows_layout",
     "start_log",
 ]

@@ -45,6 +45,11 @@ class RowFields:
         return cls(tuple(dtypes), tuple(dtype.name for dtype in dtypes.values()), slot_rows)
 
     @property
+    def by_name(self) -> dict[str, np.dtype[Any]]:
+        """The type of each, by name."""
+        return {name: np.dtype(dtype) for name, dtype in zip(self.names, self.dtypes, strict=True)}
+
+    @property
     def stored(self) -> np.dtype[Any]:
         """The unsigned integer type that holds every field."""
         return np.dtype(f"u{max(np.dtype(name).itemsize for name in self.dtypes)}")

@@ -1,0 +1,87 @@
+"""Whether active rows are cached between passes, how large the cache is, and for how long it is there."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import dask
+from dask.utils import parse_bytes
+
+from emtau_dask.engine.cluster import active_client, in_process
+from emtau_dask.engine.problem import Problem
+from emtau_dask.errors import ConfigError
+from emtau_dask.storage import RangeSource, RowCache, Source, release_rows
+
+__all__ = ["CACHE_BYTES", "active_rows_cached", "cache_limit", "is_cacheable"]
+
+CACHE_BYTES = 2**28
+KEY = "emtau.cache-bytes"
+RELEASE_SECONDS = 5.0
+"""How long the end of a fit waits for workers to remove what they keep for it."""
+
+
+def cache_limit() -> int:
+    """Return the bytes of active rows that each process may keep in memory: dask's ``emtau.cache-bytes``.
+
+    By default `CACHE_BYTES`; 0 is no cache at all.
+
+    Raises
+    ------
+    ConfigError
+        The setting is no number of bytes.
+    """
+    value = dask.config.get(KEY, CACHE_BYTES)
+    try:
+        limit = -1 if isinstance(value, bool) else int(parse_bytes(value))
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        limit = -1
+    if limit < 0:
+        raise ConfigError(
+            f"dask's setting {KEY} is {value!r}; give a number of bytes, such as 0 or '256 MiB'."
+        )
+    return limit
+
+
+def is_cacheable(rows: Source) -> bool:
+    """Return whether a task that finds its rows in the cache reads less.
+
+    Rows in memory need no cache, and the chunks of graph sources come with their tasks anyway.
+    """
+    return isinstance(rows, RangeSource) and rows.in_memory is None
+
+
+@contextmanager
+def active_rows_cached(problem: Problem) -> Iterator[Problem]:
+    """Give the problem with a cache for its active rows, of which nothing stays after the end.
+
+    There is none for sources that gain nothing from it, nor where the tasks run
+    in a pool of processes, which need not outlast a pass and cannot be told of the end.
+    """
+    client, limit = active_client(), cache_limit()
+    if not limit or not is_cacheable(problem.rows) or (client is None and not in_process()):
+        yield problem
+        return
+    cache = RowCache(uuid.uuid4().hex, limit)
+    try:
+        yield replace(problem, cache=cache)
+    finally:
+        release_rows(cache.token)
+        if client is not None:
+            _release_on(client, cache.token)
+
+
+def _release_on(client: Any, token: str) -> None:
+    """Let workers remove what they keep; one that does not answer does so when other fits follow."""
+
+    def tell() -> None:
+        with suppress(Exception):
+            client.run(release_rows, token, on_error="ignore")
+
+    telling = threading.Thread(target=tell, name="emtau-cache-release", daemon=True)
+    telling.start()
+    telling.join(RELEASE_SECONDS)
