@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask
+
 from emtau_dask.face.config import load_config
 from emtau_dask.face.runs import run_plan
 
@@ -42,11 +44,16 @@ class Peak:
     seconds: float
 
 
-def run(arguments: list[str], allowed: tuple[int, ...] = (0,)) -> tuple[float, float]:
+def run(
+    arguments: list[str], allowed: tuple[int, ...] = (0,), settings: dict[str, str] | None = None
+) -> tuple[float, float]:
     """Run `emtau` and return its peak resident memory (MB) and its time (s)."""
+    environment = os.environ | (settings or {})
     began = time.perf_counter()
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([*EMTAU, *arguments], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*EMTAU, *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode not in allowed:
@@ -74,8 +81,10 @@ def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:
             iterations=options.iterations,
         )
     )
-    plan = run_plan(load_config(config, ["cluster.workers=2"]), progress=io.StringIO())
-    megabytes, seconds = run(["fit", str(config), "--workers", "2", "--overwrite"], (0, NOT_CONVERGED))
+    with dask.config.set({"emtau.cache-bytes": options.cache_bytes}):
+        plan = run_plan(load_config(config, ["cluster.workers=2"]), progress=io.StringIO())
+    command = ["fit", str(config), "--workers", "2", "--overwrite"]
+    megabytes, seconds = run(command, (0, NOT_CONVERGED), {"DASK_EMTAU__CACHE_BYTES": options.cache_bytes})
     shutil.rmtree(output)
     return Peak(rows, megabytes, plan.demand.memory / 1e6, seconds)
 
@@ -91,6 +100,9 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
         "--algorithm", default="em-tau, tau: 2", help="as in a config; the default has partial passes"
     )
     parser.add_argument("--init", default="kmeans")
+    parser.add_argument(
+        "--cache-bytes", default="32 MiB", help="active rows that may be kept in memory between passes"
+    )
     parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:

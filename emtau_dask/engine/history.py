@@ -26,7 +26,8 @@ class IterationRecord:
     chunks_processed, chunks_skipped : int
         Chunks that hold rows, by whether they had a task.
     bytes_read : int
-        Stored bytes for addressable sources, decoded bytes for graphs.
+        Stored bytes for addressable sources, decoded bytes for graphs, and the
+        bytes of files in which active rows were cached; 0 for those in memory.
     seconds : float
         Wall-clock time.
     rows : int

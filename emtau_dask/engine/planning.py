@@ -38,6 +38,8 @@ class FitDemand:
         engine's own part, and the chunks.
     largest_read : int
         Bytes that reading the longest chunk holds at once, of ``memory``.
+    cache : int
+        Bytes of active rows kept between passes, of ``memory``.
     pass_bytes : int
         Decoded bytes of a pass over all rows.
     tasks : int
@@ -51,6 +53,7 @@ class FitDemand:
 
     memory: int
     largest_read: int
+    cache: int
     pass_bytes: int
     tasks: int
     chunks: int
@@ -90,16 +93,18 @@ def demand(
     arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
     resident = sum(array.nbytes for array in arrays if array is not None)
     sample = SAMPLE_COPIES * sample_size(n_components, rows.shape[1]) * rows.shape[1] * FLOAT
-    caching = 0 if fields is None else _caching(sources, threads, cache_limit)
-    working = max(threads * (held + beside) + max(0, under_way) + caching, sample)
+    cached = 0 if fields is None else _cached_bytes(sources, rows.shape[0])
+    to_cache = threads * _cached_bytes(sources, longest) if cached and cache_limit else 0
+    working = max(threads * (held + beside) + max(0, under_way) + to_cache, sample)
     costs = chunk_costs(rows)
     batched = all(source.addressable for source in sources.values())
     leaves = {(0, chunk) for chunk in costs}
     if batched and costs:
         leaves = {(batch.level, batch.number) for batch in batches_of(costs)}
     return FitDemand(
-        memory=PROCESS_BYTES + resident + working,
+        memory=PROCESS_BYTES + resident + working + min(cached, cache_limit),
         largest_read=reading,
+        cache=min(cached, cache_limit),
         pass_bytes=sum(math.prod(source.shape) * source.dtype.itemsize for source in sources.values()),
         tasks=len(leaves) + _merges(leaves),
         chunks=len(costs),
@@ -143,17 +148,12 @@ def _beside(
     return blocks + statistics + state + n_rows * ROW_BYTES
 
 
-def _caching(sources: Mapping[str, Source], threads: int, limit: int) -> int:
-    """Return the bytes of active rows that are kept between passes, and of those on their way there.
-
-    Of each chunk at most half is kept, with a position and a weight for each row.
-    """
+def _cached_bytes(sources: Mapping[str, Source], n_rows: int) -> int:
+    """Return the most bytes that are cached of some rows: half of them, with positions and weights."""
     rows = sources["X"]
-    if not limit or not is_cacheable(rows):
+    if not is_cacheable(rows):
         return 0
-    row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize + (1 + len(sources)) * FLOAT
-    longest = max(rows.chunk_rows, default=0)
-    return min(limit, rows.shape[0] * row_bytes // 2) + threads * (longest * row_bytes // 2)
+    return n_rows * (math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT) // 2
 
 
 def _merges(leaves: set[tuple[int, int]]) -> int:
@@ -173,8 +173,9 @@ def _merges(leaves: set[tuple[int, int]]) -> int:
 def largest_chunk(found: FitDemand, longest: int, limit: int) -> int:
     """Return about how many rows a chunk may have for a fit to stay within ``limit`` bytes, at least 0.
 
-    What a task holds is taken as proportional to its chunk's rows, less a tenth
+    What tasks hold is taken as proportional to their chunks' rows, less a tenth
     for what is not: blocks, statistics.
     """
-    room, needed = limit - PROCESS_BYTES, found.memory - PROCESS_BYTES
+    fixed = PROCESS_BYTES + found.cache
+    room, needed = limit - fixed, found.memory - fixed
     return max(0, int(0.9 * longest * room / needed)) if needed > 0 else longest

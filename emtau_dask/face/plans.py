@@ -79,8 +79,10 @@ def check_memory(plan: Plan) -> None:
     remedy = (
         f"Write the data in chunks of at most {rows:,} rows (they have {plan.longest:,})"
         if rows
-        else "The libraries alone need about as much: raise it"
+        else "What does not depend on the chunks needs about as much: raise it"
     )
+    if plan.demand.cache:
+        remedy += f", lower dask's emtau.cache-bytes (of which {format_bytes(plan.demand.cache)} are needed)"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
         f"{format_bytes(plan.demand.memory)} "
@@ -100,6 +102,7 @@ def plan_table(plan: Plan) -> Table:
     lines = {
         "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
         "of which reading a chunk": format_bytes(found.largest_read),
+        "of which active rows kept between passes": format_bytes(found.cache),
         "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
         "chunks": f"{found.chunks:,}, the longest of {plan.longest:,} rows",
         "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",

@@ -1,6 +1,7 @@
 """Work skipped is proved by counting it: tasks in the graph, tasks run, chunks really read.
 
 Here each chunk has its own task, as large ones do; test_batches.py has small ones, which travel together.
+What a cache of active rows saves beyond that is counted in test_active_cache.py.
 """
 
 import warnings
@@ -250,7 +251,7 @@ def read_zarr(tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "rows.zarr"
     zarr.create_array(store=path, data=ROWS, chunks=(40, 2))
     store = Reads(LocalStore(path, read_only=True))
-    with one_chunk_a_task():
+    with one_chunk_a_task(), dask.config.set({"emtau.cache-bytes": 0}):
         mixture, _ = fit(da.from_array(zarr.open_array(store=store, mode="r"), chunks=((40, 40, 80, 40), 2)))
     return mixture, store.chunks, path
 

@@ -8,6 +8,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 SIZES = ["200000", "800000"]
 SMALL = ["--chunk-rows", "50000", "--features", "16", "--components", "4", "--iterations", "3"]
+SMALL += ["--cache-bytes", "4 MB"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,287 @@
+"""Active rows are taken from a cache: the bits of the source, less of it read, nothing left after the fit."""
+
+import runpy
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from clusters import processes
+from counting import Reads
+from fits import assert_same_bits
+from sklearn.exceptions import ConvergenceWarning
+from zarr.storage import LocalStore
+
+from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+from emtau_dask.activity import NextPass, Schedule
+from emtau_dask.engine.planning import demand
+from emtau_dask.storage import RowFields, as_source, open_source, rowcache
+
+N, D, K, CHUNK = 2000, 3, 3, 250
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "partial.py"
+
+
+def draw_rows():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(N, D)) + np.repeat([0.0, 2.5, 5.0, 5.0], N // 4)[:, None]
+    return rng.permutation(rows)
+
+
+ROWS = draw_rows()
+WEIGHTS = np.random.default_rng(1).integers(0, 3, N).astype(float)
+
+
+@dataclass(frozen=True)
+class Tenth:
+    """After the first iteration of every four a random tenth of the rows stays active."""
+
+    cycle: int = 4
+
+    def row_arrays(self, n_components, max_iter):
+        return ()
+
+    def update(self, state, evidence):
+        n = len(evidence.labels)
+        if (evidence.iteration - 1) % self.cycle:
+            return state, np.ones(n, dtype=bool)
+        seed = np.frombuffer(evidence.log_likelihoods.tobytes(), dtype="u4")
+        return state, np.random.default_rng(seed).random(n) < 0.1
+
+    def schedule(self, summary):
+        full = summary.iteration % self.cycle == 0
+        return Schedule(NextPass.ALL if full else NextPass.ACTIVE, test_tol=False)
+
+
+def fit(X, algorithm, cache="256 MiB", scheduler="threads", max_iter=8, checkpoint=None, **fit_options):
+    mixture = GaussianMixture(
+        K,
+        algorithm=algorithm,
+        init_params="random_from_data",
+        tol=0,
+        max_iter=max_iter,
+        random_state=0,
+        checkpoint=checkpoint,
+    )
+    config = {"emtau.cache-bytes": cache, "num_workers": 2}
+    if scheduler is not None:
+        config["scheduler"] = scheduler
+    with warnings.catch_warnings(), dask.config.set(config):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return mixture.fit(X, **fit_options)
+
+
+def bytes_of(mixture):
+    return [record.bytes_read for record in mixture.history_]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.zarr"
+    zarr.create_array(store=path, data=ROWS, chunks=(CHUNK, D))
+    return path
+
+
+@pytest.fixture
+def stored(path):
+    return zarr.open_array(path, mode="r")
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path):
+    """Dask's temporary folder; nothing is left in it, or in memory, when a test ends."""
+    folder = tmp_path / "scratch"
+    with dask.config.set({"temporary-directory": str(folder)}):
+        yield folder
+    assert not folder.exists() or list(folder.iterdir()) == []
+    assert (rowcache._STORE._kept, rowcache._STORE._held) == ({}, 0)
+
+
+POLICIES = {
+    "em-tau with revisits": EMTau(tau=2, revisit=5),
+    "em-tau": EMTau(tau=3, revisit=None),
+    "em-star": EMStar(),
+    "em-star's tail": EMStar(tail=0.3, every=2),
+    "em-lazy": EMLazy(threshold=0.9, full_every=4),
+    "a tenth": Tenth(),
+}
+
+WEIGHTED = ["em-tau with revisits", "em-star", "em-lazy"]
+
+
+class TestSameBits:
+    @pytest.mark.parametrize(
+        ("name", "weights"),
+        [*((name, None) for name in POLICIES), *((name, WEIGHTS) for name in WEIGHTED)],
+        ids=lambda value: value if isinstance(value, str) else "" if value is None else "weights",
+    )
+    def test_with_and_without_and_in_files(self, stored, name, weights):
+        without = fit(stored, POLICIES[name], cache=0, sample_weight=weights)
+        for cache in ("256 MiB", "4 kB"):
+            found = fit(stored, POLICIES[name], cache=cache, sample_weight=weights)
+            assert_same_bits(found, without)
+            assert sum(bytes_of(found)) < sum(bytes_of(without))
+            rows = [[record.active_rows for record in each.history_] for each in (found, without)]
+            assert rows[0] == rows[1]
+
+    def test_with_stored_weights_and_rows_of_another_type(self, tmp_path):
+        rows = zarr.create_array(store=tmp_path / "rows.zarr", data=ROWS.astype("f4"), chunks=(CHUNK, 1))
+        weights = zarr.create_array(store=tmp_path / "weights.zarr", data=WEIGHTS, chunks=(CHUNK,))
+        without, found = (fit(rows, Tenth(), cache, sample_weight=weights) for cache in (0, "256 MiB"))
+        assert_same_bits(found, without)
+        assert bytes_of(found)[1:4] == [0, 0, 0]
+
+    def test_of_npy_files(self, tmp_path):
+        np.save(tmp_path / "rows.npy", ROWS)
+        X = open_source(str(tmp_path / "rows.npy")).aligned((CHUNK,) * (N // CHUNK))
+        without, found = (fit(X, Tenth(), cache) for cache in (0, "256 MiB"))
+        assert_same_bits(found, without)
+        assert bytes_of(found)[1:4] == [0, 0, 0]
+
+    def test_of_a_run_that_goes_on(self, stored, tmp_path):
+        whole = fit(stored, EMTau(tau=2, revisit=6), cache=0)
+        fit(stored, EMTau(tau=2, revisit=6), max_iter=4, checkpoint=tmp_path / "run")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            resumed = GaussianMixture.resume(tmp_path / "run", stored, max_iter=8)
+        assert_same_bits(resumed, whole)
+        assert 0 < bytes_of(resumed)[4] <= bytes_of(whole)[4]
+        assert bytes_of(resumed)[5] == 0
+
+    def test_of_two_fits_at_once(self, stored):
+        policies = [EMTau(tau=2, revisit=5), Tenth()]
+        alone = [fit(stored, policy, cache=0) for policy in policies]
+        found = [None, None]
+
+        def work(i):
+            found[i] = fit(stored, policies[i], cache="20 kB")
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for one, other in zip(found, alone, strict=True):
+            assert_same_bits(one, other)
+
+
+class TestWhatIsRead:
+    def test_no_chunk_of_which_a_tenth_is_active(self, path):
+        store = Reads(LocalStore(path, read_only=True))
+        X = as_source(zarr.open_array(store=store, mode="r"), ndim=2, what="X")
+        fit(X, FullEM(), max_iter=0)
+        at_the_start, store.chunks = store.chunks, ()
+        mixture = fit(X, Tenth(), "256 MiB", "synchronous", max_iter=8)
+        everywhere = list(range(N // CHUNK))
+        assert sorted(store.chunks) == sorted(list(at_the_start) + 2 * everywhere)
+        assert [record.chunks_processed for record in mixture.history_] == [len(everywhere)] * 8
+        sizes = sum((path / "c" / str(chunk) / "0").stat().st_size for chunk in everywhere)
+        assert bytes_of(mixture) == [sizes, 0, 0, 0] * 2
+
+    def test_less_than_a_seventh_of_it_from_files(self, tmp_path):
+        rows = np.tile(ROWS, (10, 1))
+        stored = zarr.create_array(
+            store=tmp_path / "rows.zarr", data=rows, chunks=(5000, D), compressors=None
+        )
+        full, *partial = bytes_of(fit(stored, Tenth(), cache=1, max_iter=4))
+        assert all(0 < found < 0.15 * full for found in partial)
+
+    def test_all_of_it_while_more_than_half_is_active(self, stored):
+        without, found = (fit(stored, EMStar(tail=0.6), cache, max_iter=4) for cache in (0, "256 MiB"))
+        assert bytes_of(found)[:2] == bytes_of(without)[:2]
+        assert bytes_of(found)[2] == 0
+
+    def test_all_of_it_from_memory(self):
+        X = as_source(ROWS, ndim=2, what="X").aligned((CHUNK,) * (N // CHUNK))
+        assert bytes_of(fit(X, Tenth(), max_iter=4)) == [ROWS.nbytes] * 4
+
+
+class TestFailures:
+    def test_a_disk_that_is_full(self, stored, monkeypatch):
+        def full(file, array, **options):
+            file.write(b"some")
+            raise OSError(28, "No space left on device")
+
+        without = fit(stored, Tenth(), cache=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(rowcache.np, "save", full)
+            found = fit(stored, Tenth(), cache=1)
+        assert_same_bits(found, without)
+        assert bytes_of(found) == bytes_of(without)
+
+    @pytest.mark.parametrize("cache", ["256 MiB", 1])
+    @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+    def test_a_fit_that_fails_leaves_nothing(self, stored, cache, scheduler):
+        class Failing(Tenth):
+            def update(self, state, evidence):
+                if evidence.iteration == 3:
+                    assert rowcache._STORE._kept
+                    raise ArithmeticError("on purpose")
+                return super().update(state, evidence)
+
+        with pytest.raises(ArithmeticError, match="on purpose"):
+            fit(stored, Failing(), cache, scheduler)
+
+    @pytest.mark.parametrize("value", ["much", -1, True, None, "nan", [1]])
+    def test_a_setting_that_is_no_number_of_bytes(self, stored, value, tmp_path):
+        with pytest.raises(ConfigError, match=r"emtau\.cache-bytes"):
+            fit(stored, Tenth(), cache=value, checkpoint=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_workers_keep_what_they_read_until_the_end(zygote, path, tmp_path):
+    def kept():
+        return len(rowcache._STORE._kept), rowcache._STORE._held
+
+    with dask.config.set({"emtau.cache-bytes": 0, "scheduler": "threads"}):
+        without = fit(zarr.open_array(path, mode="r"), EMTau(tau=2, revisit=5), cache=0)
+    with processes(zygote, tmp_path / "cluster") as cluster:
+        cluster.start_worker()
+        with cluster.client() as client:
+            for cache in ("256 MiB", 1):
+                found = fit(zarr.open_array(path, mode="r"), EMTau(tau=2, revisit=5), cache, scheduler=None)
+                assert_same_bits(found, without)
+                assert sum(bytes_of(found)) < sum(bytes_of(without))
+                assert set(client.run(kept).values()) == {(0, 0)}
+
+
+class TestPrediction:
+    FIELDS = RowFields(("active",), ("bool",), CHUNK)
+
+    def of(self, X, fields, limit):
+        return demand(
+            {"X": as_source(X, ndim=2, what="X")},
+            n_components=K,
+            covariance_type="full",
+            fields=fields,
+            threads=2,
+            cache_limit=limit,
+        )
+
+    def test_the_cache_is_part_of_it(self, tmp_path):
+        X = zarr.create_array(store=tmp_path / "x.zarr", shape=(10**7, 16), dtype="f8", chunks=(10**6, 16))
+        without = self.of(X, self.FIELDS, 0)
+        assert without.cache == 0
+        found = self.of(X, self.FIELDS, 2**28)
+        assert found.cache == 2**28
+        assert found.memory >= without.memory + 2**28
+
+    def test_no_more_than_half_the_rows(self, stored):
+        assert N // 2 * D * 8 <= self.of(stored, self.FIELDS, 2**28).cache <= N // 2 * (D + 1) * 8
+
+    def test_nothing_where_there_is_none(self, stored):
+        assert self.of(stored, None, 2**28).cache == 0
+        assert self.of(ROWS, self.FIELDS, 2**28).cache == 0
+
+
+def test_the_benchmark(capsys):
+    main = runpy.run_path(str(BENCHMARK))["main"]
+    size = ["--rows", "20000", "--chunks", "4", "--features", "3", "--components", "2", "--repeats", "1"]
+    found = main(size)
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 2 + len(found) == 8
+    stored = {cost.iterations: cost.megabytes for cost in found if cost.rows_in == "zarr"}
+    assert stored["a tenth active"] < 0.15 * stored["full, EM"]

@@ -1,0 +1,236 @@
+"""The cache of rows: what it finds is what was kept, within its bytes, and nothing of it stays."""
+
+import threading
+
+import dask
+import numpy as np
+import pytest
+
+from emtau_dask.storage import CachedRows, RowCache, release_rows, rowcache
+
+PLENTY = 10**9
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch):
+    """A store of the test's own."""
+    monkeypatch.setattr(rowcache, "_STORE", rowcache._Store())
+    return rowcache._STORE
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path):
+    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}):
+        yield tmp_path / "scratch"
+
+
+def rows_at(positions, dtype="f8", weighted=False, source_bytes=PLENTY):
+    positions = np.asarray(positions)
+    rows = np.outer(positions, [1, 2, 3]).astype(dtype)
+    return CachedRows(positions, rows, positions * 0.5 if weighted else None, source_bytes)
+
+
+def files_in(scratch):
+    return [path for path in scratch.rglob("*") if path.is_file()]
+
+
+KINDS = {"memory": PLENTY, "files": 0}
+
+
+@pytest.fixture(params=KINDS)
+def cache(request):
+    return RowCache("mine", KINDS[request.param])
+
+
+class TestWhatIsFound:
+    @pytest.mark.parametrize("weighted", [False, True])
+    @pytest.mark.parametrize("dtype", ["f8", "f4", "u1", ">i2"])
+    def test_is_what_was_kept(self, cache, dtype, weighted):
+        kept = rows_at([1, 4, 9], dtype, weighted, source_bytes=12345)
+        cache.keep(7, kept)
+        found, _ = cache.find(7, np.array([1, 4, 9]))
+        assert (found.rows.dtype, found.rows.tobytes()) == (kept.rows.dtype, kept.rows.tobytes())
+        assert found.positions.tolist() == [1, 4, 9]
+        assert (found.weights is None) is not weighted
+        assert not weighted or np.array_equal(found.weights, kept.weights)
+        assert found.source_bytes == 12345
+
+    def test_cannot_be_changed(self, cache):
+        cache.keep(7, rows_at([1, 4, 9]))
+        found, _ = cache.find(7, np.array([1]))
+        assert not any(array.flags.writeable for array in found.arrays)
+
+    @pytest.mark.parametrize("wanted", [[], [1], [4, 9], [1, 4, 9]])
+    def test_has_all_that_are_wanted(self, cache, wanted):
+        cache.keep(7, rows_at([1, 4, 9]))
+        assert cache.find(7, np.array(wanted, dtype=int)) is not None
+
+    @pytest.mark.parametrize("wanted", [[0], [2], [10], [1, 5], [1, 4, 8], [1, 4, 9, 10], [0, 1, 4, 9]])
+    def test_is_nothing_where_one_is_missing(self, cache, wanted):
+        cache.keep(7, rows_at([1, 4, 9]))
+        assert cache.find(7, np.array(wanted)) is None
+
+    def test_is_nothing_of_another_chunk_or_token(self, cache):
+        cache.keep(7, rows_at([1]))
+        assert cache.find(8, np.array([1])) is None
+        assert RowCache("yours", PLENTY).find(7, np.array([1])) is None
+
+    def test_is_what_was_kept_last(self, cache):
+        cache.keep(7, rows_at([1, 4, 9]))
+        cache.keep(7, rows_at([4]))
+        assert cache.find(7, np.array([4]))[0].positions.tolist() == [4]
+        assert cache.find(7, np.array([1, 4])) is None
+
+    def test_is_nothing_after_a_drop(self, cache, scratch):
+        cache.keep(7, rows_at([1]))
+        cache.drop(7)
+        assert cache.find(7, np.array([1])) is None
+        assert files_in(scratch) == []
+
+    def test_costs_no_bytes_from_memory(self):
+        cache = RowCache("mine", PLENTY)
+        cache.keep(7, rows_at([1]))
+        assert cache.find(7, np.array([1]))[1] == 0
+
+    def test_costs_the_bytes_of_its_file(self, scratch):
+        cache = RowCache("mine", 0)
+        cache.keep(7, rows_at([1, 4], weighted=True))
+        (file,) = files_in(scratch)
+        assert cache.find(7, np.array([1]))[1] == file.stat().st_size
+
+
+class TestTheLimit:
+    SIZE = rows_at([1, 2]).nbytes
+
+    def test_what_does_not_fit_goes_to_a_file(self, store, scratch):
+        cache = RowCache("mine", 2 * self.SIZE)
+        for chunk in range(3):
+            cache.keep(chunk, rows_at([1, 2]))
+            assert cache.find(chunk, np.array([1])) is not None
+        assert store._held == 2 * self.SIZE
+        assert len(files_in(scratch)) == 1
+
+    def test_is_that_of_all_tokens(self, scratch):
+        RowCache("yours", self.SIZE).keep(0, rows_at([1, 2]))
+        RowCache("mine", self.SIZE).keep(0, rows_at([1, 2]))
+        assert len(files_in(scratch)) == 1
+
+    def test_counts_what_was_replaced_or_dropped_no_more(self, scratch):
+        cache = RowCache("mine", self.SIZE)
+        for _ in range(3):
+            cache.keep(0, rows_at([1, 2]))
+        cache.drop(0)
+        cache.keep(1, rows_at([1, 2]))
+        assert files_in(scratch) == []
+
+    def test_a_file_goes_once_there_is_room_in_memory(self, scratch):
+        cache = RowCache("mine", self.SIZE)
+        cache.keep(0, rows_at([1, 2, 3]))
+        assert len(files_in(scratch)) == 1
+        cache.keep(0, rows_at([1, 2]))
+        assert files_in(scratch) == []
+
+    def test_no_file_is_larger_than_what_is_read_from_the_source(self, scratch):
+        cache = RowCache("mine", 0)
+        cache.keep(0, rows_at([1, 2], source_bytes=self.SIZE))
+        assert cache.find(0, np.array([1])) is None
+        assert files_in(scratch) == []
+
+
+class TestFilesThatFail:
+    def test_a_full_disk_leaves_what_was_there(self, scratch, monkeypatch):
+        def full(file, array, **options):
+            file.write(b"some")
+            raise OSError(28, "No space left on device")
+
+        cache = RowCache("mine", 0)
+        cache.keep(0, rows_at([1, 2, 3]))
+        before = files_in(scratch)
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "save", full)
+            cache.keep(0, rows_at([1, 2]))
+            cache.keep(1, rows_at([1, 2]))
+        assert files_in(scratch) == before
+        assert cache.find(0, np.array([1]))[0].positions.tolist() == [1, 2, 3]
+        assert cache.find(1, np.array([1])) is None
+
+    def test_no_folder_is_no_cache(self, tmp_path):
+        (tmp_path / "file").touch()
+        cache = RowCache("mine", 0)
+        with dask.config.set({"temporary-directory": str(tmp_path / "file")}):
+            cache.keep(0, rows_at([1]))
+        assert cache.find(0, np.array([1])) is None
+
+    @pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"\x93NUM")])
+    def test_a_file_that_cannot_be_read_is_nothing(self, scratch, harm):
+        cache = RowCache("mine", 0)
+        cache.keep(0, rows_at([1]))
+        (file,) = files_in(scratch)
+        harm(file)
+        assert cache.find(0, np.array([1])) is None
+
+
+class TestTheEnd:
+    def test_nothing_of_the_token_stays(self, store, scratch):
+        mine = RowCache("mine", TestTheLimit.SIZE)
+        for chunk in range(3):
+            mine.keep(chunk, rows_at([1, 2]))
+        release_rows("mine")
+        assert (store._kept, store._held) == ({}, 0)
+        assert list(scratch.iterdir()) == []
+
+    def test_others_keep_theirs(self, cache):
+        RowCache("yours", cache.limit).keep(0, rows_at([1]))
+        cache.keep(0, rows_at([1]))
+        release_rows("mine")
+        assert RowCache("yours", cache.limit).find(0, np.array([1])) is not None
+
+    def test_tasks_that_outlive_it_leave_nothing(self, store, cache, scratch):
+        release_rows("mine")
+        cache.keep(0, rows_at([1]))
+        cache.drop(0)
+        assert cache.find(0, np.array([1])) is None
+        assert store._kept == {}
+        assert not scratch.exists()
+
+    def test_a_file_under_way_when_it_comes_goes_too(self, store, scratch, monkeypatch):
+        cache, write = RowCache("mine", 0), rowcache._File.write
+
+        def write_late(folder, found):
+            release_rows("mine")
+            folder.mkdir()
+            return write(folder, found)
+
+        monkeypatch.setattr(rowcache._File, "write", write_late)
+        cache.keep(0, rows_at([1]))
+        assert list(scratch.iterdir()) == []
+        assert store._kept == {}
+
+    def test_what_is_not_used_for_long_goes_when_another_comes(self, store, cache, scratch, monkeypatch):
+        RowCache("old", cache.limit).keep(0, rows_at([1]))
+        monkeypatch.setattr(rowcache, "IDLE_SECONDS", -1.0)
+        cache.keep(0, rows_at([1]))
+        assert list(store._kept) == ["mine"]
+        assert store._held in (0, rows_at([1]).nbytes)
+        assert len(files_in(scratch)) == (cache.limit == 0)
+
+
+def test_many_threads_at_once(store):
+    cache, failures = RowCache("mine", 20 * TestTheLimit.SIZE), []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            chunk, n = int(rng.integers(10)), int(rng.integers(1, 20))
+            found = cache.find(chunk, np.arange(n))
+            if found is not None and not np.array_equal(found[0].rows[:n], rows_at(np.arange(n)).rows):
+                failures.append(chunk)
+            cache.keep(chunk, rows_at(np.arange(n)))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert store._held == sum(rows.nbytes for rows in store._kept["mine"].rows.values()) <= cache.limit
