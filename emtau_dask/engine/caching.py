@@ -19,7 +19,7 @@ from emtau_dask.storage import RangeSource, RowCache, Source, release_rows
 
 __all__ = ["CACHE_BYTES", "active_rows_cached", "cache_limit", "is_cacheable"]
 
-CACHE_BYTES = 2**28
+CACHE_BYTES = 2**25
 KEY = "emtau.cache-bytes"
 RELEASE_SECONDS = 5.0
 """How long the end of a fit waits for workers to remove what they keep for it."""
