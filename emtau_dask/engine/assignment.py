@@ -26,6 +26,7 @@ from emtau_dask.mixture.statistics import (
     PairwiseMerger,
     SufficientStatistics,
     block_statistics,
+    group_statistics,
     merge,
     zero,
 )
@@ -52,18 +53,37 @@ class Assignment(Protocol):
         """Return the assignment for one chunk, with what it reads for it."""
         ...
 
-    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
-        """Return responsibilities (n, K) of a block.
+    def statistics(
+        self,
+        structure: CovarianceStructure,
+        rows: Floats,
+        weights: Floats | None,
+        positions: Ints,
+        start: int,
+    ) -> SufficientStatistics:
+        """Return the statistics of a block.
 
         Parameters
         ----------
+        structure : CovarianceStructure
         rows : ndarray of shape (n, d)
+        weights : ndarray of shape (n,) or None
+            None where every row weighs 1.
         positions : ndarray of shape (n,)
             The rows' positions in the chunk.
         start : int
             Global number of the chunk's first row.
         """
         ...
+
+
+def _under(
+    structure: CovarianceStructure, rows: Floats, responsibilities: Floats, weights: Floats | None
+) -> SufficientStatistics:
+    """Return the statistics of a block under responsibilities (n, K)."""
+    if weights is not None:
+        responsibilities = responsibilities * weights[:, np.newaxis]
+    return block_statistics(structure, rows, np.ascontiguousarray(responsibilities.T))
 
 
 def nearest(rows: Floats, centres: Floats) -> Ints:
@@ -103,9 +123,23 @@ class NearestCentre:
         """Return itself."""
         return self
 
-    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
-        """Return 1 for the nearest centre, or 1/n for each of n equal ones."""
+    def responsibilities(self, rows: Floats) -> Floats:
+        """Return 1 for the nearest centre, or 1/n for each of n equal ones, (n, K)."""
         return self.shares[nearest(rows, self.distinct)]
+
+    def statistics(
+        self,
+        structure: CovarianceStructure,
+        rows: Floats,
+        weights: Floats | None,
+        positions: Ints,
+        start: int,
+    ) -> SufficientStatistics:
+        """Return the statistics of the centres' own rows."""
+        n_distinct, n_components = self.shares.shape
+        if n_distinct < n_components:
+            return _under(structure, rows, self.responsibilities(rows), weights)
+        return group_statistics(structure, rows, nearest(rows, self.distinct), weights, n_components)
 
 
 @dataclass(frozen=True)
@@ -119,8 +153,19 @@ class RandomResponsibilities:
         """Return itself."""
         return self
 
-    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
-        """Return the block's draws."""
+    def statistics(
+        self,
+        structure: CovarianceStructure,
+        rows: Floats,
+        weights: Floats | None,
+        positions: Ints,
+        start: int,
+    ) -> SufficientStatistics:
+        """Return the statistics under the block's draws."""
+        return _under(structure, rows, self.responsibilities(positions, start), weights)
+
+    def responsibilities(self, positions: Ints, start: int) -> Floats:
+        """Return the draws of rows, (n, K)."""
         result = np.empty((len(positions), self.n_components))
         begin = 0
         while begin < len(positions):
@@ -146,8 +191,19 @@ class GivenResponsibilities:
         values, _ = self.reader.load(place, blocks)
         return GivenResponsibilities(self.reader, values)
 
-    def responsibilities(self, rows: Floats, positions: Ints, start: int) -> Floats:
-        """Return the block's responsibilities.
+    def statistics(
+        self,
+        structure: CovarianceStructure,
+        rows: Floats,
+        weights: Floats | None,
+        positions: Ints,
+        start: int,
+    ) -> SufficientStatistics:
+        """Return the statistics under the responsibilities of the block."""
+        return _under(structure, rows, self.responsibilities(positions, start), weights)
+
+    def responsibilities(self, positions: Ints, start: int) -> Floats:
+        """Return the responsibilities of rows, (n, K).
 
         Raises
         ------
@@ -189,11 +245,8 @@ class _StatisticsTask:
         n_rows = block_rows(self.structure.name, self.n_components, n_features, by_features=False)
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
-            responsibilities = assignment.responsibilities(rows, positions[where], place.start)
-            if weights is not None:
-                responsibilities = responsibilities * weights[where, np.newaxis]
-            by_component = np.ascontiguousarray(responsibilities.T)
-            merger.push(block_statistics(self.structure, rows, by_component))
+            of_block = None if weights is None else weights[where]
+            merger.push(assignment.statistics(self.structure, rows, of_block, positions[where], place.start))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
 

@@ -100,7 +100,7 @@ class HeldByCentre:
 
     def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
         """Return 1 for the nearest centre."""
-        return self.assignment.responsibilities(rows, memory, 0)
+        return self.assignment.responsibilities(rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,16 +9,16 @@ its digits on data far from the origin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import Floats, frozen
+from emtau_dask.mixture.arrays import Floats, Ints, frozen
 from emtau_dask.mixture.covariance import CovarianceStructure
 
-__all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "merge", "zero"]
+__all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "group_statistics", "merge", "zero"]
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> 
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
-    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 def merge(
@@ -93,17 +93,54 @@ def block_statistics(
         Times the row weights.
     """
     weights = responsibilities.sum(axis=1)
-    means = responsibilities @ rows
-    np.divide(means, weights[:, np.newaxis], out=means, where=weights[:, np.newaxis] > 0)
-    scatter = np.zeros(structure.shape(len(weights), rows.shape[1]))
+    means = _share(responsibilities @ rows, weights[:, np.newaxis])
+    parts = ((int(k), rows, responsibilities[k]) for k in np.flatnonzero(weights > 0))
+    return _about(structure, weights, means, parts)
+
+
+def group_statistics(
+    structure: CovarianceStructure, rows: Floats, groups: Ints, weights: Floats | None, n_components: int
+) -> SufficientStatistics:
+    """Return the statistics of one block of rows that belong to one component each.
+
+    As `block_statistics`, but each component sees its own rows alone.
+
+    Parameters
+    ----------
+    structure : CovarianceStructure
+    rows : ndarray of shape (n, d), float64
+    groups : ndarray of shape (n,), integers
+        Each row's component.
+    weights : ndarray of shape (n,) or None
+        None where every row weighs 1.
+    n_components : int
+    """
+    order = np.argsort(groups, kind="stable")
+    ends = np.cumsum(np.bincount(groups, minlength=n_components))
+    sorted_rows = rows[order]
+    sorted_weights = np.ones(len(rows)) if weights is None else weights[order]
+    spans = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    totals = np.array([sorted_weights[span].sum() for span in spans])
+    sums = np.array([sorted_weights[span] @ sorted_rows[span] for span in spans])
+    parts = ((k, sorted_rows[span], sorted_weights[span]) for k, span in enumerate(spans) if totals[k] > 0)
+    return _about(structure, totals, _share(sums, totals[:, np.newaxis]), parts)
+
+
+def _about(
+    structure: CovarianceStructure,
+    weights: Floats,
+    means: Floats,
+    parts: Iterable[tuple[int, Floats, Floats]],
+) -> SufficientStatistics:
+    """Return statistics from first means, and the rows and weights that make each component up."""
+    scatter = np.zeros(structure.shape(*means.shape))
     corrections = np.zeros_like(means)
-    residuals = np.empty_like(rows)
-    for k in np.flatnonzero(weights > 0):
-        np.subtract(rows, means[k], out=residuals)
-        corrections[k] = responsibilities[k] @ residuals
-        residuals *= np.sqrt(responsibilities[k])[:, np.newaxis]
-        structure.add_scatter(scatter, int(k), residuals)
-    np.divide(corrections, weights[:, np.newaxis], out=corrections, where=weights[:, np.newaxis] > 0)
+    for k, rows, row_weights in parts:
+        residuals = rows - means[k]
+        corrections[k] = row_weights @ residuals
+        residuals *= np.sqrt(row_weights)[:, np.newaxis]
+        structure.add_scatter(scatter, k, residuals)
+    corrections = _share(corrections, weights[:, np.newaxis])
     scatter -= structure.outer(weights, corrections)
     return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
 

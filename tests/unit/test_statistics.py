@@ -7,7 +7,7 @@ import pytest
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.statistics import PairwiseMerger, merge, zero
+from emtau_dask.mixture.statistics import PairwiseMerger, group_statistics, merge, zero
 
 SHAPES = {"full": (3, 4, 4), "tied": (4, 4), "diag": (3, 4), "spherical": (3,)}
 FIELDS = ("weights", "means", "scatter")
@@ -97,6 +97,17 @@ def test_block_statistics_do_not_touch_their_arguments(structure):
     statistics_of(structure, rows, responsibilities)
     assert np.array_equal(rows, before[0])
     assert np.array_equal(responsibilities, before[1])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_group_statistics_are_those_of_each_components_own_rows(structure, weighted):
+    rng = np.random.default_rng(5)
+    rows, groups = rng.normal(size=(40, 3)) + 1e6, rng.integers(0, 4, 40)
+    groups[groups == 2] = 1
+    weights = rng.uniform(0, 2, 40) if weighted else np.ones(40)
+    found = group_statistics(structure, rows, groups, weights if weighted else None, 5)
+    responsibilities = (groups[:, None] == np.arange(5)) * weights[:, None]
+    assert_matches(found, naive_statistics(rows, responsibilities, structure.name))
 
 
 def test_merge_gives_the_statistics_of_both(structure):
