@@ -67,7 +67,7 @@ def cluster(zygote, tmp_path_factory):
         yield cluster
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.soak), 4])
 def client(request, cluster):
     while len(cluster.workers) < request.param:
         cluster.start_worker()

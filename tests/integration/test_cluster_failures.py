@@ -106,7 +106,7 @@ def test_killed_workers_change_no_bit(zygote, stored, undisturbed, after_iterati
     assert_same_bits(found, undisturbed[source])
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+@pytest.mark.parametrize("kept", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "checkpoint"])
 def test_a_frozen_worker_that_wakes_and_writes_changes_no_bit(
     zygote, stored, undisturbed, after_iterations, tmp_path, kept
 ):
@@ -135,17 +135,17 @@ def test_a_frozen_worker_that_wakes_and_writes_changes_no_bit(
         assert_same_bits(resumed, undisturbed["stored"])
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["", "checkpoint"])
+@pytest.mark.parametrize("kept", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "checkpoint"])
 def test_a_scheduler_that_dies_ends_the_fit_which_can_be_resumed_on_another(
     zygote, stored, undisturbed, after_iterations, tmp_path, kept
 ):
     algorithm, run = EMTau(tau=2, revisit=3), tmp_path / "run" if kept else None
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "5s"}),
+        dask.config.set({"distributed.comm.timeouts.connect": "20s"}),
         processes(zygote, tmp_path / "cluster", 1) as cluster,
     ):
         after_iterations[4] = lambda: end(cluster.scheduler)
-        with cluster.client(timeout=5), pytest.raises(ClusterError, match="scheduler"):
+        with cluster.client(timeout=20), pytest.raises(ClusterError, match="scheduler"):
             fit(stored, algorithm, run)
         after_iterations.clear()
         for name in list(cluster.workers):

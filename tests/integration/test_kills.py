@@ -12,6 +12,10 @@ from reliability.scenarios import EVERY, SPECIAL
 from reliability.zygote import Zygote
 
 SCENARIOS = EVERY + SPECIAL
+NUMBERS = [
+    number if number % 3 == 0 else pytest.param(number, marks=pytest.mark.soak)
+    for number in range(len(SCENARIOS))
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +24,7 @@ def zygote():
         yield started
 
 
-@pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=lambda number: str(SCENARIOS[number]))
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: str(SCENARIOS[number]))
 def test_a_killed_fit_is_resumed_to_the_same_bits(zygote, tmp_path, number):
     """Steps are taken at another offset in each scenario, so that together they are of every kind."""
     bench = Bench(zygote, SCENARIOS[number], tmp_path / "bench")

@@ -96,6 +96,9 @@ def made(tmp_path, request):
 
 of_every_kind = pytest.mark.parametrize("made", KINDS, indirect=True)
 of_some_kinds = pytest.mark.parametrize("made", SOME, indirect=True)
+of_one_kind = pytest.mark.parametrize(
+    "made", [SOME[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in SOME[1:])], indirect=True
+)
 
 
 def upload(s3, path):
@@ -383,7 +386,7 @@ FAULTS = {
 
 @pytest.mark.usefixtures("impatient")
 class TestFaults:
-    @of_some_kinds
+    @of_one_kind
     @pytest.mark.parametrize("mode", FAULTS)
     def test_opening(self, s3, made, mode):
         url = upload(s3, made)
@@ -392,7 +395,7 @@ class TestFaults:
             open_source(url)
         assert url in str(caught.value)
 
-    @of_some_kinds
+    @of_one_kind
     @pytest.mark.parametrize("mode", FAULTS)
     def test_reading(self, s3, made, mode):
         url = upload(s3, made)
@@ -402,7 +405,7 @@ class TestFaults:
             ranges.read(0, 10)
         assert url in str(caught.value)
 
-    @of_some_kinds
+    @of_one_kind
     @pytest.mark.parametrize("mode", ["500", "cut"])
     def test_in_the_middle_of_a_fit(self, s3, made, mode):
         url = upload(s3, made)
@@ -411,25 +414,25 @@ class TestFaults:
             mixture(tol=0, max_iter=20).fit(url)
         assert url in str(caught.value)
 
-    @of_some_kinds
+    @of_one_kind
     def test_an_endpoint_that_is_not_there(self, s3, made, monkeypatch):
         url = upload(s3, made)
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
         with pytest.raises(InvalidDataError, match=rf"{url}.*server does not answer"):
             open_source(url)
 
-    @of_some_kinds
+    @of_one_kind
     def test_nothing_there(self, s3, made):
         with pytest.raises(InvalidDataError, match=rf"{s3.url(made.name)}.*(Nothing is there|holds no)"):
             open_source(s3.url(made.name))
 
-    @of_some_kinds
+    @of_one_kind
     def test_no_such_bucket(self, s3, made):
         s3.remove()
         with pytest.raises(InvalidDataError, match=rf"{s3.url(made.name)}.*(Nothing is there|holds no)"):
             open_source(s3.url(made.name))
 
-    @of_some_kinds
+    @of_one_kind
     def test_data_that_vanish_after_they_were_opened(self, s3, made):
         ranges = open_source(upload(s3, made)).ranges
         s3.remove()
@@ -502,7 +505,7 @@ def http_server(folder):
         thread.join()
 
 
-@of_some_kinds
+@of_one_kind
 @pytest.mark.parametrize("mode", ["500", "drop", "cut", "slow"])
 def test_what_passes_is_waited_for(s3, made, mode):
     url = upload(s3, made)
