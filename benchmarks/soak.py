@@ -62,7 +62,7 @@ def faults(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any
     for step in range(1, bench.steps + 1, options.stride):
         yield f"full at step {step}", partial(bench.starved_at, step, FULL)
         yield f"read-only at step {step}", partial(bench.starved_at, step, READ_ONLY)
-        if step > 2:
+        if step > 3:
             yield f"vanished at step {step}", partial(bench.vanished_at, step)
 
 

@@ -176,7 +176,7 @@ class CheckpointJournal:
         self._attempt = new_attempt(max(log.last, 0))
         shapes = _Shapes.of(config.covariance_type, config.n_components, config.n_features, self._n_chunks)
         passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
-        n_steps = 3 * config.n_init * passes + 1
+        n_steps = 4 * config.n_init * passes + 1
         prefix = f"attempts/{self._attempt}"
         self._layouts = shapes.layouts(prefix, n_steps)
         self._rows = (
@@ -184,6 +184,7 @@ class CheckpointJournal:
         )
         self._step = 0
         self._stored: list[_Stored] = []
+        self._numbers: Mapping[str, int] = {}
         self._seen: set[str] = set()
         self._unsynced: set[str] = set()
         self._begun = False
@@ -208,6 +209,7 @@ class CheckpointJournal:
         self._log.keep(saved.number, references)
         self._seen = {slot.key for run in _runs(state) for slot in run.slots.values()}
         self._stored = saved.stored(state, given)
+        self._numbers = {attempt.id: n for n, attempt in enumerate(saved.manifest.attempts)}
 
     @property
     def objects(self) -> ObjectStore:
@@ -252,7 +254,7 @@ class CheckpointJournal:
         if not self._begun:
             self._begin()
         self._step += 1
-        entries = _Entries(self._layouts, self._step, self._stored)
+        entries = _Entries(self._layouts, self._step, self._stored, self._numbers)
         config = self._config.model_copy(update={"given": entries.given(self._given)})
         manifest = _validated(
             {
@@ -273,7 +275,7 @@ class CheckpointJournal:
         self.objects.sync([*entries.writes, *(self._unsynced & references)])
         self._log.append(manifest.model_dump(mode="json", exclude={"run", "number"}), references)
         self._unsynced -= references
-        self._stored = entries.stored
+        self._stored, self._numbers, self._step = entries.stored, entries.numbers, entries.last_step
         if state.finished or not self._swept:
             self._log.sweep_everything(self._attempt)
             self._swept = True
@@ -327,13 +329,22 @@ class _Entries:
     ----------
     layouts : mapping of str to ArrayLayout
     step : int
-        Where new objects go.
+        Where new objects go; those of a second run, in the next one.
     stored : sequence of (name, object, ArrayRef)
         What is stored already; an object is known again by its identity.
+    numbers : mapping of str to int
+        The numbers by which the tables of chunks among them name attempts.
     """
 
-    def __init__(self, layouts: Mapping[str, ArrayLayout], step: int, stored: Sequence[_Stored]) -> None:
+    def __init__(
+        self,
+        layouts: Mapping[str, ArrayLayout],
+        step: int,
+        stored: Sequence[_Stored],
+        numbers: Mapping[str, int],
+    ) -> None:
         self._layouts, self._step, self._known = layouts, step, stored
+        self.numbers, self.last_step = numbers, step
         self.stored: list[_Stored] = []
         self.writes: dict[str, bytes] = {}
 
@@ -341,9 +352,12 @@ class _Entries:
         """Return where ``values`` are; ``source`` is the object that stands for them."""
         ref = next((r for n, known, r in self._known if n == name and known is source), None)
         if ref is None:
-            data = encode(values, compressed=False)
-            ref = ArrayRef(key=self._layouts[name].chunk_key(self._step), sha256=digest(data))
-            self.writes[ref.key] = data
+            data, step = encode(values, compressed=False), self._step
+            while (key := self._layouts[name].chunk_key(step)) in self.writes:
+                step += 1
+            self.last_step = max(self.last_step, step)
+            ref = ArrayRef(key=key, sha256=digest(data))
+            self.writes[key] = data
         self.stored.append((name, source, ref))
         return ref
 
@@ -363,8 +377,11 @@ class _Entries:
                     found[name] = AttemptEntry.model_validate(
                         {"id": name, "fields": fields, "dtypes": dtypes}
                     )
-        self._numbers = {name: number for number, name in enumerate(sorted(found))}
-        return [found[name] for name in self._numbers]
+        numbers = {name: number for number, name in enumerate(sorted(found))}
+        if numbers != self.numbers:
+            self._known = [entry for entry in self._known if entry[0] != "chunks"]
+        self.numbers = numbers
+        return [found[name] for name in numbers]
 
     def fit(self, state: FitState) -> FitEntry:
         """Return the entry of a fit; after `attempts`."""
@@ -415,7 +432,7 @@ class _Entries:
         table = np.full((self._layouts["chunks"].shape[1], len(CHUNK_COLUMNS)), -1, dtype=np.int64)
         table[:, CHUNK_COLUMNS.index("remaining")] = 0
         for chunk, slot in run.slots.items():
-            table[chunk, :2] = self._numbers[_attempt_of(slot)], _step_of(slot)
+            table[chunk, :2] = self.numbers[_attempt_of(slot)], _step_of(slot)
         for chunk, remaining in run.remaining.items():
             table[chunk, 2] = remaining
         return table

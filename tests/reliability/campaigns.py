@@ -226,7 +226,7 @@ class Bench:
         return self._tidied(run, self.recovered(run))
 
     def vanished_at(self, step):
-        """Rename the folder at ``step``, at least 3 (it is made by the first); resume once it is back."""
+        """Rename the folder at ``step``, at least 4 (it is made by those before); resume once it is back."""
         run = self._run(f"vanish-{step}")
         outcome = self.zygote.run(scenarios.fit, self.scenario, run, At(step, vanish=run))
         if Path(run).exists():

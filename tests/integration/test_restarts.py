@@ -1,0 +1,71 @@
+"""Fits of several starts that go on in other attempts, more than once: every commit can be read again."""
+
+import warnings
+
+import dask
+import pytest
+from fits import ROWS, assert_same_bits
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask import EMTau, GaussianMixture
+from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.face import fits as face_fits
+
+ITERATIONS, STARTS = 3, 3
+
+
+@pytest.fixture
+def interrupted_after(monkeypatch):
+    """Interrupt fits after so many iterations, all starts counted; None for never."""
+    left = [None]
+
+    class Observer(SilentObserver):
+        def iteration(self, record, parameters):
+            if left[0] is not None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+
+    monkeypatch.setattr(face_fits, "observer_for", lambda verbose: Observer())
+
+    def set_to(iterations):
+        left[0] = iterations
+
+    return set_to
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+def fitted(checkpoint=None):
+    mixture = GaussianMixture(
+        3,
+        algorithm=EMTau(tau=1, revisit=2),
+        n_init=STARTS,
+        init_params="random_from_data",
+        max_iter=ITERATIONS,
+        tol=0,
+        random_state=2,
+        checkpoint=checkpoint,
+    )
+    return mixture.fit(ROWS)
+
+
+@pytest.mark.parametrize("first", range(1, ITERATIONS * STARTS))
+def test_interrupted_twice_anywhere(tmp_path, interrupted_after, first):
+    expected = fitted()
+    interrupted_after(first)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(tmp_path / "run")
+    interrupted_after(1)
+    if first < ITERATIONS * STARTS - 1:
+        with pytest.raises(KeyboardInterrupt):
+            GaussianMixture.resume(tmp_path / "run", ROWS)
+    interrupted_after(None)
+    assert_same_bits(GaussianMixture.resume(tmp_path / "run", ROWS), expected)
+    assert_same_bits(GaussianMixture.resume(tmp_path / "run", ROWS), expected)
