@@ -6,6 +6,7 @@ block of rows gets its responsibilities; the pass over chunks is one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +87,25 @@ def _under(
     return block_statistics(structure, rows, np.ascontiguousarray(responsibilities.T))
 
 
+class _Soft(ABC):
+    """Gives every row a responsibility for every component, whatever its values are."""
+
+    @abstractmethod
+    def responsibilities(self, positions: Ints, start: int) -> Floats:
+        """Return those of the rows at ``positions`` of the chunk that begins at row ``start``, (n, K)."""
+
+    def statistics(
+        self,
+        structure: CovarianceStructure,
+        rows: Floats,
+        weights: Floats | None,
+        positions: Ints,
+        start: int,
+    ) -> SufficientStatistics:
+        """Return the statistics of a block; see `Assignment`."""
+        return _under(structure, rows, self.responsibilities(positions, start), weights)
+
+
 def nearest(rows: Floats, centres: Floats) -> Ints:
     """Return the index of each row's nearest centre; ties go to the lowest."""
     origin = centres.mean(axis=0)
@@ -143,7 +163,7 @@ class NearestCentre:
 
 
 @dataclass(frozen=True)
-class RandomResponsibilities:
+class RandomResponsibilities(_Soft):
     """Uniform draws, addressed by global row number and normalised to 1 per row."""
 
     seed: int
@@ -152,17 +172,6 @@ class RandomResponsibilities:
     def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself."""
         return self
-
-    def statistics(
-        self,
-        structure: CovarianceStructure,
-        rows: Floats,
-        weights: Floats | None,
-        positions: Ints,
-        start: int,
-    ) -> SufficientStatistics:
-        """Return the statistics under the block's draws."""
-        return _under(structure, rows, self.responsibilities(positions, start), weights)
 
     def responsibilities(self, positions: Ints, start: int) -> Floats:
         """Return the draws of rows, (n, K)."""
@@ -180,7 +189,7 @@ class RandomResponsibilities:
 
 
 @dataclass(frozen=True, eq=False)
-class GivenResponsibilities:
+class GivenResponsibilities(_Soft):
     """Responsibilities that the user gives, read chunk by chunk and checked."""
 
     reader: ChunkReader
@@ -190,17 +199,6 @@ class GivenResponsibilities:
         """Return itself with the chunk's responsibilities loaded."""
         values, _ = self.reader.load(place, blocks)
         return GivenResponsibilities(self.reader, values)
-
-    def statistics(
-        self,
-        structure: CovarianceStructure,
-        rows: Floats,
-        weights: Floats | None,
-        positions: Ints,
-        start: int,
-    ) -> SufficientStatistics:
-        """Return the statistics under the responsibilities of the block."""
-        return _under(structure, rows, self.responsibilities(positions, start), weights)
 
     def responsibilities(self, positions: Ints, start: int) -> Floats:
         """Return the responsibilities of rows, (n, K).
