@@ -9,7 +9,7 @@ in both.
 The price is cancellation: a squared distance is a difference of terms as large
 as the squared distance from the origin of the coordinates. Rows are therefore
 seen from a `Frame`, and `conditions` says how many digits a component loses
-there; where that is too many, `mixture.estep` does without features.
+there; where that is too many, `mixture.centred` does without features.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class BlockKernel:
         Returns
         -------
         responsibilities : ndarray of shape (K, n)
-            Of the plan's dtype.
+            Of the plan's dtype, float64 for a block that features cannot score.
             Valid, and the caller's to change, until the next call. Paper,
             section 2, equation for ``w_k(x_n, Θ)``.
         log_likelihoods : ndarray of shape (n,), nats

@@ -136,4 +136,4 @@ def test_tasks_carry_only_what_is_their_own_however_many_there_are():
         print(f"graph {whole:,} bytes, of which shared {shared:,}; largest E-step task {task:,}")
     assert many[1] == few[1] > 8 * 16 * 12 * 12  # the covariances
     assert many[2] <= few[2] + 64  # longer numbers
-    assert (many[0] - many[1]) / 4000 <= (few[0] - few[1]) / 250 + 32
+    assert (many[0] - many[1]) / 4000 <= (few[0] - few[1]) / 250 + 16
