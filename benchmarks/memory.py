@@ -3,8 +3,8 @@
     python benchmarks/memory.py                       # 5,000,000 and 20,000,000 rows, 2.6 GB of disk
     python benchmarks/memory.py --rows 200000 800000 --chunk-rows 50000
 
-Each fit is a process of its own; its peak is what the kernel says of it when it
-has ended (the peak of the page tables' resident set, `ru_maxrss`).
+Each fit is a process of its own, which prints its peak when it ends: Linux's `VmHWM`, the most that
+was ever resident since the program began. (`ru_maxrss` would not do: a process inherits its parent's.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ algorithm: {{name: {algorithm}}}
 stop: {{tol: 0.0, max_iter: {iterations}}}
 output: {{directory: {output}}}
 """
-EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+PROGRAM = """
+from pathlib import Path
+from emtau_dask.face.cli import main
+try:
+    main()
+finally:
+    print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+"""
 NOT_CONVERGED = 3
 
 
@@ -48,19 +55,18 @@ def run(
     arguments: list[str], allowed: tuple[int, ...] = (0,), settings: dict[str, str] | None = None
 ) -> tuple[float, float]:
     """Run `emtau` and return its peak resident memory (MB) and its time (s)."""
-    environment = os.environ | (settings or {})
     began = time.perf_counter()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [*EMTAU, *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode not in allowed:
-            output.seek(0)
-            raise SystemExit(output.read().decode())
-    unit = 1 if sys.platform == "darwin" else 1024
-    return usage.ru_maxrss * unit / 1e6, time.perf_counter() - began
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | (settings or {}),
+        check=False,
+    )
+    if process.returncode not in allowed:
+        raise SystemExit(process.stdout)
+    return 1024 * int(process.stdout.split()[-1]) / 1e6, time.perf_counter() - began
 
 
 def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:
