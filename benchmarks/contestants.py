@@ -3,9 +3,8 @@
     python benchmarks/contestants.py scikit-learn FOLDER --threads 2 --iterations 2 12
 
 The folder holds `rows.npy` and `task.json`. A fit of the shorter length comes first and
-is not timed; the seconds printed are of one iteration between the two lengths. Nothing
-but NumPy is imported beside the contestant, so that a peer can live in an interpreter
-of its own.
+is not timed; what is printed is when the fits of both lengths began and ended. Nothing but
+NumPy is imported beside the contestant, so that a peer can live in an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -66,9 +65,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of the shorter and of the longer fit, and what the longer one found (from the given start)."""
+    """When the shorter and the longer fit began and ended, and what the longer one found.
 
-    seconds: list[float]
+    In `time.monotonic`'s seconds; nothing is said of what was found from another start than the given one.
+    """
+
+    fits: list[tuple[float, float]]
     mixture: Mixture | None
 
 
@@ -100,12 +102,12 @@ def mean_log_likelihood(rows: np.ndarray, mixture: Mixture, covariance_type: str
 
 def timed(fit: Callable[[int], Mixture | None], lengths: Lengths) -> Timed:
     fit(lengths[0])
-    seconds, mixture = [], None
+    fits, mixture = [], None
     for length in lengths:
-        began = time.perf_counter()
+        began = time.monotonic()
         mixture = fit(length)
-        seconds.append(time.perf_counter() - began)
-    return Timed(seconds, mixture)
+        fits.append((began, time.monotonic()))
+    return Timed(fits, mixture)
 
 
 def ours(task: Task, threads: int, lengths: Lengths, dtype: type = np.float64) -> Timed:
@@ -210,7 +212,8 @@ def armadillo(task: Task, threads: int, lengths: Lengths) -> Timed:
     parts = np.split(np.fromfile(fitted), np.cumsum([task.weights.size, task.means.size]))
     shapes = (task.weights.shape, task.means.shape, task.covariances.shape)
     mixture = Mixture(*(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)))
-    return Timed([float(seconds) for seconds in run.stdout.split()], mixture)
+    shorter, longer = (tuple(map(float, line.split())) for line in run.stdout.splitlines())
+    return Timed([shorter, longer], mixture)
 
 
 def spark(task: Task, threads: int, lengths: Lengths) -> Timed:
@@ -258,9 +261,9 @@ def product_rate(size: int) -> float:
     a, b = np.random.default_rng(0).standard_normal((2, size, size))
     seconds = []
     for _ in range(PRODUCTS):
-        began = time.perf_counter()
+        began = time.monotonic()
         a @ b
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.monotonic() - began)
     return 2 * size**3 / min(seconds)
 
 
@@ -270,10 +273,9 @@ def compete(name: str, task: Task, threads: int, lengths: Lengths) -> dict[str, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = CONTESTANTS[name](task, threads, lengths)
-    short, long = found.seconds
     judged = task.rows[:JUDGED_ROWS]
     likelihood = found.mixture and mean_log_likelihood(judged, found.mixture, task.covariance_type)
-    return {"seconds": (long - short) / (lengths[1] - lengths[0]), "log_likelihood": likelihood}
+    return {"fits": found.fits, "log_likelihood": likelihood}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -7,7 +7,8 @@
 
 All have the same rows, start and number of threads. Every fit is a process of its own, all
 contestants in turn; the time of an iteration is that of a longer fit less that of a shorter
-one, over the iterations between, and a figure is the median over the repeats.
+one, over the iterations between, and a figure is the median over the repeats. Times are
+without those in which the whole machine stood still (`pauses.py`), where that can be seen.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pauses import Pauses, seconds_without
 
 HERE = Path(__file__).parent
 CHUNKS = 8
@@ -219,18 +221,21 @@ def measure(work: Work, folder: Path, peers: list[str], options: argparse.Namesp
                     continue
                 lengths = ["--iterations", str(short), str(long)]
                 try:
-                    found = run_contestant(options.python[name], [name, *shared, *lengths], threads)
+                    with Pauses() as pauses:
+                        found = run_contestant(options.python[name], [name, *shared, *lengths], threads)
                 except subprocess.CalledProcessError as error:
                     if name.startswith("ours"):
                         raise SystemExit(error.stderr) from error
                     failed.add(name)
                     print(f"{name} fails on {work}: {last_line(error.stderr)}\n")
                     continue
-                measured.seconds[name, threads].append(found["seconds"])
+                shorter, longer = (seconds_without(pauses.found, fit) for fit in found["fits"])
+                seconds = (longer - shorter) / (long - short)
+                measured.seconds[name, threads].append(seconds)
                 if found["log_likelihood"] is not None:
                     measured.log_likelihoods[name].append(found["log_likelihood"])
                 progress = f"{work.name} {repeat + 1}/{options.repeats}, {threads} threads, {name}"
-                print(f"{progress}: {1e3 * found['seconds']:.1f} ms", file=sys.stderr)
+                print(f"{progress}: {1e3 * seconds:.1f} ms", file=sys.stderr)
     return measured
 
 

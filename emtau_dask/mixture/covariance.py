@@ -87,7 +87,9 @@ class CovarianceStructure:
 
 
 def _outer_products(weights: Floats, vectors: Floats) -> Floats:
-    return vectors[:, :, np.newaxis] * vectors[:, np.newaxis, :] * weights[:, np.newaxis, np.newaxis]
+    products: Floats = vectors[:, :, np.newaxis] * vectors[:, np.newaxis, :]
+    products *= weights[:, np.newaxis, np.newaxis]
+    return products
 
 
 def _with_reg(matrix: Floats, reg_covar: float) -> Floats:

@@ -11,16 +11,16 @@ component goes which way: a fixed function of Θ, never of a clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from emtau_dask.mixture.arrays import EPS, Bools, Floats, Ints
-from emtau_dask.mixture.centred import CentredWorkspace, squared_distances
+from emtau_dask.mixture.centred import CentredStatistics, CentredWorkspace, squared_distances, stretch_rows
 from emtau_dask.mixture.features import FORMS, Frame, Moments, conditions, frames_of
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, block_statistics, merge
+from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, merge
 
 __all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
 
@@ -37,7 +37,8 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 24, 3
 share: 24 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
 (`benchmarks/kernels.py`)."""
 BLOCK_BYTES = 2**20
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 8192
+MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 8192
+"""Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
 
 
 def uses_features(covariance_type: str, n_components: int, n_features: int) -> bool:
@@ -58,16 +59,19 @@ def block_rows(covariance_type: str, n_components: int, n_features: int, by_feat
     What a block needs takes about 1 MiB, half the L2 cache of a core.
     """
     rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, by_features)
-    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows // 64 * 64))
+    least = MIN_BLOCK_ROWS if by_features else MIN_CENTRED_ROWS
+    return max(least, min(MAX_BLOCK_ROWS, rows // 64 * 64))
 
 
 def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of the bytes that a kernel takes for chunks of ``n_rows`` rows."""
     shape = covariance_type, n_components, n_features
-    return max(
+    in_blocks = max(
         min(n_rows, block_rows(*shape, by_features)) * row_bytes(*shape, by_features)
         for by_features in {False, uses_features(*shape)}
     )
+    stretch = stretch_rows(n_components, n_features, block_rows(*shape, by_features=False))
+    return in_blocks + min(n_rows, stretch) * 8 * (n_components + n_features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +188,7 @@ class BlockKernel:
         self._scratch: Floats | None = np.empty((d, n_rows), dtype=plan.dtype) if whitens else None
         self._workspace: CentredWorkspace | None = None
         self._moments: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
-        self._statistics = PairwiseMerger(partial(merge, parameters.structure))
+        self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, d))
         self._by_features = plan.by_features
 
@@ -269,15 +273,16 @@ class BlockKernel:
             by_products = np.where(by_features[:, np.newaxis], responsibilities, 0.0)
             self._moments.push(self._form.moments(self._features[:, : len(rows)], by_products))
             responsibilities = responsibilities - by_products
-        self._statistics.push(
-            block_statistics(
-                self._plan.parameters.structure, rows.astype(np.float64, copy=False), responsibilities
-            )
-        )
+        if self._centred is None:
+            parameters = self._plan.parameters
+            shape = parameters.n_components, parameters.n_features
+            self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
+        self._centred.push(rows, responsibilities)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
-        moments, centred = self._moments.total(), self._statistics.total()
+        moments = self._moments.total()
+        centred = self._centred and self._centred.total()
         if moments is None:
             return centred
         found = self._form.statistics(moments, self._plan.frame)

@@ -21,6 +21,8 @@ from emtau_dask.mixture.covariance import CovarianceStructure
 __all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "group_statistics", "merge", "zero"]
 
 T = TypeVar("T")
+TILE_ROWS = 1024
+"""Rows whose residuals are held at a time: enough for adding a (d, d) product to be little of its cost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,19 +70,19 @@ def merge(
     weights = a.weights + b.weights
     share = _share(b.weights, weights)
     shift = b.means - a.means
+    scatter = a.scatter + b.scatter
+    scatter += structure.outer(a.weights * share, shift)
     return SufficientStatistics(
-        frozen(weights),
-        frozen(a.means + share[:, np.newaxis] * shift),
-        frozen(a.scatter + b.scatter + structure.outer(a.weights * share, shift)),
+        frozen(weights), frozen(a.means + share[:, np.newaxis] * shift), frozen(scatter)
     )
 
 
 def block_statistics(
     structure: CovarianceStructure, rows: Floats, responsibilities: Floats
 ) -> SufficientStatistics:
-    """Return the statistics of one block of rows.
+    """Return the statistics of some rows.
 
-    Two passes over the block (means, then scatter about them), the second of
+    Two passes over them (means, then scatter about them), the second of
     which also corrects the means for the rounding of the first (Chan et al.
     1983, eq. 1.7), so that neither the distance from the origin nor a collapse
     onto identical rows costs digits.
@@ -94,8 +96,16 @@ def block_statistics(
     """
     weights = responsibilities.sum(axis=1)
     means = _share(responsibilities @ rows, weights[:, np.newaxis])
-    parts = ((int(k), rows, responsibilities[k]) for k in np.flatnonzero(weights > 0))
+    parts = ((int(k), *_present(rows, responsibilities[k])) for k in np.flatnonzero(weights > 0))
     return _about(structure, weights, means, parts)
+
+
+def _present(rows: Floats, row_weights: Floats) -> tuple[Floats, Floats]:
+    """Leave out rows that weigh nothing, where they are most: in many dimensions nearly all do."""
+    present = np.flatnonzero(row_weights)
+    if 2 * len(present) > len(rows):
+        return rows, row_weights
+    return rows[present], row_weights[present]
 
 
 def group_statistics(
@@ -135,11 +145,15 @@ def _about(
     """Return statistics from first means, and the rows and weights that make each component up."""
     scatter = np.zeros(structure.shape(*means.shape))
     corrections = np.zeros_like(means)
+    buffer = np.empty((TILE_ROWS, means.shape[1]))
     for k, rows, row_weights in parts:
-        residuals = rows - means[k]
-        corrections[k] = row_weights @ residuals
-        residuals *= np.sqrt(row_weights)[:, np.newaxis]
-        structure.add_scatter(scatter, k, residuals)
+        roots = np.sqrt(row_weights)[:, np.newaxis]
+        for begin in range(0, len(rows), TILE_ROWS):
+            tile = slice(begin, begin + TILE_ROWS)
+            residuals = np.subtract(rows[tile], means[k], out=buffer[: len(rows[tile])])
+            corrections[k] += row_weights[tile] @ residuals
+            residuals *= roots[tile]
+            structure.add_scatter(scatter, k, residuals)
     corrections = _share(corrections, weights[:, np.newaxis])
     scatter -= structure.outer(weights, corrections)
     return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
