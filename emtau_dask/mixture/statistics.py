@@ -18,7 +18,15 @@ import numpy as np
 from emtau_dask.mixture.arrays import Floats, Ints, frozen
 from emtau_dask.mixture.covariance import CovarianceStructure
 
-__all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "group_statistics", "merge", "zero"]
+__all__ = [
+    "PairwiseMerger",
+    "SufficientStatistics",
+    "block_statistics",
+    "group_statistics",
+    "merge",
+    "quotients",
+    "zero",
+]
 
 T = TypeVar("T")
 
@@ -53,7 +61,8 @@ def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> 
     )
 
 
-def _share(part: Floats, whole: Floats) -> Floats:
+def quotients(part: Floats, whole: Floats) -> Floats:
+    """Return ``part / whole``, zero where ``whole`` is."""
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
@@ -66,7 +75,7 @@ def merge(
     for bit.
     """
     weights = a.weights + b.weights
-    share = _share(b.weights, weights)
+    share = quotients(b.weights, weights)
     shift = b.means - a.means
     return SufficientStatistics(
         frozen(weights),
@@ -93,7 +102,7 @@ def block_statistics(
         Times the row weights.
     """
     weights = responsibilities.sum(axis=1)
-    means = _share(responsibilities @ rows, weights[:, np.newaxis])
+    means = quotients(responsibilities @ rows, weights[:, np.newaxis])
     parts = ((int(k), rows, responsibilities[k]) for k in np.flatnonzero(weights > 0))
     return _about(structure, weights, means, parts)
 
@@ -123,7 +132,7 @@ def group_statistics(
     totals = np.array([sorted_weights[span].sum() for span in spans])
     sums = np.array([sorted_weights[span] @ sorted_rows[span] for span in spans])
     parts = ((k, sorted_rows[span], sorted_weights[span]) for k, span in enumerate(spans) if totals[k] > 0)
-    return _about(structure, totals, _share(sums, totals[:, np.newaxis]), parts)
+    return _about(structure, totals, quotients(sums, totals[:, np.newaxis]), parts)
 
 
 def _about(
@@ -140,7 +149,7 @@ def _about(
         corrections[k] = row_weights @ residuals
         residuals *= np.sqrt(row_weights)[:, np.newaxis]
         structure.add_scatter(scatter, k, residuals)
-    corrections = _share(corrections, weights[:, np.newaxis])
+    corrections = quotients(corrections, weights[:, np.newaxis])
     scatter -= structure.outer(weights, corrections)
     return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
 
