@@ -7,6 +7,7 @@ from dask.callbacks import Callback
 from zarr.storage import WrapperStore
 
 from emtau_dask.engine import passes
+from emtau_dask.mixture import kernel
 
 
 class Tasks(Callback):
@@ -65,6 +66,20 @@ def one_chunk_a_task():
         patch.setattr(passes, "MIN_BATCH_COST", 0)
         patch.setattr(passes, "MAX_BATCH_COST", 0)
         yield
+
+
+@contextmanager
+def plans_counted():
+    """The parameters for which a kernel is planned in this process, in order."""
+    planned, frames_of = [], kernel.frames_of
+
+    def noted(parameters):
+        planned.append(parameters)
+        return frames_of(parameters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "frames_of", noted)
+        yield planned
 
 
 CHUNK_COST, LEAST, MOST, TASKS = 4096, 131072, 2097152, 64

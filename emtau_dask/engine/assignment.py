@@ -38,6 +38,7 @@ __all__ = [
     "GivenResponsibilities",
     "NearestCentre",
     "RandomResponsibilities",
+    "RowBlock",
     "nearest",
     "statistics_under",
 ]
@@ -47,6 +48,27 @@ DRAWN_AT_ONCE = 2**12
 """Rows whose random numbers are drawn together, whether or not all of them are wanted."""
 
 
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Rows of one chunk that are assigned together.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n, d), float64
+    weights : ndarray of shape (n,) or None
+        None where every row weighs 1.
+    positions : ndarray of shape (n,), intp
+        The rows' positions in the chunk, ascending.
+    start : int
+        Global number of the chunk's first row.
+    """
+
+    rows: Floats
+    weights: Floats | None
+    positions: Ints
+    start: int
+
+
 class Assignment(Protocol):
     """Gives responsibilities to the rows of one chunk."""
 
@@ -54,56 +76,28 @@ class Assignment(Protocol):
         """Return the assignment for one chunk, with what it reads for it."""
         ...
 
-    def statistics(
-        self,
-        structure: CovarianceStructure,
-        rows: Floats,
-        weights: Floats | None,
-        positions: Ints,
-        start: int,
-    ) -> SufficientStatistics:
-        """Return the statistics of a block.
-
-        Parameters
-        ----------
-        structure : CovarianceStructure
-        rows : ndarray of shape (n, d)
-        weights : ndarray of shape (n,) or None
-            None where every row weighs 1.
-        positions : ndarray of shape (n,)
-            The rows' positions in the chunk.
-        start : int
-            Global number of the chunk's first row.
-        """
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of a block."""
         ...
 
 
-def _under(
-    structure: CovarianceStructure, rows: Floats, responsibilities: Floats, weights: Floats | None
-) -> SufficientStatistics:
+def _under(structure: CovarianceStructure, block: RowBlock, responsibilities: Floats) -> SufficientStatistics:
     """Return the statistics of a block under responsibilities (n, K)."""
-    if weights is not None:
-        responsibilities = responsibilities * weights[:, np.newaxis]
-    return block_statistics(structure, rows, np.ascontiguousarray(responsibilities.T))
+    if block.weights is not None:
+        responsibilities = responsibilities * block.weights[:, np.newaxis]
+    return block_statistics(structure, block.rows, np.ascontiguousarray(responsibilities.T))
 
 
 class _Soft(ABC):
     """Gives every row a responsibility for every component, whatever its values are."""
 
     @abstractmethod
-    def responsibilities(self, positions: Ints, start: int) -> Floats:
-        """Return those of the rows at ``positions`` of the chunk that begins at row ``start``, (n, K)."""
+    def responsibilities(self, block: RowBlock) -> Floats:
+        """Return those of the block's rows, (n, K)."""
 
-    def statistics(
-        self,
-        structure: CovarianceStructure,
-        rows: Floats,
-        weights: Floats | None,
-        positions: Ints,
-        start: int,
-    ) -> SufficientStatistics:
-        """Return the statistics of a block; see `Assignment`."""
-        return _under(structure, rows, self.responsibilities(positions, start), weights)
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of a block."""
+        return _under(structure, block, self.responsibilities(block))
 
 
 def nearest(rows: Floats, centres: Floats) -> Ints:
@@ -147,19 +141,13 @@ class NearestCentre:
         """Return 1 for the nearest centre, or 1/n for each of n equal ones, (n, K)."""
         return self.shares[nearest(rows, self.distinct)]
 
-    def statistics(
-        self,
-        structure: CovarianceStructure,
-        rows: Floats,
-        weights: Floats | None,
-        positions: Ints,
-        start: int,
-    ) -> SufficientStatistics:
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
         """Return the statistics of the centres' own rows."""
         n_distinct, n_components = self.shares.shape
         if n_distinct < n_components:
-            return _under(structure, rows, self.responsibilities(rows), weights)
-        return group_statistics(structure, rows, nearest(rows, self.distinct), weights, n_components)
+            return _under(structure, block, self.responsibilities(block.rows))
+        labels = nearest(block.rows, self.distinct)
+        return group_statistics(structure, block.rows, labels, block.weights, n_components)
 
 
 @dataclass(frozen=True)
@@ -173,8 +161,9 @@ class RandomResponsibilities(_Soft):
         """Return itself."""
         return self
 
-    def responsibilities(self, positions: Ints, start: int) -> Floats:
+    def responsibilities(self, block: RowBlock) -> Floats:
         """Return the draws of rows, (n, K)."""
+        positions, start = block.positions, block.start
         result = np.empty((len(positions), self.n_components))
         begin = 0
         while begin < len(positions):
@@ -200,7 +189,7 @@ class GivenResponsibilities(_Soft):
         values, _ = self.reader.load(place, blocks)
         return GivenResponsibilities(self.reader, values)
 
-    def responsibilities(self, positions: Ints, start: int) -> Floats:
+    def responsibilities(self, block: RowBlock) -> Floats:
         """Return the responsibilities of rows, (n, K).
 
         Raises
@@ -209,14 +198,15 @@ class GivenResponsibilities(_Soft):
             A value is negative or not finite, or a row does not sum to 1 within 1e-6.
         """
         assert self.values is not None
-        values = self.values[positions].astype(np.float64)
+        values = self.values[block.positions].astype(np.float64)
         sums = values.sum(axis=1)
         good = (np.abs(sums - 1.0) <= 1e-6) & (values >= 0).all(axis=1)
         if not good.all():
             i = int(np.argmin(good))
             raise InvalidDataError(
-                f"responsibilities_init of row {start + positions[i]} is {values[i]} (sum {sums[i]:.6g}); "
-                "each must be at least 0 and finite, and they must sum to 1 within 1e-6."
+                f"responsibilities_init of row {block.start + block.positions[i]} is {values[i]} "
+                f"(sum {sums[i]:.6g}); each must be at least 0 and finite, and they must sum to 1 within "
+                "1e-6."
             )
         return values
 
@@ -244,7 +234,8 @@ class _StatisticsTask:
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
             of_block = None if weights is None else weights[where]
-            merger.push(assignment.statistics(self.structure, rows, of_block, positions[where], place.start))
+            block = RowBlock(rows, of_block, positions[where], place.start)
+            merger.push(assignment.statistics(self.structure, block))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
 

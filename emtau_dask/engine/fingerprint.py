@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.engine.manifest import SourceEntry
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 
-__all__ = ["Fingerprint", "check_same", "fingerprint"]
+__all__ = ["Fingerprint", "check_same", "fingerprint", "fingerprint_of", "source_entry"]
 
 SAMPLED_CHUNKS = 4
 SAMPLED_ROWS = 256
@@ -132,3 +133,21 @@ def _shortened(chunks: tuple[tuple[int, int], ...]) -> str:
         return shown
     rest = hashlib.sha256(repr(chunks).encode()).hexdigest()[:12]
     return f"{shown}, … in {len(chunks)} runs (SHA-256 {rest})"
+
+
+def source_entry(fingerprint: Fingerprint) -> SourceEntry:
+    """Return a fingerprint as a manifest has it."""
+    return SourceEntry(
+        shape=list(fingerprint.shape),
+        dtype=fingerprint.dtype,
+        chunks=[list(run) for run in fingerprint.chunks],
+        sha256=fingerprint.sha256,
+    )
+
+
+def fingerprint_of(entry: SourceEntry | None) -> Fingerprint | None:
+    """Return what `source_entry` turned into an entry."""
+    if entry is None:
+        return None
+    chunks = tuple((rows, count) for rows, count in entry.chunks)
+    return Fingerprint(tuple(entry.shape), entry.dtype, chunks, entry.sha256)

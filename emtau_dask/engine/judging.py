@@ -17,7 +17,7 @@ from emtau_dask.engine.passes import NO_SOURCE, run_pass
 from emtau_dask.engine.problem import SCAN_ROWS, ChunkLoader, Problem
 from emtau_dask.engine.scoring import EStepItem
 from emtau_dask.mixture.arrays import Floats, Ints
-from emtau_dask.mixture.kernel import BlockKernel, plan_kernel
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import ChunkPlace, ChunkReader, ObjectStore, SlotState, Source
 
@@ -41,9 +41,8 @@ class Held(Protocol):
         ...
 
 
-def _responsibilities(rows: Floats, parameters: MixtureParameters) -> tuple[Floats, Floats]:
-    kernel = BlockKernel(plan_kernel(parameters), max(1, len(rows)))
-    responsibilities, log_likelihoods = kernel.score(rows)
+def _responsibilities(rows: Floats, plan: KernelPlan) -> tuple[Floats, Floats]:
+    responsibilities, log_likelihoods = BlockKernel(plan, max(1, len(rows))).score(rows)
     return responsibilities.T, log_likelihoods
 
 
@@ -53,25 +52,25 @@ class HeldByIteration:
 
     Attributes
     ----------
-    parameters : tuple of MixtureParameters
-        Θ_0, Θ_1, …; the E-step of iteration i ran under Θ_{i−1}.
+    plans : tuple of KernelPlan
+        For Θ_0, Θ_1, …, under which the E-steps of iterations 1, 2, … ran.
     objects : ObjectStore or None
         Where row state with the array ``scored_at`` is; None where every row was
         scored in the last iteration.
     """
 
-    parameters: tuple[MixtureParameters, ...]
+    plans: tuple[KernelPlan, ...]
     objects: ObjectStore | None
 
     @property
     def n_components(self) -> int:
         """Number of components K."""
-        return self.parameters[0].n_components
+        return self.plans[0].parameters.n_components
 
     def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
         """Return each row's last iteration."""
         if self.objects is None or state is None:
-            return np.full(n_rows, len(self.parameters) - 1)
+            return np.full(n_rows, len(self.plans))
         return state.read(self.objects, n_rows)[SCORED_AT]
 
     def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
@@ -79,7 +78,7 @@ class HeldByIteration:
         result = np.empty((len(rows), self.n_components))
         for iteration in np.unique(memory):
             members = memory == iteration
-            result[members], _ = _responsibilities(rows[members], self.parameters[int(iteration) - 1])
+            result[members], _ = _responsibilities(rows[members], self.plans[int(iteration) - 1])
         return result
 
 
@@ -143,7 +142,7 @@ class _JudgeTask:
     classes: NDArray[Any]
     held: Held
     reference: Held
-    final: MixtureParameters | None
+    final: KernelPlan | None
 
     def __call__(
         self,
@@ -241,10 +240,10 @@ def judge(
     stage : str
     observer : FitObserver
     """
+    reader = None if labels is None else labels.reader()
+    plan = None if final is None else plan_kernel(final)
     verdict = run_pass(
-        _JudgeTask(
-            problem.loader(), None if labels is None else labels.reader(), classes, held, reference, final
-        ),
+        _JudgeTask(problem.loader(), reader, classes, held, reference, plan),
         Verdict.plus,
         [labels or NO_SOURCE, *problem.sources],
         {chunk: EStepItem(place, states.get(chunk)) for chunk, place in problem.places.items()},

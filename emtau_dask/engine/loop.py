@@ -112,11 +112,15 @@ def advance(
     since_reset = 1 if state.afresh else state.since_reset + 1
     chunks = problem.chunks if state.afresh else [chunk for chunk, rows in state.remaining.items() if rows]
 
-    def step(plan: KernelPlan) -> tuple[PassTotals | None, MixtureParameters]:
-        totals = _e_step(problem, state, plan, policy, settings, iteration, chunks, writer(), observer)
-        return totals, m_step(_all_rows(problem, totals, held), problem.structure, settings.reg_covar)
+    def score(plan: KernelPlan) -> PassTotals | None:
+        return _e_step(problem, state, plan, policy, settings, iteration, chunks, writer(), observer)
 
-    totals, parameters = _with_enough_digits(step, plan_kernel(state.parameters, problem.rows.dtype))
+    def maximise(totals: PassTotals | None) -> MixtureParameters:
+        return m_step(_all_rows(problem, totals, held), problem.structure, settings.reg_covar)
+
+    totals, parameters = _with_enough_digits(
+        score, maximise, plan_kernel(state.parameters, problem.rows.dtype)
+    )
     bound = _lower_bound(problem, state.parameters, totals, held)
     remaining: dict[int, int] = {}
     slots = dict(state.slots)
@@ -161,18 +165,23 @@ def advance(
 
 
 def _with_enough_digits(
-    step: Callable[[KernelPlan], tuple[PassTotals | None, MixtureParameters]], plan: KernelPlan
+    score: Callable[[KernelPlan], PassTotals | None],
+    maximise: Callable[[PassTotals | None], MixtureParameters],
+    plan: KernelPlan,
 ) -> tuple[PassTotals | None, MixtureParameters]:
-    """Return what ``step`` returns by ``plan``, or by the centred one where that lost too much."""
-    if not plan.by_features.any():
-        return step(plan)
+    """Return the totals of a pass by ``plan``, or of a second, centred one where it lost too much; and Θ."""
+    totals = score(plan)
     try:
-        totals, parameters = step(plan)
+        parameters = maximise(totals)
         if plan.admits(parameters):
             return totals, parameters
     except SingularComponentError:
-        pass
-    return step(plan.centred)
+        if not plan.by_features.any():
+            raise
+    again = score(plan.centred)
+    if totals is not None and again is not None:
+        again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
+    return again, maximise(again)
 
 
 def _e_step(

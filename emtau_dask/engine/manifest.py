@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 __all__ = [
     "AlgorithmEntry",
@@ -19,6 +20,8 @@ __all__ = [
     "RunEntry",
     "SourceEntry",
     "StartEntry",
+    "first_problem",
+    "references_of",
 ]
 
 MAX_COUNT = 2**48
@@ -175,3 +178,18 @@ class Manifest(_Entry):
     sample_weight: SourceEntry | None
     responsibilities_init: SourceEntry | None
     fit: FitEntry
+
+
+def references_of(entry: BaseModel) -> Iterator[ArrayRef]:
+    """Yield every array that an entry of a manifest refers to, at any depth."""
+    for _, value in entry:
+        if isinstance(value, ArrayRef):
+            yield value
+        elif isinstance(value, BaseModel):
+            yield from references_of(value)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where a manifest is wrong first, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.problem import LoadedChunk
 from emtau_dask.mixture.arrays import Floats
-from emtau_dask.mixture.kernel import BlockKernel, plan_kernel
-from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan
 
 __all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring", "score_chunk"]
 
@@ -44,9 +43,7 @@ class Scoring:
         """Return the shape of one row's values."""
         return (n_components,) if self.per_component else ()
 
-    def __call__(
-        self, rows: NDArray[Any], parameters: MixtureParameters, block_info: Any = None
-    ) -> NDArray[Any]:
+    def __call__(self, rows: NDArray[Any], plan: KernelPlan, block_info: Any = None) -> NDArray[Any]:
         """Return it for ``rows`` (n, d); ``block_info`` is dask's, for messages.
 
         Raises
@@ -61,13 +58,11 @@ class Scoring:
             location = block_info[0]["array-location"][0][0]
             start = None if np.isnan(location) else int(location)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
-        return score_chunk(loaded, parameters, [self])[0]
+        return score_chunk(loaded, plan, [self])[0]
 
 
-def score_chunk(
-    loaded: LoadedChunk, parameters: MixtureParameters, scorings: Sequence[Scoring]
-) -> list[NDArray[Any]]:
-    """Return several things about every row of a chunk, in one pass over it.
+def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:
+    """Return several things about every row of a chunk, in one pass over it, by a plan for float64.
 
     Raises
     ------
@@ -75,9 +70,8 @@ def score_chunk(
         A row holds NaN, infinity or a number too large to be squared, or is
         beyond the reach of every component.
     """
-    n_components, n_rows = parameters.n_components, len(loaded.rows)
+    n_components, n_rows = plan.parameters.n_components, len(loaded.rows)
     results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
-    plan = plan_kernel(parameters)
     kernel = BlockKernel(plan, plan.block_rows)
     positions = loaded.positions()
     for where, rows in loaded.blocks(positions, kernel.n_rows):

@@ -32,8 +32,9 @@ __all__ = [
     "pose",
 ]
 
-LARGEST = 1e150
-"""Largest magnitude of a value: its square, summed over rows and features, stays within float64."""
+LARGEST = np.float64(1e150)
+"""Largest magnitude of a value: its square, summed over rows and features, stays within float64.
+NumPy would make a plain float one of float32, infinity, to compare float32 values with it."""
 SCAN_ROWS = 2**12
 DOUBLE = np.dtype(np.float64)
 

@@ -45,6 +45,7 @@ from emtau_dask.face.progress import watching
 from emtau_dask.face.runs import starting_responsibilities
 from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.kernel import plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import SlotState, Source, as_source
 
@@ -252,7 +253,8 @@ class _Runner:
             recorder,
         )
         seconds = time.perf_counter() - began
-        return _Finished(name, outcome, HeldByIteration(tuple(recorder.parameters), journal.objects), seconds)
+        plans = tuple(plan_kernel(parameters) for parameters in recorder.parameters[:-1])
+        return _Finished(name, outcome, HeldByIteration(plans, journal.objects), seconds)
 
     def _journal(self, policy: Any) -> AbstractContextManager[TemporaryJournal]:
         problem = self.problem

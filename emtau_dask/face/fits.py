@@ -14,13 +14,8 @@ from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
 from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.caching import active_rows_cached, cache_limit
-from emtau_dask.engine.checkpoint import (
-    CheckpointJournal,
-    SavedFit,
-    fingerprint_of,
-    read_newest,
-    source_entry,
-)
+from emtau_dask.engine.checkpoint import CheckpointJournal
+from emtau_dask.engine.checkpoint_reading import SavedFit, read_newest
 from emtau_dask.engine.cluster import (
     active_client,
     check_portable,
@@ -28,7 +23,7 @@ from emtau_dask.engine.cluster import (
     prove_access,
     resident,
 )
-from emtau_dask.engine.fingerprint import check_same, fingerprint
+from emtau_dask.engine.fingerprint import check_same, fingerprint, fingerprint_of, source_entry
 from emtau_dask.engine.fitting import FitPlan, Journal, row_fields, run_fit, temporary_journal
 from emtau_dask.engine.loop import EmSettings
 from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEntry, SourceEntry

@@ -22,6 +22,7 @@ from emtau_dask.face.modelfile import load_model, save_model
 from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.arrays import frozen
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.kernel import plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage import as_dask
 
@@ -85,20 +86,20 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_ = stop_reason == "tol"
 
     def _score(self, X: Any, scoring: Scoring) -> Any:
-        parameters = self.parameters_
+        plan = plan_kernel(self.parameters_)
         lazy = checked_lazy(self, X)
         if lazy is None:
-            return scoring(checked_array(self, X, reset=False), parameters)
+            return scoring(checked_array(self, X, reset=False), plan)
         array = as_dask(lazy).rechunk({1: -1})
         layout: dict[str, Any] = (
-            {"chunks": (array.chunks[0], (parameters.n_components,))}
+            {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
             if scoring.per_component
             else {"drop_axis": 1}
         )
         return da.map_blocks(
             scoring,
             array,
-            parameters,
+            plan,
             dtype=scoring.dtype,
             meta=np.empty((0,) * (1 + scoring.per_component), scoring.dtype),
             **layout,

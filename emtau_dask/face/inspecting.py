@@ -12,7 +12,7 @@ from emtau_dask.face.fits import open_saved
 from emtau_dask.storage.commits import FORMAT, VERSION
 
 if TYPE_CHECKING:
-    from emtau_dask.engine.checkpoint import SavedFit
+    from emtau_dask.engine.checkpoint_reading import SavedFit
 
 __all__ = ["described_run", "history_table", "inspect_run", "run_table"]
 

@@ -17,7 +17,7 @@ from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES,
 from emtau_dask.engine.problem import LoadedChunk
 from emtau_dask.face.data import checked_lazy
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
-from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.kernel import KernelPlan, plan_kernel
 from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ def write_labels(
         outputs["scores"] = (LOG_LIKELIHOODS, LOG_LIKELIHOODS.dtype)
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
-    scorer = _Scorer(
-        rows.reader(), rows.chunk_rows, model.parameters_, [scoring for scoring, _ in outputs.values()]
-    )
+    scorings = [scoring for scoring, _ in outputs.values()]
     with single_threaded_blas(), new_group(path, overwrite=overwrite) as group:
+        scorer = _Scorer(rows.reader(), rows.chunk_rows, plan_kernel(model.parameters_), scorings)
         group.attrs.update({"format": "emtau-labels", "version": 1})
         writers = []
         for name, (scoring, dtype) in outputs.items():
@@ -107,18 +106,18 @@ class _Scorer:
         self,
         reader: ChunkReader,
         chunk_rows: Sequence[int],
-        parameters: MixtureParameters,
+        plan: KernelPlan,
         scorings: Sequence[Scoring],
     ) -> None:
         self._reader = reader
-        self._parameters = parameters
+        self._plan = plan
         self._scorings = scorings
         self.places = list(places_of(chunk_rows).values())
 
     def __call__(self, place: ChunkPlace) -> list[NDArray[Any]]:
         rows, bytes_read = self._reader.load(place, [])
         loaded = LoadedChunk(rows, None, None, place.start, bytes_read, place.chunk)
-        return score_chunk(loaded, self._parameters, self._scorings)
+        return score_chunk(loaded, self._plan, self._scorings)
 
 
 def _in_order(scorer: _Scorer, workers: int | None) -> Iterator[list[NDArray[Any]]]:

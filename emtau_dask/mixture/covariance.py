@@ -202,7 +202,7 @@ def _factor_spherical(covariances: Floats, means: Floats, weights: Floats) -> Fl
 
 
 def _whitened_trace(scatter: Floats, factor: Floats) -> float:
-    return float(np.einsum("...ij,...ik,...kj->", factor, scatter, factor, optimize=True))
+    return float(np.vdot(factor, scatter @ factor))
 
 
 FULL = CovarianceStructure(

@@ -24,7 +24,7 @@ from scipy.linalg import solve_triangular
 from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
 from emtau_dask.mixture.factor import precision_factor
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["FORMS", "FeatureForm", "Frame", "conditions", "frames_of"]
 
@@ -105,11 +105,6 @@ class FeatureForm:
     statistics: Callable[[Moments, Frame], SufficientStatistics]
 
 
-def _share(sums: Floats, weights: Floats) -> Floats:
-    column = weights[:, np.newaxis]
-    return np.divide(sums, column, out=np.zeros_like(sums), where=column > 0)
-
-
 def _product(features: Floats, responsibilities: Floats) -> Moments:
     return (responsibilities @ features.T,)
 
@@ -144,14 +139,19 @@ def _coefficients_full(parameters: MixtureParameters, frame: Frame) -> Floats:
 def _statistics_full(moments: Moments, frame: Frame) -> SufficientStatistics:
     (sums,) = moments
     d = len(frame.centre)
-    weights = sums[:, 0].copy()
-    means = _share(sums[:, 1 : 1 + d], weights)
+    weights, means = _weights_and_means(sums, frame)
     scatter = np.empty((len(sums), d, d))
     rows, columns = np.triu_indices(d)
     scatter[:, rows, columns] = sums[:, 1 + d :]
     scatter[:, columns, rows] = sums[:, 1 + d :]
     scatter -= weights[:, np.newaxis, np.newaxis] * means[:, :, np.newaxis] * means[:, np.newaxis, :]
     return _in_place(weights, means, frame.forms_back(scatter), frame)
+
+
+def _weights_and_means(sums: Floats, frame: Frame) -> tuple[Floats, Floats]:
+    """Return weights (K,) and means (K, d) from the sums of the constant and the coordinates."""
+    weights = sums[:, 0].copy()
+    return weights, quotients(sums[:, 1 : 1 + len(frame.centre)], weights[:, np.newaxis])
 
 
 def _in_place(weights: Floats, means: Floats, scatter: Floats, frame: Frame) -> SufficientStatistics:
@@ -181,8 +181,7 @@ def _moments_tied(features: Floats, responsibilities: Floats) -> Moments:
 
 def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:
     sums, total = moments
-    weights = sums[:, 0].copy()
-    means = _share(sums[:, 1:], weights)
+    weights, means = _weights_and_means(sums, frame)
     scatter = total - (means * weights[:, np.newaxis]).T @ means
     return _in_place(weights, means, frame.forms_back(0.5 * (scatter + scatter.T)), frame)
 
@@ -201,8 +200,7 @@ def _coefficients_diag(parameters: MixtureParameters, frame: Frame) -> Floats:
 def _statistics_diag(moments: Moments, frame: Frame) -> SufficientStatistics:
     (sums,) = moments
     d = len(frame.centre)
-    weights = sums[:, 0].copy()
-    means = _share(sums[:, 1 : 1 + d], weights)
+    weights, means = _weights_and_means(sums, frame)
     scatter = sums[:, 1 + d :] - weights[:, np.newaxis] * means**2
     return _in_place(weights, means, scatter, frame)
 
@@ -216,8 +214,7 @@ def _coefficients_spherical(parameters: MixtureParameters, frame: Frame) -> Floa
 
 def _statistics_spherical(moments: Moments, frame: Frame) -> SufficientStatistics:
     (sums,) = moments
-    weights = sums[:, 0].copy()
-    means = _share(sums[:, 1:-1], weights)
+    weights, means = _weights_and_means(sums, frame)
     scatter = sums[:, -1] - weights * (means**2).sum(axis=1)
     return _in_place(weights, means, scatter, frame)
 

@@ -18,7 +18,15 @@ import numpy as np
 from emtau_dask.mixture.arrays import Floats, Ints, frozen
 from emtau_dask.mixture.covariance import CovarianceStructure
 
-__all__ = ["PairwiseMerger", "SufficientStatistics", "block_statistics", "group_statistics", "merge", "zero"]
+__all__ = [
+    "PairwiseMerger",
+    "SufficientStatistics",
+    "block_statistics",
+    "group_statistics",
+    "merge",
+    "quotients",
+    "zero",
+]
 
 T = TypeVar("T")
 TILE_ROWS = 1024
@@ -55,7 +63,8 @@ def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> 
     )
 
 
-def _share(part: Floats, whole: Floats) -> Floats:
+def quotients(part: Floats, whole: Floats) -> Floats:
+    """Return ``part / whole``, zero where ``whole`` is."""
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
@@ -68,7 +77,7 @@ def merge(
     for bit.
     """
     weights = a.weights + b.weights
-    share = _share(b.weights, weights)
+    share = quotients(b.weights, weights)
     shift = b.means - a.means
     scatter = a.scatter + b.scatter
     scatter += structure.outer(a.weights * share, shift)
@@ -95,7 +104,7 @@ def block_statistics(
         Times the row weights.
     """
     weights = responsibilities.sum(axis=1)
-    means = _share(responsibilities @ rows, weights[:, np.newaxis])
+    means = quotients(responsibilities @ rows, weights[:, np.newaxis])
     parts = ((int(k), *_present(rows, responsibilities[k])) for k in np.flatnonzero(weights > 0))
     return _about(structure, weights, means, parts)
 
@@ -133,7 +142,7 @@ def group_statistics(
     totals = np.array([sorted_weights[span].sum() for span in spans])
     sums = np.array([sorted_weights[span] @ sorted_rows[span] for span in spans])
     parts = ((k, sorted_rows[span], sorted_weights[span]) for k, span in enumerate(spans) if totals[k] > 0)
-    return _about(structure, totals, _share(sums, totals[:, np.newaxis]), parts)
+    return _about(structure, totals, quotients(sums, totals[:, np.newaxis]), parts)
 
 
 def _about(
@@ -154,7 +163,7 @@ def _about(
             corrections[k] += row_weights[tile] @ residuals
             residuals *= roots[tile]
             structure.add_scatter(scatter, k, residuals)
-    corrections = _share(corrections, weights[:, np.newaxis])
+    corrections = quotients(corrections, weights[:, np.newaxis])
     scatter -= structure.outer(weights, corrections)
     return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
 

@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import MemoryStore
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.engine.checkpoint import read_newest
+from emtau_dask.engine.checkpoint_reading import read_newest
 from emtau_dask.storage import object_store, open_log
 
 PLACES = {

@@ -111,6 +111,16 @@ class TestValues:
         weights[30] = 0
         assert np.isfinite(mixture().fit(rows, sample_weight=weights).means_).all()
 
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
+    def test_float32_values_are_compared_with_the_limit_of_float64(self):
+        single, weights = ROWS.astype("float32"), np.full(60, 2, dtype="float32")
+        assert np.isfinite(mixture().fit(single, sample_weight=weights).means_).all()
+        weights[30] = np.inf
+        refused(single, r"sample_weight is inf at row 30", sample_weight=weights)
+        single[40, 1] = np.inf
+        start = {"weights_init": [0.5, 0.5], "means_init": ROWS[:2], "precisions_init": [np.eye(2)] * 2}
+        refused(single, r"row 40 .*infinity \(inf\) \(feature 1\)", settings=start)
+
     @pytest.mark.parametrize("method", ["predict", "predict_proba", "score_samples"])
     def test_nan_is_named_by_predictions(self, model, kind, tmp_path, method):
         rows = ROWS.copy()

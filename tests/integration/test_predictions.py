@@ -4,10 +4,13 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
+from counting import plans_counted
 from oracles import starts
 from references import COVARIANCE_TYPES
 
 from emtau_dask import GaussianMixture
+from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.face.labelling import write_labels
 from emtau_dask.storage import open_source
 
 ROWS, _ = starts.mixture(200, 3, 3, separation=3.0, seed=3)
@@ -92,6 +95,11 @@ class TestLazy:
         found = getattr(one_model, method)(plain_dask(None))[70:75].compute()
         assert np.allclose(found, getattr(one_model, method)(ROWS[70:75]), rtol=1e-12)
 
+    def test_the_kernel_is_planned_once_for_all_chunks(self, one_model, method):
+        with plans_counted() as planned:
+            getattr(one_model, method)(plain_dask(None)).compute()
+        assert len(planned) == 1
+
     def test_numpy_data_has_numpy_predictions(self, one_model, method):
         assert type(getattr(one_model, method)(ROWS)) is np.ndarray
 
@@ -100,6 +108,17 @@ class TestLazy:
         found, expected = (getattr(one_model, method)(rows) for rows in (single, single.astype(float)))
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
+
+
+def test_the_kernel_is_planned_once_for_all_labels_that_are_written(one_model, tmp_path):
+    zarr_array(tmp_path)
+    source = open_source(str(tmp_path / "x.zarr"))
+    with plans_counted() as planned:
+        write_labels(
+            one_model, source, tmp_path / "labels.zarr", observer=SilentObserver(), probabilities=True
+        )
+    assert len(source.chunk_rows) == 3
+    assert len(planned) == 1
 
 
 class TestAgainstScikitLearn:

@@ -12,7 +12,7 @@ from reliability.scenarios import Scenario
 from reliability.zygote import Zygote
 
 from emtau_dask import EMLazy, EMTau, GaussianMixture
-from emtau_dask.engine.checkpoint import read_commit
+from emtau_dask.engine.checkpoint_reading import read_commit
 from emtau_dask.storage import CommitLog, LocalObjects, open_log
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import yaml
 import zarr
+from counting import plans_counted
 from oracles import naive, policies, starts
 from rich.console import Console
 from scipy.special import logsumexp
@@ -42,7 +43,8 @@ def data():
 
 
 @pytest.fixture(scope="module")
-def comparison(data, tmp_path_factory):
+def compared(data, tmp_path_factory):
+    """The comparison, and the parameters for which it planned a kernel."""
     folder = tmp_path_factory.mktemp("compare")
     group = zarr.create_group(folder / "data.zarr")
     group.create_array("X", data=data[0], chunks=(CHUNK, 2))
@@ -54,7 +56,13 @@ def comparison(data, tmp_path_factory):
         "stop": {"tol": 1e-4, "max_iter": 60},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return compare(load_config(folder / "config.yaml"), SilentObserver())
+    with plans_counted() as planned:
+        return compare(load_config(folder / "config.yaml"), SilentObserver()), planned
+
+
+@pytest.fixture(scope="module")
+def comparison(compared):
+    return compared[0]
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +127,12 @@ def test_kmeans_labels_every_row_once(comparison, data):
     assert line.verdict.held.sum() == N
     assert line.verdict.held.sum(axis=0).tolist() == np.unique(data[1], return_counts=True)[1].tolist()
     assert np.array_equal(line.verdict.held, line.verdict.final)
+
+
+def test_a_kernel_is_planned_once_for_each_parameters_that_rows_are_scored_under(compared):
+    """For the fit, and for judging it in all chunks; the last parameters only for judging."""
+    comparison, planned = compared
+    assert len(planned) == sum(2 * line.iterations + 1 for line in comparison.lines[:-1])
 
 
 def test_classification_error_counts_rows_off_their_components_class():

@@ -17,7 +17,7 @@ import distributed
 import numpy as np
 
 from emtau_dask import EMLazy, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
-from emtau_dask.engine import checkpoint
+from emtau_dask.engine.checkpoint_reading import read_commit, read_newest
 from emtau_dask.face import fits
 from emtau_dask.storage import LocalObjects, open_log
 from reliability.boundaries import Boundaries
@@ -148,7 +148,7 @@ def bits_of(model, folder):
     found["history"] = repr([replace(record, seconds=0.0) for record in model.history_]).encode()
     found["end"] = f"{model.n_iter_} {model.stop_reason_} {model.lower_bounds_!r}".encode()
     objects = LocalObjects(str(folder))
-    current = checkpoint.read_newest(open_log(objects)).state().current
+    current = read_newest(open_log(objects)).state().current
     for chunk, n_rows in enumerate(CHUNKS):
         slot = current.slots.get(chunk)
         state = {} if slot is None else slot.read(objects, n_rows)
@@ -161,7 +161,7 @@ def bits_of(model, folder):
 def litter_of(folder):
     """Return the objects that no commit there refers to, documents left aside."""
     log = open_log(LocalObjects(str(folder)))
-    used = set().union(*(checkpoint.read_commit(log, number).references() for number in log.numbers()))
+    used = set().union(*(read_commit(log, number).references() for number in log.numbers()))
     return tuple(key for key in log.objects.list("") if key not in used and Path(key).name != "zarr.json")
 
 

@@ -1,5 +1,9 @@
 """The four covariance structures against plain linear algebra on full matrices."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from references import COVARIANCE_TYPES, full_covariances, random_covariances, shaped
@@ -110,6 +114,30 @@ def test_distances_are_traces(structure, covariances, factors):
     inverses = np.linalg.inv(matrices(structure, covariances))
     expected = sum(np.trace(inverse @ scatter) for inverse, scatter in zip(inverses, scatters, strict=True))
     assert np.isclose(structure.distances(scatter_of(structure, scatters), factors), expected, rtol=1e-12)
+
+
+DISTANCES = """
+import numpy as np
+from emtau_dask.mixture.covariance import STRUCTURES
+rng = np.random.default_rng(0)
+for _ in range(20):
+    scatter, factors = rng.normal(size=(2, 3, 3, 3))
+    print(STRUCTURES["full"].distances(scatter, np.triu(factors)).hex())
+"""
+
+
+def test_distances_do_not_depend_on_the_seed_of_the_hashes_of_strings():
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", DISTANCES],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
 
 
 @pytest.mark.parametrize("reg_covar", [0.0, 0.25])
