@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -24,9 +25,12 @@ from scipy.linalg import solve_triangular
 from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
 from emtau_dask.mixture.factor import precision_factor
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import SufficientStatistics, quotients
+from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, quotients
 
-__all__ = ["FORMS", "FeatureForm", "Frame", "conditions", "frames_of"]
+__all__ = ["FORMS", "FeatureForm", "Frame", "MomentSums", "conditions", "frames_of"]
+
+SUMMED_ROWS = 1024
+"""Rows of short blocks whose moments are added up one after another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,19 +98,22 @@ class FeatureForm:
         Write the squares.
     coefficients : callable (parameters, frame) -> (K, F)
         W, such that ``W φ`` are the weighted log-densities.
-    moments : callable (features (F, n), responsibilities (K, n)) -> Moments
+    moment_shapes : callable (K, d) -> tuple of shapes
+    moments : callable (features (F, n), responsibilities (K, n), out Moments) -> None
+        Write the moments of a block.
     statistics : callable (moments, frame) -> SufficientStatistics
     """
 
     count: Callable[[int], int]
     fill: Callable[[Floats, Floats], None]
     coefficients: Callable[[MixtureParameters, Frame], Floats]
-    moments: Callable[[Floats, Floats], Moments]
+    moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]]
+    moments: Callable[[Floats, Floats, Moments], None]
     statistics: Callable[[Moments, Frame], SufficientStatistics]
 
 
-def _product(features: Floats, responsibilities: Floats) -> Moments:
-    return (responsibilities @ features.T,)
+def _product(features: Floats, responsibilities: Floats, out: Moments) -> None:
+    np.matmul(responsibilities, features.T, out=out[0])
 
 
 def _fill_full(coordinates: Floats, squares: Floats) -> None:
@@ -173,10 +180,11 @@ def _coefficients_tied(parameters: MixtureParameters, frame: Frame) -> Floats:
     return coefficients
 
 
-def _moments_tied(features: Floats, responsibilities: Floats) -> Moments:
+def _moments_tied(features: Floats, responsibilities: Floats, out: Moments) -> None:
     coordinates = features[1:-1]
     weighted = coordinates * np.sqrt(responsibilities.sum(axis=0))
-    return (responsibilities @ features[:-1].T, weighted @ weighted.T)
+    np.matmul(responsibilities, features[:-1].T, out=out[0])
+    np.matmul(weighted, weighted.T, out=out[1])
 
 
 def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:
@@ -225,6 +233,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
             count=lambda d: 1 + d + d * (d + 1) // 2,
             fill=_fill_full,
             coefficients=_coefficients_full,
+            moment_shapes=lambda K, d: ((K, 1 + d + d * (d + 1) // 2),),
             moments=_product,
             statistics=_statistics_full,
         ),
@@ -232,6 +241,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
             count=lambda d: d + 2,
             fill=_fill_sum_of_squares,
             coefficients=_coefficients_tied,
+            moment_shapes=lambda K, d: ((K, d + 1), (d, d)),
             moments=_moments_tied,
             statistics=_statistics_tied,
         ),
@@ -239,6 +249,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
             count=lambda d: 2 * d + 1,
             fill=_fill_diag,
             coefficients=_coefficients_diag,
+            moment_shapes=lambda K, d: ((K, 2 * d + 1),),
             moments=_product,
             statistics=_statistics_diag,
         ),
@@ -246,11 +257,60 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
             count=lambda d: d + 2,
             fill=_fill_sum_of_squares,
             coefficients=_coefficients_spherical,
+            moment_shapes=lambda K, d: ((K, d + 2),),
             moments=_product,
             statistics=_statistics_spherical,
         ),
     }
 )
+
+
+def _merged_moments(a: Moments, b: Moments) -> Moments:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+class MomentSums:
+    """Moments of a stream of blocks, in float64.
+
+    Short blocks are added up in place until they have as many rows as one
+    product would sum anyway, and those sums pairwise.
+
+    Parameters
+    ----------
+    form : FeatureForm
+    n_components, n_features : int
+    dtype : dtype
+        Of the products.
+    """
+
+    def __init__(self, form: FeatureForm, n_components: int, n_features: int, dtype: np.dtype[Any]) -> None:
+        shapes = form.moment_shapes(n_components, n_features)
+        self._form = form
+        self._block: Moments = tuple(np.empty(shape, dtype=dtype) for shape in shapes)
+        self._sums: Moments = tuple(np.zeros(shape) for shape in shapes)
+        self._summed = 0
+        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
+
+    def push(self, features: Floats, responsibilities: Floats) -> None:
+        """Add a block: features (F, n) and responsibilities (K, n)."""
+        self._form.moments(features, responsibilities, self._block)
+        for total, part in zip(self._sums, self._block, strict=True):
+            total += part
+        self._summed += features.shape[1]
+        if self._summed >= SUMMED_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._summed:
+            self._merger.push(tuple(total.copy() for total in self._sums))
+            for total in self._sums:
+                total.fill(0.0)
+            self._summed = 0
+
+    def total(self) -> Moments | None:
+        """Return the moments of all blocks so far, None where there were none."""
+        self._flush()
+        return self._merger.total()
 
 
 def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:

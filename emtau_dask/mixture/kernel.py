@@ -18,9 +18,9 @@ import numpy as np
 
 from emtau_dask.mixture.arrays import EPS, Bools, Floats, Ints
 from emtau_dask.mixture.centred import CentredStatistics, CentredWorkspace, squared_distances, stretch_rows
-from emtau_dask.mixture.features import FORMS, Frame, Moments, conditions, frames_of
+from emtau_dask.mixture.features import FORMS, Frame, MomentSums, conditions, frames_of
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, merge
+from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
 __all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
 
@@ -156,10 +156,6 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     return max(plans, key=lambda plan: int(plan.by_features.sum()))
 
 
-def _merged_moments(a: Moments, b: Moments) -> Moments:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
-
-
 class BlockKernel:
     """Scores blocks of rows, and sums their statistics; its buffers serve one task.
 
@@ -187,7 +183,8 @@ class BlockKernel:
         whitens = n_features > 0 and plan.frame.transform is not None
         self._scratch: Floats | None = np.empty((d, n_rows), dtype=plan.dtype) if whitens else None
         self._workspace: CentredWorkspace | None = None
-        self._moments: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
+        self._coefficients = plan.coefficients[plan.by_features] if n_features else np.empty((0, 0))
+        self._moments = MomentSums(self._form, len(self._coefficients), d, plan.dtype)
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, d))
         self._by_features = plan.by_features
@@ -227,9 +224,9 @@ class BlockKernel:
             self._fill_features(rows)
             features = self._features[:, : len(rows)]
             if by_features.all():
-                np.matmul(self._plan.coefficients, features, out=log_densities)
+                np.matmul(self._coefficients, features, out=log_densities)
             else:
-                log_densities[by_features] = self._plan.coefficients[by_features] @ features
+                log_densities[by_features] = self._coefficients @ features
         if not by_features.all():
             self._score_centred(rows, np.flatnonzero(~by_features), log_densities)
         peaks = log_densities.max(axis=0)
@@ -265,14 +262,13 @@ class BlockKernel:
             Those of `score`, times the rows' weights.
         """
         by_features, rows = self._by_features, self._rows
-        if by_features.all():
-            moments = self._form.moments(self._features[:, : len(rows)], responsibilities)
-            self._moments.push(tuple(part.astype(np.float64, copy=False) for part in moments))
-            return
         if by_features.any():
-            by_products = np.where(by_features[:, np.newaxis], responsibilities, 0.0)
-            self._moments.push(self._form.moments(self._features[:, : len(rows)], by_products))
-            responsibilities = responsibilities - by_products
+            everything = by_features.all()
+            of_features = responsibilities if everything else responsibilities[by_features]
+            self._moments.push(self._features[:, : len(rows)], of_features)
+            if everything:
+                return
+            responsibilities = np.where(by_features[:, np.newaxis], 0.0, responsibilities)
         if self._centred is None:
             parameters = self._plan.parameters
             shape = parameters.n_components, parameters.n_features
@@ -282,8 +278,11 @@ class BlockKernel:
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
         moments = self._moments.total()
-        centred = self._centred and self._centred.total()
+        centred = None if self._centred is None else self._centred.total()
         if moments is None:
             return centred
+        sums = np.zeros((len(self._log_densities), moments[0].shape[1]))
+        sums[self._plan.by_features] = moments[0]
+        moments = (sums, *moments[1:])
         found = self._form.statistics(moments, self._plan.frame)
         return found if centred is None else merge(self._plan.parameters.structure, found, centred)
