@@ -82,7 +82,7 @@ def plans_counted():
         yield planned
 
 
-CHUNK_COST, LEAST, MOST, TASKS = 4096, 131072, 2097152, 64
+CHUNK_COST, LEAST, MOST, TASKS = 16384, 524288, 4194304, 12
 """What a chunk costs beside its numbers, the bounds of a batch's cost, and how many batches are wanted."""
 
 

@@ -20,9 +20,12 @@ __all__ = ["NO_SOURCE", "Batch", "ChunkInput", "batches_of", "run_pass"]
 
 T = TypeVar("T")
 FAN_IN = 8
-TASKS_WANTED = 64
-MIN_BATCH_COST, MAX_BATCH_COST = 2**17, 2**21
-CHUNK_COST = 2**12
+TASKS_WANTED = 12
+MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
+"""In numbers: as many as MAX_BATCH_COST take about 0.2 s, beside which the 2 ms that a cluster's
+scheduler spends on a task are small (`benchmarks/scheduling.py`)."""
+CHUNK_COST = 2**14
+"""What a chunk costs beside its numbers: a read from zarr takes about a millisecond."""
 
 
 class ChunkInput(Protocol):

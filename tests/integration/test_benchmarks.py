@@ -1,4 +1,4 @@
-"""The benchmark of speed, on tiny data: every row of work runs, and all compute the same."""
+"""The benchmarks, on tiny data: every part of them runs, and what they compute is right."""
 
 import runpy
 from pathlib import Path
@@ -84,3 +84,45 @@ def test_a_peer_that_is_not_installed_is_left_out(speed, tmp_path, capsys):
     assert "scikit-learn is left out: pip install scikit-learn" in capsys.readouterr().out
     assert measured.rate(1) > 0
     assert measured.log_likelihoods.keys() == {"ours"}
+
+
+def main_of(name):
+    return runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]
+
+
+def test_scheduling(capsys, tmp_path):
+    """A few tiny chunks in threads and on a cluster: every task of an iteration is seen on both."""
+    arguments = ["--chunks", "40", "--chunk-rows", "50", "--features", "3", "--components", "2"]
+    arguments += ["--iterations", "2", "--algorithms", "em-tau", "--folder", str(tmp_path)]
+    in_threads, on_cluster = main_of("scheduling")(arguments)
+    assert (in_threads.scheduler, on_cluster.scheduler) == ("threads", "cluster")
+    for cost in (in_threads, on_cluster):
+        assert (cost.chunks, cost.tasks, cost.merges) == (40, 5, 1)
+        assert 0 < cost.outside < 1
+        assert 0 < cost.driver < 1
+    assert in_threads.graph > 0
+    assert on_cluster.graph is None
+    assert capsys.readouterr().out.count("| em-tau | 40 | 5 | 1 |") == 2
+
+
+def test_cluster_memory(capsys):
+    """Without a limit that matters nothing happens, and the peak is below what the plan says."""
+    arguments = ["--rows", "4000", "--chunk-rows", "1000", "--features", "3", "--components", "2"]
+    outcome = main_of("cluster_memory")([*arguments, "--iterations", "3", "--workers", "2"])
+    assert outcome.undisturbed
+    assert len(outcome.workers) == 2
+    for worker in outcome.workers.values():
+        assert 0 < worker.peak <= outcome.predicted
+    assert "0 pauses, 0 departures" in capsys.readouterr().out
+
+
+def test_checkpoint_cost(capsys, tmp_path):
+    arguments = ["--rows", "4000", "--chunk-rows", "1000", "--features", "3", "--components", "2"]
+    arguments += ["--repeats", "1", "--every", "1", "--iterations", "4", "--folder", str(tmp_path)]
+    found = main_of("checkpoint_cost")(arguments)
+    (plain,), (kept,) = found[0], found[1]
+    assert plain["parts"] == {"commits": [0, 0], "fingerprint": [0, 0]}
+    assert plain["stored"] == []
+    assert kept["parts"]["commits"][0] > 0 < kept["parts"]["fingerprint"][0]
+    assert len(kept["stored"]) == 3 + len(kept["active"])  # the settings, Θ₀, each iteration, the end
+    assert "one fsync of 64 kB" in capsys.readouterr().out

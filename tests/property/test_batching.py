@@ -122,7 +122,7 @@ def graph_bytes(n_chunks, n_components=16, n_features=12):
             name="estep",
             stage="",
             observer=SilentObserver(),
-            costs=dict.fromkeys(items, 2.0**20),
+            costs=dict.fromkeys(items, 2.0**22),
         )
     shared = max(sizes["tasks"].values())
     steps = [size for key, size in sizes["tasks"].items() if isinstance(key, tuple) and "estep" in key[0]]

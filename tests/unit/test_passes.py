@@ -197,10 +197,10 @@ def _heavy(ballast, item):
         ({5: 1e9}, [(5,)]),
         (dict.fromkeys(range(3), 0), [(0, 1, 2)]),
         (dict.fromkeys((6, 7, 8, 9), 0), [(6, 7, 8, 9)]),  # the node of 64 chunks holds them all
-        (dict.fromkeys((6, 7, 8, 9), 30_000), [(6, 7), (8, 9)]),  # 136,384 together: the nodes of 8
-        (dict.fromkeys((6, 7, 8, 9), 130_000), [(6,), (7,), (8,), (9,)]),
-        ({0: 0, 1: 0, 8: 200_000, 9: 0}, [(0, 1), (8,), (9,)]),
-        ({0: 0, 64: 200_000}, [(0,), (64,)]),
+        (dict.fromkeys((6, 7, 8, 9), 120_000), [(6, 7), (8, 9)]),  # 545,536 together: the nodes of 8
+        (dict.fromkeys((6, 7, 8, 9), 520_000), [(6,), (7,), (8,), (9,)]),
+        ({0: 0, 1: 0, 8: 800_000, 9: 0}, [(0, 1), (8,), (9,)]),
+        ({0: 0, 64: 800_000}, [(0,), (64,)]),
     ],
     ids=str,
 )
@@ -219,7 +219,7 @@ def test_batches_are_the_uppermost_nodes_of_the_tree_that_are_small_enough(seed,
 
 
 def test_batches_are_named_after_their_node():
-    costs = {0: 0.0, 1: 0.0, 8: 200_000.0, 9: 0.0, 70: 50_000.0, 71: 50_000.0, 80: 50_000.0}
+    costs = {0: 0.0, 1: 0.0, 8: 800_000.0, 9: 0.0, 70: 200_000.0, 71: 200_000.0, 80: 200_000.0}
     found = {(batch.level, batch.number): batch.chunks for batch in batches_of(costs)}
     assert found == {(1, 0): (0, 1), (0, 8): (8,), (0, 9): (9,), (1, 8): (70, 71), (0, 80): (80,)}
 
@@ -229,7 +229,7 @@ def test_chunks_that_cost_much_are_not_put_together():
 
 
 def test_many_chunks_that_cost_little_still_are_work_for_many_workers():
-    """Half a million numbers in all: tasks of 32 chunks at most, and not one task."""
+    """Half a million numbers in all: tasks of 25 chunks at most, and not one task."""
     sizes = [len(batch.chunks) for batch in batches_of(dict.fromkeys(range(128), 4096.0))]
     assert sizes == [8] * 16
 
