@@ -8,7 +8,6 @@ only a cache: whatever it lacks, or cannot write or read back, is read from the 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
 import time
 from collections import deque
@@ -21,6 +20,8 @@ from uuid import uuid4
 import dask
 import numpy as np
 from numpy.typing import NDArray
+
+from emtau_dask.storage.scratch import ScratchFolder
 
 __all__ = ["CachedRows", "RowCache", "release_rows"]
 
@@ -122,7 +123,7 @@ class _Kept:
         In memory, by chunk.
     files : dict of int to _File
         The other chunks that are there.
-    folder : tempfile.TemporaryDirectory or None
+    folder : ScratchFolder or None
         Where files are; None before the first one.
     writable : bool
         False once a file could not be written.
@@ -132,7 +133,7 @@ class _Kept:
 
     rows: dict[int, CachedRows] = field(default_factory=dict)
     files: dict[int, _File] = field(default_factory=dict)
-    folder: tempfile.TemporaryDirectory[str] | None = None
+    folder: ScratchFolder | None = None
     writable: bool = True
     used: float = 0.0
 
@@ -214,13 +215,11 @@ class _Store:
             try:
                 if place is not None:
                     Path(place).mkdir(parents=True, exist_ok=True)
-                kept.folder = tempfile.TemporaryDirectory(
-                    prefix="emtau-cache-", dir=place, ignore_cleanup_errors=True
-                )
+                kept.folder = ScratchFolder("emtau-cache-", place)
             except OSError:
                 kept.writable = False
                 return None
-        return Path(kept.folder.name)
+        return kept.folder.path
 
     def _forget(self, kept: _Kept, chunk: int) -> None:
         rows, file = kept.rows.pop(chunk, None), kept.files.pop(chunk, None)
@@ -235,7 +234,7 @@ class _Store:
         if kept is not None:
             self._held -= sum(rows.nbytes for rows in kept.rows.values())
             if kept.folder is not None:
-                kept.folder.cleanup()
+                kept.folder.remove()
 
 
 _STORE = _Store()

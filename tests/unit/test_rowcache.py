@@ -1,6 +1,10 @@
 """The cache of rows: what it finds is what was kept, within its bytes, and nothing of it stays."""
 
+import errno
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 
 import dask
 import numpy as np
@@ -31,7 +35,7 @@ def rows_at(positions, dtype="f8", weighted=False, source_bytes=PLENTY):
 
 
 def files_in(scratch):
-    return [path for path in scratch.rglob("*") if path.is_file()]
+    return [path for path in scratch.rglob("*") if path.is_file() and path.name != "lock"]
 
 
 KINDS = {"memory": PLENTY, "files": 0}
@@ -213,6 +217,60 @@ class TestTheEnd:
         assert list(store._kept) == ["mine"]
         assert store._held in (0, rows_at([1]).nbytes)
         assert len(files_in(scratch)) == (cache.limit == 0)
+
+
+KEEPER = """
+import sys
+import dask, numpy as np
+from emtau_dask.storage import CachedRows, RowCache
+dask.config.set({"temporary-directory": sys.argv[1]})
+RowCache("theirs", 0).keep(0, CachedRows(np.arange(3), np.zeros((3, 2)), None, 10**9))
+print("kept", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def keeper(scratch):
+    """Another process, which keeps rows in a file there until it ends."""
+    command = [sys.executable, "-c", KEEPER, str(scratch)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_process_left_goes_when_another_needs_a_folder(scratch):
+    with keeper(scratch) as killed, keeper(scratch) as living:
+        assert [process.stdout.readline() for process in (killed, living)] == [b"kept\n"] * 2
+        left = files_in(scratch)
+        killed.kill()
+        killed.wait()
+        assert files_in(scratch) == left
+        RowCache("mine", 0).keep(0, rows_at([1]))
+        assert len({path.parent for path in left} & set(scratch.iterdir())) == 1
+        living.stdin.close()
+        assert living.wait() == 0
+        assert {path.parent for path in left} & set(scratch.iterdir()) == set()
+        assert RowCache("mine", 0).find(0, np.array([1])) is not None
+
+
+@pytest.mark.parametrize(("missing", "stays"), [(None, False), ("boot id", True), ("locks", True)])
+def test_what_cannot_be_proved_to_be_left_stays(store, scratch, monkeypatch, missing, stays):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if missing == "boot id":
+        monkeypatch.setattr("emtau_dask.storage.scratch.BOOT_ID", scratch / "none")
+    if missing == "locks":
+        monkeypatch.setattr("emtau_dask.storage.scratch.fcntl.flock", unsupported)
+    RowCache("yours", 0).keep(0, rows_at([1]))
+    folder = store._kept["yours"].folder
+    if folder._lock is not None:
+        folder._lock.close()  # as its end would
+    RowCache("mine", 0).keep(0, rows_at([1]))
+    assert folder.path.exists() == stays
 
 
 def test_many_threads_at_once(store):
