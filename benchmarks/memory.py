@@ -87,10 +87,12 @@ def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:
             iterations=options.iterations,
         )
     )
-    with dask.config.set({"emtau.cache-bytes": options.cache_bytes}):
+    limits = {"cache-bytes": options.cache_bytes, "read-ahead-bytes": options.read_ahead_bytes}
+    with dask.config.set({f"emtau.{name}": limit for name, limit in limits.items()}):
         plan = run_plan(load_config(config, ["cluster.workers=2"]), progress=io.StringIO())
     command = ["fit", str(config), "--workers", "2", "--overwrite"]
-    megabytes, seconds = run(command, (0, NOT_CONVERGED), {"DASK_EMTAU__CACHE_BYTES": options.cache_bytes})
+    settings = {f"DASK_EMTAU__{name.upper().replace('-', '_')}": limit for name, limit in limits.items()}
+    megabytes, seconds = run(command, (0, NOT_CONVERGED), settings)
     shutil.rmtree(output)
     return Peak(rows, megabytes, plan.demand.memory / 1e6, seconds)
 
@@ -109,6 +111,7 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
     parser.add_argument(
         "--cache-bytes", default="32 MiB", help="active rows that may be kept in memory between passes"
     )
+    parser.add_argument("--read-ahead-bytes", default="64 MiB", help="chunks that may be held read ahead")
     parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.passes import NO_SOURCE, run_pass
-from emtau_dask.engine.problem import ChunkLoader, Problem
+from emtau_dask.engine.passes import NO_SOURCE, ReadingTask, run_pass
+from emtau_dask.engine.problem import ChunkLoader, LoadedChunk, Problem
 from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Floats, Ints
@@ -212,21 +212,19 @@ class GivenResponsibilities(_Soft):
 
 
 @dataclass(frozen=True, eq=False)
-class _StatisticsTask:
+class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientStatistics]):
     loader: ChunkLoader
     assignment: Assignment
     structure: CovarianceStructure
     n_components: int
 
-    def __call__(
-        self,
-        place: ChunkPlace,
-        assignment_blocks: Sequence[NDArray[Any]],
-        row_blocks: Sequence[NDArray[Any]],
-        weight_blocks: Sequence[NDArray[Any]] = (),
-    ) -> SufficientStatistics:
-        loaded = self.loader.load(place, row_blocks, weight_blocks)
-        assignment = self.assignment.prepare(place, assignment_blocks)
+    def read(self, item: ChunkPlace, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Assignment]:
+        assignment_blocks, *chunk_blocks = blocks
+        loaded = self.loader.load(item, *chunk_blocks)
+        return loaded, self.assignment.prepare(item, assignment_blocks)
+
+    def compute(self, item: ChunkPlace, found: tuple[LoadedChunk, Assignment]) -> SufficientStatistics:
+        loaded, assignment = found
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
@@ -234,7 +232,7 @@ class _StatisticsTask:
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
             of_block = None if weights is None else weights[where]
-            block = RowBlock(rows, of_block, positions[where], place.start)
+            block = RowBlock(rows, of_block, positions[where], item.start)
             merger.push(assignment.statistics(self.structure, block))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
@@ -267,6 +265,7 @@ def statistics_under(
         name="assign",
         stage=stage,
         observer=observer,
+        ahead=problem.ahead if source is None else None,
     )
     assert total is not None
     return total

@@ -9,18 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import dask
-from dask.utils import parse_bytes
-
 from emtau_dask.engine.cluster import active_client, in_process
 from emtau_dask.engine.problem import Problem
-from emtau_dask.errors import ConfigError
-from emtau_dask.storage import RangeSource, RowCache, Source, release_rows
+from emtau_dask.engine.settings import byte_setting
+from emtau_dask.storage import RowCache, is_stored, release_rows
 
-__all__ = ["CACHE_BYTES", "active_rows_cached", "cache_limit", "is_cacheable"]
+__all__ = ["CACHE_BYTES", "active_rows_cached", "cache_limit"]
 
 CACHE_BYTES = 2**25
-KEY = "emtau.cache-bytes"
 RELEASE_SECONDS = 5.0
 """How long the end of a fit waits for workers to remove what they keep for it."""
 
@@ -35,24 +31,7 @@ def cache_limit() -> int:
     ConfigError
         The setting is no number of bytes.
     """
-    value = dask.config.get(KEY, CACHE_BYTES)
-    try:
-        limit = -1 if isinstance(value, bool) else int(parse_bytes(value))
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        limit = -1
-    if limit < 0:
-        raise ConfigError(
-            f"dask's setting {KEY} is {value!r}; give a number of bytes, such as 0 or '256 MiB'."
-        )
-    return limit
-
-
-def is_cacheable(rows: Source) -> bool:
-    """Return whether a task that finds its rows in the cache reads less.
-
-    Rows in memory need no cache, and the chunks of graph sources come with their tasks anyway.
-    """
-    return isinstance(rows, RangeSource) and rows.in_memory is None
+    return byte_setting("emtau.cache-bytes", CACHE_BYTES)
 
 
 @contextmanager
@@ -63,7 +42,7 @@ def active_rows_cached(problem: Problem) -> Iterator[Problem]:
     in a pool of processes, which need not outlast a pass and cannot be told of the end.
     """
     client, limit = active_client(), cache_limit()
-    if not limit or not is_cacheable(problem.rows) or (client is None and not in_process()):
+    if not limit or not is_stored(problem.rows) or (client is None and not in_process()):
         yield problem
         return
     cache = RowCache(uuid.uuid4().hex, limit)

@@ -211,6 +211,7 @@ def _e_step(
         stage=f"iteration {iteration}",
         observer=observer,
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
+        ahead=problem.ahead,
     )
 
 

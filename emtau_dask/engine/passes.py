@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -13,12 +15,14 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.engine.cluster import cluster_errors, travels_with_tasks
+from emtau_dask.engine.cluster import active_client, cluster_errors, in_process, travels_with_tasks
 from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.readahead import AheadBudget, ReadAhead
 
-__all__ = ["NO_SOURCE", "Batch", "ChunkInput", "batches_of", "run_pass"]
+__all__ = ["NO_SOURCE", "Batch", "ChunkInput", "ReadingTask", "batches_of", "run_pass"]
 
 T = TypeVar("T")
+L = TypeVar("L")
 FAN_IN = 8
 TASKS_WANTED = 12
 MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
@@ -59,6 +63,22 @@ class _NoSource:
 
 NO_SOURCE: ChunkInput = _NoSource()
 """Stands in the place of an input that a task does not have."""
+
+
+class ReadingTask(ABC, Generic[L, T]):
+    """A task of a chunk, ``task(item, *blocks) -> T``, in two steps, of which the first may be done ahead."""
+
+    @abstractmethod
+    def read(self, item: Any, *blocks: Any) -> L:
+        """Return all that ``compute`` needs from storage."""
+
+    @abstractmethod
+    def compute(self, item: Any, found: L) -> T:
+        """Return the task's result from what ``read`` returned."""
+
+    def __call__(self, item: Any, *blocks: Sequence[Any]) -> T:
+        """Do both steps."""
+        return self.compute(item, self.read(item, *blocks))
 
 
 @dataclass(frozen=True)
@@ -125,16 +145,22 @@ class _Shared(Generic[T]):
 
     task: Callable[..., T]
     merge: Callable[[T, T], T]
+    ahead: ReadAhead[Any] | None
+
+    def run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
+        if self.ahead is None:
+            return self.task(item, *blocks)
+        return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
 
 
-def _run_chunk(item: Any, shared: _Shared[T], *blocks: Sequence[Any]) -> T:
-    return shared.task(item, *blocks)
+def _run_chunk(chunk: int, item: Any, shared: _Shared[T], *blocks: Sequence[Any]) -> T:
+    return shared.run(chunk, item, *blocks)
 
 
 def _run_batch(level: int, items: Mapping[int, Any], n_sources: int, shared: _Shared[T]) -> T:
     if len(items) == 1:
-        (item,) = items.values()
-        return shared.task(item, *[[] for _ in range(n_sources)])
+        ((chunk, item),) = items.items()
+        return shared.run(chunk, item, *[[] for _ in range(n_sources)])
     parts = (
         _run_batch(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
         for child in _children(level - 1, list(items))
@@ -181,6 +207,27 @@ def _reduction(
     return next(iter(nodes.values())), tasks
 
 
+def _read_ahead(
+    task: Callable[..., Any],
+    items: Mapping[int, Any],
+    n_sources: int,
+    budget: AheadBudget | None,
+) -> ReadAhead[Any] | None:
+    """Return what reads the chunks of tasks that this process runs; None where nothing is read ahead.
+
+    Elsewhere no process knows which tasks it will run next.
+    """
+    if budget is None or not isinstance(task, ReadingTask):
+        return None
+    if active_client() is not None or not in_process():
+        return None
+
+    def read(chunk: int) -> Any:
+        return task.read(items[chunk], *[[] for _ in range(n_sources)])
+
+    return ReadAhead(read, budget)
+
+
 def run_pass(
     task: Callable[..., T],
     merge: Callable[[T, T], T],
@@ -191,6 +238,7 @@ def run_pass(
     stage: str,
     observer: FitObserver,
     costs: Mapping[int, float] | None = None,
+    ahead: AheadBudget | None = None,
 ) -> T | None:
     """Run ``task(item, *blocks)`` for each chunk and merge the results.
 
@@ -201,7 +249,8 @@ def run_pass(
     Parameters
     ----------
     task : callable (item, *blocks) -> T
-        ``blocks`` are the computed references of the chunk, a list for each source.
+        ``blocks`` are the computed references of the chunk, a list for each
+        source. What a `ReadingTask` reads may be read ahead of its turn.
     merge : callable (T, T) -> T
     sources : sequence of ChunkInput
         Sources, all of the same chunks.
@@ -215,6 +264,9 @@ def run_pass(
     costs : mapping of int to float, optional
         Roughly the numbers that a chunk's task reads and scores; by default
         nothing but what every chunk costs.
+    ahead : AheadBudget, optional
+        What may be read ahead where every source is addressable and tasks run
+        in this process; by default nothing.
 
     Returns
     -------
@@ -231,38 +283,45 @@ def run_pass(
         return None
     token = uuid4().hex
     layer, shared = f"emtau-{name}-{token}", f"emtau-pass-{token}"
-    payload = _Shared(task, merge)
-    graph: dict[Hashable, Any] = {shared: payload}
-    told: str | _Shared[T] = shared
+    graph: dict[Hashable, Any] = {}
     chunks = sorted(items)
-    if all(source.addressable for source in sources):
+    addressable = all(source.addressable for source in sources)
+    if addressable:
         batches = batches_of({chunk: costs[chunk] if costs else 0.0 for chunk in chunks})
     else:
         batches = [Batch(0, chunk, (chunk,)) for chunk in chunks]
         for source in sources:
             graph.update(source.graph(chunks))
-        told = payload if travels_with_tasks(payload) else shared
+    reading = _read_ahead(task, items, len(sources), ahead if addressable else None)
+    payload = _Shared(task, merge, reading)
+    graph[shared] = payload
+    told: str | _Shared[T] = shared if addressable or not travels_with_tasks(payload) else payload
     leaves: dict[int, dict[int, Hashable]] = {}
-    sizes: dict[Hashable, int] = {}
+    members: dict[Hashable, tuple[int, ...]] = {}
     for batch in batches:
         first = batch.chunks[0]
         key = (layer, first)
         if batch.level:
-            members = {chunk: items[chunk] for chunk in batch.chunks}
-            graph[key] = (partial(_run_batch, batch.level, members, len(sources)), shared)
+            told_of = {chunk: items[chunk] for chunk in batch.chunks}
+            graph[key] = (partial(_run_batch, batch.level, told_of, len(sources)), shared)
         else:
             blocks = (source.references(first) for source in sources)
-            graph[key] = (partial(_run_chunk, items[first]), told, *blocks)
+            graph[key] = (partial(_run_chunk, first, items[first]), told, *blocks)
         leaves.setdefault(batch.level, {})[batch.number] = key
-        sizes[key] = len(batch.chunks)
+        members[key] = batch.chunks
     root, merges = _reduction(leaves, shared, f"emtau-merge-{token}")
     graph.update(merges)
     result = Delayed(root, HighLevelGraph.from_collections(layer, graph), layer=layer)
 
-    def count(key: Hashable, *_: Any) -> None:
-        if key in sizes:
-            observer.chunks_done(sizes[key])
+    def expect(_: Any, state: Mapping[str, Any]) -> None:
+        if reading is not None:  # The scheduler takes tasks from the end of those that are ready.
+            reading.expect([members[key] for key in reversed(state["ready"]) if key in members])
 
-    with cluster_errors(), Callback(posttask=count):
+    def count(key: Hashable, *_: Any) -> None:
+        if key in members:
+            observer.chunks_done(len(members[key]))
+
+    ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
+    with cluster_errors(), ahead_of_tasks, Callback(start_state=expect, posttask=count):
         (value,) = dask.compute(result, traverse=False)
     return cast("T", value)

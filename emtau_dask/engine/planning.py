@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from emtau_dask.engine.caching import is_cacheable
 from emtau_dask.engine.passes import FAN_IN, batches_of
-from emtau_dask.engine.problem import chunk_costs
+from emtau_dask.engine.problem import chunk_costs, loaded_bytes
 from emtau_dask.engine.sampling import sample_size
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.kernel import block_bytes
-from emtau_dask.storage import RangeSource, RowFields, Source
+from emtau_dask.storage import RangeSource, RowFields, Source, is_stored
 from emtau_dask.storage.zarr_source import READ_BUDGET
 
 __all__ = ["FitDemand", "demand", "largest_chunk"]
@@ -40,6 +39,8 @@ class FitDemand:
         Bytes that reading the longest chunk holds at once, of ``memory``.
     cache : int
         Bytes of active rows kept between passes, of ``memory``.
+    read_ahead : int
+        Bytes of chunks held before their tasks ask for them, of ``memory``.
     pass_bytes : int
         Decoded bytes of a pass over all rows.
     tasks : int
@@ -54,6 +55,7 @@ class FitDemand:
     memory: int
     largest_read: int
     cache: int
+    read_ahead: int
     pass_bytes: int
     tasks: int
     chunks: int
@@ -68,6 +70,7 @@ def demand(
     fields: RowFields | None,
     threads: int,
     cache_limit: int,
+    read_ahead_limit: int,
 ) -> FitDemand:
     """Return what a fit of these sources needs.
 
@@ -83,19 +86,24 @@ def demand(
         Chunks processed at a time in one process.
     cache_limit : int
         Bytes of active rows that the process may keep between passes.
+    read_ahead_limit : int
+        Bytes of chunks that the process may hold before their tasks ask for
+        them; 0 where other processes run the tasks.
     """
     rows = sources["X"]
     longest = max(rows.chunk_rows, default=0)
     reading = sum(_reading(source) for source in sources.values())
     held = sum(_chunk_bytes(source, longest) for source in sources.values())
     beside = _beside(longest, rows.shape[1], n_components, covariance_type, fields)
-    under_way = min(threads * (reading - held), max(READ_BUDGET.limit, reading))
+    ahead = _ahead_bytes(sources, threads, read_ahead_limit)
+    reads = 2 * threads if ahead else threads
+    under_way = min(reads * (reading - held), max(READ_BUDGET.limit, reading))
     arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
     resident = sum(array.nbytes for array in arrays if array is not None)
     sample = SAMPLE_COPIES * sample_size(n_components, rows.shape[1]) * rows.shape[1] * FLOAT
     cached = 0 if fields is None else _cached_bytes(sources, rows.shape[0])
     to_cache = threads * _cached_bytes(sources, longest) if cached and cache_limit else 0
-    working = max(threads * (held + beside) + max(0, under_way) + to_cache, sample)
+    working = max(threads * (held + beside) + max(0, under_way) + to_cache + ahead, sample)
     costs = chunk_costs(rows)
     batched = all(source.addressable for source in sources.values())
     leaves = {(0, chunk) for chunk in costs}
@@ -105,6 +113,7 @@ def demand(
         memory=PROCESS_BYTES + resident + working + min(cached, cache_limit),
         largest_read=reading,
         cache=min(cached, cache_limit),
+        read_ahead=ahead,
         pass_bytes=sum(math.prod(source.shape) * source.dtype.itemsize for source in sources.values()),
         tasks=len(leaves) + _merges(leaves),
         chunks=len(costs),
@@ -148,10 +157,18 @@ def _beside(
     return blocks + statistics + state + n_rows * ROW_BYTES
 
 
+def _ahead_bytes(sources: Mapping[str, Source], threads: int, limit: int) -> int:
+    """Return the most bytes that are held read ahead: a chunk for each thread, of those within the limit."""
+    if not is_stored(sources["X"]) or not all(source.addressable for source in sources.values()):
+        return 0
+    sizes = loaded_bytes(list(sources.values())).values()
+    return min(limit, threads * max((size for size in sizes if size <= limit), default=0))
+
+
 def _cached_bytes(sources: Mapping[str, Source], n_rows: int) -> int:
     """Return the most bytes that are cached of some rows: half of them, with positions and weights."""
     rows = sources["X"]
-    if not is_cacheable(rows):
+    if not is_stored(rows):
         return 0
     return n_rows * (math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT) // 2
 
@@ -174,8 +191,11 @@ def largest_chunk(found: FitDemand, longest: int, limit: int) -> int:
     """Return about how many rows a chunk may have for a fit to stay within ``limit`` bytes, at least 0.
 
     What tasks hold is taken as proportional to their chunks' rows, less a tenth
-    for what is not: blocks, statistics.
+    for what is not: blocks, statistics. Where chunks are too long to be read
+    ahead, shorter ones may take twice as much, once loaded and once ahead.
     """
-    fixed = PROCESS_BYTES + found.cache
+    fixed = PROCESS_BYTES + found.cache + found.read_ahead
     room, needed = limit - fixed, found.memory - fixed
+    if not found.read_ahead:
+        needed *= 2
     return max(0, int(0.9 * longest * room / needed)) if needed > 0 else longest

@@ -14,11 +14,20 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.blas import hold_single_thread
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.passes import run_pass
+from emtau_dask.engine.passes import ReadingTask, run_pass
+from emtau_dask.engine.readahead import AheadBudget, read_ahead_limit
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.storage import CachedRows, ChunkPlace, ChunkReader, RowCache, Source, places_of
+from emtau_dask.storage import (
+    CachedRows,
+    ChunkPlace,
+    ChunkReader,
+    RowCache,
+    Source,
+    is_stored,
+    places_of,
+)
 from emtau_dask.storage.arrays import describe_bad_value
 
 __all__ = [
@@ -29,6 +38,7 @@ __all__ = [
     "check_counts",
     "chunk_costs",
     "first_unusable_row_named",
+    "loaded_bytes",
     "pose",
 ]
 
@@ -36,6 +46,8 @@ LARGEST = np.float64(1e150)
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64.
 NumPy would make a plain float one of float32, infinity, to compare float32 values with it."""
 SCAN_ROWS = 2**12
+ROW_BYTES = 16
+"""Of a loaded row beside its values: its position, and its row state."""
 DOUBLE = np.dtype(np.float64)
 
 
@@ -172,7 +184,10 @@ class ChunkLoader:
     cache: RowCache | None = None
 
     def load(
-        self, place: ChunkPlace, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]]
+        self,
+        place: ChunkPlace,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
         """Return the chunk."""
         hold_single_thread()
@@ -193,7 +208,7 @@ class ChunkLoader:
         place: ChunkPlace,
         positions: Ints,
         row_blocks: Sequence[NDArray[Any]],
-        weight_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
         """Return the chunk, or only some rows of it from the cache, among them those at ``positions``."""
         found = None if self.cache is None else self.cache.find(place.chunk, positions)
@@ -228,6 +243,20 @@ def chunk_costs(source: Source) -> dict[int, float]:
     return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
 
 
+def loaded_bytes(sources: Sequence[Source]) -> dict[int, int]:
+    """Return the bytes that each chunk takes when it is loaded, by chunk.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        The rows, and what is read beside them, in the same chunks.
+    """
+    width = ROW_BYTES + sum(
+        math.prod(source.shape[1:]) * max(source.dtype.itemsize, DOUBLE.itemsize) for source in sources
+    )
+    return {chunk: rows * width for chunk, rows in enumerate(sources[0].chunk_rows) if rows}
+
+
 @dataclass(frozen=True)
 class Problem:
     """The data and the mixture's shape; the counts are of rows of positive weight.
@@ -246,6 +275,8 @@ class Problem:
         ``Σ s_n``.
     cache : RowCache or None
         Where active rows are kept between passes; None where they are not.
+    read_ahead : int
+        Bytes that a pass may hold read ahead.
     """
 
     rows: Source
@@ -255,6 +286,7 @@ class Problem:
     n_present: int
     total_weight: float
     cache: RowCache | None = None
+    read_ahead: int = 0
 
     @property
     def n_features(self) -> int:
@@ -280,6 +312,13 @@ class Problem:
     def sources(self) -> list[Source]:
         """The sources that a pass over the rows reads."""
         return [self.rows] if self.weights is None else [self.rows, self.weights]
+
+    @cached_property
+    def ahead(self) -> AheadBudget | None:
+        """What a pass over the rows may read ahead; None for rows that are not stored, or no bytes."""
+        if not self.read_ahead or not is_stored(self.rows):
+            return None
+        return AheadBudget(self.read_ahead, loaded_bytes(self.sources))
 
     def loader(self) -> ChunkLoader:
         """Return what tasks take along to load chunks."""
@@ -369,7 +408,9 @@ def pose(
             )
     if n_present < n_components:
         raise _too_few_rows(n_components, n_present, " of positive weight")
-    return Problem(rows, weights, n_components, structure, n_present, total_weight)
+    return Problem(
+        rows, weights, n_components, structure, n_present, total_weight, read_ahead=read_ahead_limit()
+    )
 
 
 def _too_few_rows(n_components: int, n_rows: int, counted: str) -> InvalidDataError:
@@ -384,19 +425,16 @@ def _earlier(a: UnusableRowError | None, b: UnusableRowError | None) -> Unusable
 
 
 @dataclass(frozen=True)
-class _ScanTask:
+class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
     loader: ChunkLoader
 
-    def __call__(
-        self,
-        place: ChunkPlace,
-        row_blocks: Sequence[NDArray[Any]],
-        weight_blocks: Sequence[NDArray[Any]] = (),
-    ) -> UnusableRowError | None:
-        loaded = self.loader.load(place, row_blocks, weight_blocks)
-        positions = loaded.positions()
+    def read(self, item: ChunkPlace, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        return self.loader.load(item, *blocks)
+
+    def compute(self, item: ChunkPlace, found: LoadedChunk) -> UnusableRowError | None:
+        positions = found.positions()
         try:
-            for _ in loaded.blocks(positions, SCAN_ROWS):
+            for _ in found.blocks(positions, SCAN_ROWS):
                 pass
         except UnusableRowError as error:
             return error
@@ -422,5 +460,6 @@ def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterato
             name="scan",
             stage="looking for the first unusable row",
             observer=observer,
+            ahead=problem.ahead,
         )
         raise (first or error) from None

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.observer import FitObserver
-from emtau_dask.engine.passes import run_pass
-from emtau_dask.engine.problem import SCAN_ROWS, ChunkLoader, Problem
+from emtau_dask.engine.passes import ReadingTask, run_pass
+from emtau_dask.engine.problem import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem
 from emtau_dask.engine.rowrandom import PRIORITY, row_uniforms
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.storage import ChunkPlace, ChunkReader
@@ -96,19 +96,19 @@ class _Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class _TakeTask:
+class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
     loader: ChunkLoader
 
-    def __call__(
-        self, chosen: _Chosen, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
-    ) -> RowSample:
-        loaded = self.loader.load(chosen.place, row_blocks, weight_blocks)
-        positions = chosen.numbers - chosen.place.start
-        rows = np.empty((len(positions), loaded.rows.shape[1]))
-        for where, block in loaded.blocks(positions, SCAN_ROWS):
+    def read(self, item: _Chosen, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        return self.loader.load(item.place, *blocks)
+
+    def compute(self, item: _Chosen, found: LoadedChunk) -> RowSample:
+        positions = item.numbers - item.place.start
+        rows = np.empty((len(positions), found.rows.shape[1]))
+        for where, block in found.blocks(positions, SCAN_ROWS):
             rows[where] = block
-        weights = loaded.weights_at(positions)
-        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, chosen.numbers)
+        weights = found.weights_at(positions)
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, item.numbers)
 
 
 def _join(a: RowSample, b: RowSample) -> RowSample:
@@ -162,6 +162,7 @@ def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -
         name="take",
         stage="sample rows",
         observer=observer,
+        ahead=problem.ahead,
     )
     assert sample is not None
     order = np.searchsorted(sample.numbers, chosen)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.activity import ActivityPolicy, Evidence
 from emtau_dask.activity.guard import ACTIVE, checked_update
+from emtau_dask.engine.passes import ReadingTask
 from emtau_dask.engine.problem import ChunkLoader, LoadedChunk
 from emtau_dask.mixture.arrays import Bools, Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
@@ -148,12 +149,31 @@ class EStepItem:
     state: SlotState | None
 
 
+@dataclass(frozen=True, eq=False)
+class FoundRows:
+    """What is read of a chunk for its E-step.
+
+    Attributes
+    ----------
+    loaded : LoadedChunk
+        The chunk, or some of its rows, among them the active ones.
+    positions : ndarray of intp
+        Of the active rows.
+    state : mapping of str to ndarray or None
+        Row arrays as they were; None for policies that keep none.
+    """
+
+    loaded: LoadedChunk
+    positions: Ints
+    state: Mapping[str, NDArray[Any]] | None
+
+
 def _unrecorded(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
     """Record nothing: no policy asks."""
 
 
 @dataclass(frozen=True, eq=False)
-class EStepTask:
+class EStepTask(ReadingTask[FoundRows, PassTotals]):
     """A partial E-step over one chunk: ``task(item, *blocks) -> PassTotals``.
 
     Attributes
@@ -171,25 +191,26 @@ class EStepTask:
     iteration: int
     tracking: RowTracking | None
 
-    def __call__(
-        self, item: EStepItem, row_blocks: Sequence[NDArray[Any]], weight_blocks: Sequence[NDArray[Any]] = ()
-    ) -> PassTotals:
-        """Score the chunk's active rows; a repeated call reads and writes the same."""
+    def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
+        """Return the chunk's active rows, from the cache where they are there, and its row state."""
+        if self.tracking is not None and item.state is not None:
+            state = self._last_state(self.tracking, item.state, item.place.n_rows)
+            positions = np.flatnonzero(state[ACTIVE])
+            return FoundRows(self.loader.load_active(item.place, positions, *blocks), positions, state)
+        loaded = self.loader.load(item.place, *blocks)
+        positions = loaded.positions()
         if self.tracking is None:
-            loaded = self.loader.load(item.place, row_blocks, weight_blocks)
-            positions = loaded.positions()
+            return FoundRows(loaded, positions, None)
+        return FoundRows(loaded, positions, self._fresh_state(self.tracking, item.place.n_rows, positions))
+
+    def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
+        """Score the chunk's active rows; a repeated call writes the same."""
+        loaded, positions, state = found.loaded, found.positions, found.state
+        if self.tracking is None or state is None:
             statistics, log_likelihood = self._score(loaded, positions, _unrecorded)
             n = len(positions)
             outcome = ChunkOutcome(loaded.chunk, n, None)
             return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
-        if item.state is None:
-            loaded = self.loader.load(item.place, row_blocks, weight_blocks)
-            positions = loaded.positions()
-            state = self._fresh_state(self.tracking, item.place.n_rows, positions)
-        else:
-            state = self._last_state(self.tracking, item.state, item.place.n_rows)
-            positions = np.flatnonzero(state[ACTIVE])
-            loaded = self.loader.load_active(item.place, positions, row_blocks, weight_blocks)
         statistics, log_likelihood, stays, written = self._advance(self.tracking, loaded, state, positions)
         self.loader.keep_active(loaded, positions[stays])
         return PassTotals(

@@ -29,6 +29,7 @@ from emtau_dask.engine.loop import EmSettings
 from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEntry, SourceEntry
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import check_counts, first_unusable_row_named, pose
+from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.engine.starts import GivenParameters, check_responsibilities_shape
 from emtau_dask.engine.state import FitState
 from emtau_dask.errors import (
@@ -195,6 +196,7 @@ def fit_estimator(
     checked_row_arrays(policy, estimator.n_components, estimator.max_iter)
     active_client()
     cache_limit()
+    read_ahead_limit()
     check_portable("the policy", policy)
     observer = observer_for(estimator.verbose)
     try:
@@ -388,6 +390,7 @@ def resume_estimator(
     policy = as_policy(estimator.algorithm)
     active_client()
     cache_limit()
+    read_ahead_limit()
     check_portable("the policy", policy)
     state, given = saved.state(), saved.given()
     needed = responsibilities_init if state.current is None and state.best is None else None

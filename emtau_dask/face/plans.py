@@ -12,6 +12,7 @@ from rich.table import Table
 from emtau_dask.engine.caching import cache_limit
 from emtau_dask.engine.fitting import row_fields
 from emtau_dask.engine.planning import FitDemand, demand, largest_chunk
+from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.errors import ConfigError
 from emtau_dask.face.policies import policy_of
 from emtau_dask.storage import Source
@@ -60,6 +61,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         fields=fields,
         threads=threads,
         cache_limit=cache_limit(),
+        read_ahead_limit=read_ahead_limit() if cluster.scheduler == "threads" else 0,
     )
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
     return Plan(found, threads, limit, max(inputs.rows.chunk_rows, default=0))
@@ -83,6 +85,9 @@ def check_memory(plan: Plan) -> None:
     )
     if plan.demand.cache:
         remedy += f", lower dask's emtau.cache-bytes (of which {format_bytes(plan.demand.cache)} are needed)"
+    if plan.demand.read_ahead:
+        needed = format_bytes(plan.demand.read_ahead)
+        remedy += f", lower dask's emtau.read-ahead-bytes (of which {needed} are needed)"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
         f"{format_bytes(plan.demand.memory)} "
@@ -103,6 +108,7 @@ def plan_table(plan: Plan) -> Table:
         "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
         "of which reading a chunk": format_bytes(found.largest_read),
         "of which active rows kept between passes": format_bytes(found.cache),
+        "of which chunks read ahead": format_bytes(found.read_ahead),
         "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
         "chunks": f"{found.chunks:,}, the longest of {plan.longest:,} rows",
         "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",

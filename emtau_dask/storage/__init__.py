@@ -7,7 +7,15 @@ from emtau_dask.storage.parquet_source import is_parquet
 from emtau_dask.storage.remote import object_store
 from emtau_dask.storage.rowcache import CachedRows, RowCache, release_rows
 from emtau_dask.storage.rowstate import RowFields, RowStateWriter, SlotState, rows_layout
-from emtau_dask.storage.sources import ChunkPlace, ChunkReader, GraphSource, RangeSource, Source, places_of
+from emtau_dask.storage.sources import (
+    ChunkPlace,
+    ChunkReader,
+    GraphSource,
+    RangeSource,
+    Source,
+    is_stored,
+    places_of,
+)
 from emtau_dask.storage.stored import ArrayLayout
 from emtau_dask.storage.zarr_source import group_source
 
@@ -33,6 +41,7 @@ __all__ = [
     "group_source",
     "is_lazy",
     "is_parquet",
+    "is_stored",
     "new_attempt",
     "object_store",
     "open_log",

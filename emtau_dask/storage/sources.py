@@ -31,6 +31,7 @@ __all__ = [
     "RangeReader",
     "RangeSource",
     "Source",
+    "is_stored",
     "numpy_source",
     "places_of",
 ]
@@ -175,6 +176,14 @@ class RangeSource:
     def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
         """Return the same rows cut elsewhere; nothing is read."""
         return replace(self, chunk_rows=chunk_rows)
+
+
+def is_stored(source: Source) -> bool:
+    """Return whether tasks read the source's chunks from storage.
+
+    Not where they lie in memory, nor those of graph sources, which come with their tasks.
+    """
+    return isinstance(source, RangeSource) and source.in_memory is None
 
 
 @dataclass(frozen=True)

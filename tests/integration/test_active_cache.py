@@ -259,6 +259,7 @@ class TestPrediction:
             fields=fields,
             threads=2,
             cache_limit=limit,
+            read_ahead_limit=0,
         )
 
     def test_the_cache_is_part_of_it(self, tmp_path):

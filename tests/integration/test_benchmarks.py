@@ -1,5 +1,6 @@
 """The benchmarks, on tiny data: every part of them runs, and what they compute is right."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -126,3 +127,21 @@ def test_checkpoint_cost(capsys, tmp_path):
     assert kept["parts"]["commits"][0] > 0 < kept["parts"]["fingerprint"][0]
     assert len(kept["stored"]) == 3 + len(kept["active"])  # the settings, Θ₀, each iteration, the end
     assert "one fsync of 64 kB" in capsys.readouterr().out
+
+
+def test_out_of_core_prints_both_ratios_and_what_they_are_compared_with(monkeypatch, capsys):
+    main = runpy.run_path(str(BENCHMARKS / "out_of_core.py"))["main"]
+
+    def run(kind, folder, arguments, inside):
+        assert inside is None
+        main(["--measure", kind, "--folder", str(folder), *arguments])
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    monkeypatch.setitem(main.__globals__, "run", run)
+    size = ["--memory", "50kB", "--chunk-rows", "300", "--features", "4", "--components", "2"]
+    found = main([*size, "--repeats", "1"])
+    assert found.plain_limit == min(found.rows["memory"], found.rows["files"])
+    assert all(rate > 0 for rate in (*found.rows.values(), *found.core_seconds.values()))
+    *_, plain, zstd = capsys.readouterr().out.splitlines()
+    assert plain.startswith(f"plain: {found.rows['plain'] / found.plain_limit:.3f} of the lower of")
+    assert zstd.startswith(f"zstd: {found.rows['zstd'] / found.zstd_limit:.3f} of {found.cores} cores /")
