@@ -3,10 +3,11 @@
     python benchmarks/cluster_memory.py                # 20,000,000 x 16 on 2 workers of 1 GB, 2.6 GB of disk
     python benchmarks/cluster_memory.py --rows 40000 --chunk-rows 10000 --iterations 2
 
-EM-Tau after k-means, on the cluster that `emtau fit --scheduler processes` starts. What happened is told by
-those to whom it did: the scheduler's log of its workers (one that pauses, one that leaves, also to be
-restarted by its nanny), and each worker's count of what it has written to disk. The peak is the kernel's
-high-water mark of a worker's resident memory. Exits with 1 where a worker spilled, paused or left.
+EM-Tau, after k-means by default, on the cluster that `emtau fit --scheduler processes` starts. What
+happened is told by those to whom it did: the scheduler's log of its workers (one that pauses, one that
+leaves, also to be restarted by its nanny), and each worker's count of what it has written to disk. The peak
+is the kernel's high-water mark of a worker's resident memory. Exits with 1 where a worker spilled, paused
+or left.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ data:
   path: {folder}/rows.zarr
   dataset: mixture
   dataset_options: {{rows: {rows}, chunk_rows: {chunk_rows}, features: {features}, components: {components}}}
-model: {{n_components: {components}, covariance_type: full, init_params: kmeans, random_state: 0}}
+model: {{n_components: {components}, covariance_type: full, init_params: {init}, random_state: 0}}
 algorithm: {{name: em-tau, tau: {tau}}}
 stop: {{tol: 0.0, max_iter: {iterations}}}
 cluster: {{scheduler: processes, workers: {workers}, threads: 1, memory_limit: "{memory_limit}"}}
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> Outcome:
     parser.add_argument("--components", type=int, default=16)
     parser.add_argument("--tau", type=int, default=2, help="iterations after which rows go inactive")
     parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--init", default="kmeans", help="an init_params")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory-limit", default="1 GB", help="of each worker")
     parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")
