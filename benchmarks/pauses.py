@@ -1,7 +1,7 @@
 """How long the whole machine stood still: a virtual machine is paused without being told.
 
 Such a pause falls on whatever is being measured, so a time says more without
-it. A watcher on each processor sleeps for a millisecond again and again; a time
+it. A watcher on each processor sleeps for some milliseconds again and again; a time
 in which all of them overslept is one in which the machine did not run. Work of
 this machine alone does not look like that where the watchers may have real-time
 priority, and without it they are not used.
@@ -18,24 +18,27 @@ from types import TracebackType
 
 Interval = tuple[float, float]
 
-TICK = 0.001
-LEAST = 0.005
+TICK = 0.004
+LEAST = 0.006
 """Seconds that a watcher must oversleep by."""
 
 
 def watch(processor: int, told: Connection) -> None:
-    """Send the intervals in which this process did not wake up, when something is received."""
+    """At any message send the intervals so far in which this process did not wake up; None ends it."""
     os.sched_setaffinity(0, {processor})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     told.send(None)
     gaps, last = [], time.monotonic()
-    while not told.poll():
+    while True:
         time.sleep(TICK)
         now = time.monotonic()
         if now - last > TICK + LEAST:
             gaps.append((last, now))
         last = now
-    told.send(gaps)
+        if told.poll():
+            if told.recv() is None:
+                return
+            told.send(gaps)
 
 
 def common(a: list[Interval], b: list[Interval]) -> list[Interval]:
@@ -52,26 +55,17 @@ def common(a: list[Interval], b: list[Interval]) -> list[Interval]:
     return found
 
 
-def seconds_without(pauses: list[Interval], interval: Interval) -> float:
-    """Return how long ``interval`` is without ``pauses``."""
-    paused = sum(ended - began for began, ended in common(pauses, [interval]))
-    return interval[1] - interval[0] - paused
-
-
 class Pauses:
-    """Notes the machine's pauses while the context lasts.
+    """Knows the machine's pauses since its context began.
 
     Attributes
     ----------
     watched : bool
-        False where the watchers may not have real-time priority: then no pause is ever noted.
-    found : list of (float, float)
-        After the end: when each pause began and ended, in `time.monotonic`'s seconds.
+        False where the watchers may not have real-time priority: then no pause is ever known.
     """
 
     def __init__(self) -> None:
         self.watched = can_watch()
-        self.found: list[Interval] = []
 
     def __enter__(self) -> Pauses:
         context = get_context("spawn")
@@ -89,11 +83,23 @@ class Pauses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for place, (process, told) in enumerate(self._watchers):
+        for process, told in self._watchers:
             told.send(None)
-            gaps = told.recv()
             process.join()
-            self.found = common(self.found, gaps) if place else gaps
+
+    def so_far(self) -> list[Interval]:
+        """Return when each pause began and ended, in `time.monotonic`'s seconds."""
+        found: list[Interval] = []
+        for place, (_, told) in enumerate(self._watchers):
+            told.send("so far?")
+            gaps = told.recv()
+            found = common(found, gaps) if place else gaps
+        return found
+
+    def seconds_without(self, interval: Interval) -> float:
+        """Return how long ``interval``, which is over, was without pauses."""
+        paused = sum(ended - began for began, ended in common(self.so_far(), [interval]))
+        return interval[1] - interval[0] - paused
 
 
 def can_watch() -> bool:

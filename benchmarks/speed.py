@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pauses import Pauses, seconds_without
+from pauses import Pauses
 
 HERE = Path(__file__).parent
 CHUNKS = 8
@@ -206,7 +206,9 @@ def contestants(work: Work, peers: list[str]) -> list[str]:
     return ["ours", *extra, *able]
 
 
-def measure(work: Work, folder: Path, peers: list[str], options: argparse.Namespace) -> Measured:
+def measure(
+    work: Work, folder: Path, peers: list[str], pauses: Pauses, options: argparse.Namespace
+) -> Measured:
     write_task(work, folder, options.mnist, max(CHUNKS, 2 * max(options.threads)))
     short, long = options.iterations or work.iterations
     measured = Measured(work)
@@ -221,15 +223,14 @@ def measure(work: Work, folder: Path, peers: list[str], options: argparse.Namesp
                     continue
                 lengths = ["--iterations", str(short), str(long)]
                 try:
-                    with Pauses() as pauses:
-                        found = run_contestant(options.python[name], [name, *shared, *lengths], threads)
+                    found = run_contestant(options.python[name], [name, *shared, *lengths], threads)
                 except subprocess.CalledProcessError as error:
                     if name.startswith("ours"):
                         raise SystemExit(error.stderr) from error
                     failed.add(name)
                     print(f"{name} fails on {work}: {last_line(error.stderr)}\n")
                     continue
-                shorter, longer = (seconds_without(pauses.found, fit) for fit in found["fits"])
+                shorter, longer = (pauses.seconds_without(fit) for fit in found["fits"])
                 seconds = (longer - shorter) / (long - short)
                 measured.seconds[name, threads].append(seconds)
                 if found["log_likelihood"] is not None:
@@ -356,7 +357,7 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
     if options.mnist is None and "mnist" in options.work:
         options.work.remove("mnist")
         print("mnist is left out: give the images with --mnist FILE.npz\n")
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+    with tempfile.TemporaryDirectory(dir=options.folder) as place, Pauses() as pauses:
         peers = []
         for name in options.peers:
             if installed(name, options.python[name], Path(place)):
@@ -366,9 +367,8 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
         found = []
         for name in options.work:
             folder = Path(place) / name
-            found.append(
-                measure(scaled(WORK[name], options.scale, options.most_features), folder, peers, options)
-            )
+            work = scaled(WORK[name], options.scale, options.most_features)
+            found.append(measure(work, folder, peers, pauses, options))
             shutil.rmtree(folder)
     for threads in options.threads:
         print_times(found, peers, threads)

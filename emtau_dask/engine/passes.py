@@ -147,6 +147,10 @@ class _Shared(Generic[T]):
     merge: Callable[[T, T], T]
     ahead: ReadAhead[Any] | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stay here with what is read ahead: another process reads for itself."""
+        return type(self), (self.task, self.merge, None)
+
     def run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         if self.ahead is None:
             return self.task(item, *blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import signal
 import sys
@@ -34,6 +35,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 class _Group(click.Group):
     """Turns errors into one line on standard error and an exit code."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as all that a process does.
+
+        An interrupt may fall between the start of a pool's thread and the note that its pool takes of it, and
+        Python would wait for such a thread forever. What must be left in order is, by then.
+        """
+        try:
+            return self.main(*args, **kwargs)
+        except SystemExit as end:
+            if end.code != INTERRUPTED:
+                raise
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

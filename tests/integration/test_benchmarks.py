@@ -1,5 +1,6 @@
 """The benchmarks, on tiny data: every part of them runs, and what they compute is right."""
 
+import importlib
 import json
 import runpy
 from pathlib import Path
@@ -25,7 +26,9 @@ PEERS = ["--peers", "scikit-learn"]
 
 
 @pytest.fixture
-def speed():
+def speed(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(importlib.import_module("pauses"), "can_watch", lambda: False)
     return runpy.run_path(str(BENCHMARKS / "speed.py"))["main"]
 
 
@@ -145,3 +148,16 @@ def test_out_of_core_prints_both_ratios_and_what_they_are_compared_with(monkeypa
     *_, plain, zstd = capsys.readouterr().out.splitlines()
     assert plain.startswith(f"plain: {found.rows['plain'] / found.plain_limit:.3f} of the lower of")
     assert zstd.startswith(f"zstd: {found.rows['zstd'] / found.zstd_limit:.3f} of {found.cores} cores /")
+
+
+def test_a_pause_of_all_processors_is_not_counted(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pauses = importlib.import_module("pauses")
+    first = [(0.0, 2.0), (3.0, 4.0), (6.0, 9.0)]
+    second = [(1.0, 3.5), (7.0, 7.5), (8.5, 10.0)]
+    assert pauses.common(first, second) == [(1.0, 2.0), (3.0, 3.5), (7.0, 7.5), (8.5, 9.0)]
+    with pauses.Pauses() as watching:
+        monkeypatch.setattr(watching, "so_far", lambda: pauses.common(first, second))
+        assert watching.seconds_without((1.5, 8.75)) == 7.25 - 0.5 - 0.5 - 0.5 - 0.25
+    with pauses.Pauses() as watching:
+        assert all(0 < began < ended for began, ended in watching.so_far())

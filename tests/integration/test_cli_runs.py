@@ -103,12 +103,16 @@ def test_an_interrupted_fit_says_how_to_go_on_and_that_ends_with_the_same_bits(
     assert same(tmp_path, tmp_path / "again")
 
 
-def test_an_interrupt_leaves_no_temporary_row_state(data, tmp_path):
+@pytest.mark.parametrize(
+    "beside", ["", "import threading; threading.Thread(target=threading.Event().wait).start();"]
+)
+def test_an_interrupt_leaves_no_temporary_row_state_and_waits_for_no_thread(beside, data, tmp_path):
     config = config_of(tmp_path, data, checkpoint={})
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(temporary)}
-    endless = [*EMTAU, "fit", config, "--set", "stop.max_iter=100000"]
+    python, option, program = EMTAU
+    endless = [python, option, beside + program, "fit", config, "--set", "stop.max_iter=100000"]
     process = subprocess.Popen(endless, env=environment, stderr=subprocess.PIPE, text=True)
     while not any(temporary.iterdir()):
         assert process.poll() is None
