@@ -262,7 +262,8 @@ def main(arguments: list[str] | None = None) -> Measured | None:
             print(
                 f"{n_rows:,} x {options.features} rows, {format_bytes(8 * n_rows * options.features)}; "
                 f"{format_bytes(memory)} allowed, at most {format_bytes(predicted)} predicted; "
-                + ("held to it by a memory cgroup" if inside else "not held to it, page cache dropped only")
+                + ("held to it by a memory cgroup" if inside else "not held to it, page cache dropped only"),
+                flush=True,
             )
             for _ in range(options.repeats):
                 for kind in KINDS:
