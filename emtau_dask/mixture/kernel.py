@@ -56,7 +56,8 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, by_featu
 def block_rows(covariance_type: str, n_components: int, n_features: int, by_features: bool) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    What a block needs takes about 1 MiB, half the L2 cache of a core.
+    What a block needs takes about 1 MiB, half the L2 cache of a core; without
+    features it has `MIN_CENTRED_ROWS` at least.
     """
     rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, by_features)
     least = MIN_BLOCK_ROWS if by_features else MIN_CENTRED_ROWS
