@@ -4,11 +4,11 @@
     python benchmarks/checkpoint_cost.py --rows 40000 --chunk-rows 10000 --repeats 1
 
 EM-Tau without revisits, 16 components, `tol=0`. Every fit is a process of its own, with and
-without checkpoint in turn; a ratio is of medians over the repeats, of seconds and of CPU seconds (user
-and system, of all threads). What a fit of its own process spends on imports and on opening the data is
-not counted. Beside the ratios stands what the fits with checkpoints say of themselves: the share of their
-commits, between which and the passes over the data nothing else runs, and of the fingerprint of the data,
-taken once. Commits wait for the disk: that is in the seconds and not in the CPU seconds.
+without checkpoint in turn; a ratio is of medians over the repeats. What a fit of its own process spends on
+imports and on opening the data is not counted, nor are times in which the whole machine stood still
+(`pauses.py`), where that can be seen. Beside the ratios stands what the fits with checkpoints say of
+themselves: the share of their commits, between which and the passes over the data nothing else runs, and of
+the fingerprint of the data, taken once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from pauses import Pauses
 
 FIT = """
 import json, sys, time, warnings
@@ -45,18 +48,15 @@ def counting_append(self, *arguments):
     stored[0] = 0
     return append(self, *arguments)
 
-def now():
-    return time.perf_counter(), time.process_time()
-
-parts = {"commits": [0.0, 0.0], "fingerprint": [0.0, 0.0]}
+parts = {"commits": [], "fingerprint": []}
 
 def clocked(name, function):
     def run(*arguments, **options):
-        began = now()
+        began = time.monotonic()
         try:
             return function(*arguments, **options)
         finally:
-            parts[name] = [sum(part) for part in zip(parts[name], (b - a for a, b in zip(began, now())))]
+            parts[name].append((began, time.monotonic()))
     return run
 
 LocalObjects.put, CommitLog.append = counting_put, counting_append
@@ -69,18 +69,19 @@ mixture = GaussianMixture(
 )
 warnings.simplefilter("ignore")
 with dask.config.set(scheduler="threads", num_workers=threads):
-    began = now()
+    began = time.monotonic()
     mixture.fit(X)
-    seconds, cpu = (b - a for a, b in zip(began, now()))
+    whole = began, time.monotonic()
 active = [record.active_rows for record in mixture.history_]
 print(json.dumps({
-    "seconds": seconds, "cpu": cpu, "parts": parts, "stored": per_commit, "active": active,
-    "bound": mixture.lower_bound_,
+    "whole": whole, "parts": parts, "stored": per_commit, "active": active, "bound": mixture.lower_bound_,
 }))
 """
 
 
-def fit(options: argparse.Namespace, data: Path, checkpoint: Path | None, every: int) -> dict:
+def fit(
+    options: argparse.Namespace, data: Path, checkpoint: Path | None, every: int, pauses: Pauses
+) -> dict[str, Any]:
     arguments = [
         str(data),
         None if checkpoint is None else str(checkpoint),
@@ -91,7 +92,12 @@ def fit(options: argparse.Namespace, data: Path, checkpoint: Path | None, every:
         options.tau,
     ]
     command = [sys.executable, "-c", FIT, json.dumps(arguments)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found["seconds"] = pauses.seconds_without(found["whole"])
+    found["parts"] = {
+        name: sum(pauses.seconds_without(part) for part in parts) for name, parts in found["parts"].items()
+    }
+    return found
 
 
 def fsync_seconds(folder: Path) -> float:
@@ -107,7 +113,7 @@ def fsync_seconds(folder: Path) -> float:
     return statistics.median(times)
 
 
-def main(arguments: list[str] | None = None) -> dict[int, list[dict]]:
+def main(arguments: list[str] | None = None) -> dict[int, list[dict[str, Any]]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--chunk-rows", type=int, default=1_000_000)
@@ -120,7 +126,7 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict]]:
     parser.add_argument("--every", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--folder", type=Path, help="Where the data and the checkpoints go.")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+    with tempfile.TemporaryDirectory(dir=options.folder) as place, Pauses() as pauses:
         folder = Path(place)
         data = folder / "rows.zarr"
         emtau = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
@@ -133,22 +139,19 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict]]:
         for repeat in range(options.repeats):
             for kind in kinds:
                 checkpoint = folder / f"run-{kind}-{repeat}.zarr" if kind else None
-                found[kind].append(fit(options, data, checkpoint, kind))
+                found[kind].append(fit(options, data, checkpoint, kind, pauses))
         print(f"one fsync of 64 kB: {1e3 * fsync_seconds(folder):.1f} ms")
         print(f"{options.iterations} iterations; shares are of the fit's own time")
-        print("| checkpoint_every | | seconds | ratio | commits | fingerprint |")
-        print("|---|---|---|---|---|---|")
+        print("| checkpoint_every | seconds | ratio | commits | fingerprint |")
+        print("|---|---|---|---|---|")
         for kind in kinds:
-            for clock, name in enumerate(("seconds", "cpu")):
-                spent, plain = (statistics.median(run[name] for run in found[each]) for each in (kind, 0))
-                commits, fingerprint = (
-                    statistics.median(run["parts"][part][clock] / run[name] for run in found[kind])
-                    for part in ("commits", "fingerprint")
-                )
-                print(
-                    f"| {kind or 'none'} | {name} | {spent:.2f} | {spent / plain:.3f} "
-                    f"| {commits:.4f} | {fingerprint:.4f} |"
-                )
+            spent, plain = (statistics.median(run["seconds"] for run in found[each]) for each in (kind, 0))
+            commits, fingerprint = (
+                statistics.median(run["parts"][part] / run["seconds"] for run in found[kind])
+                for part in ("commits", "fingerprint")
+            )
+            ratio = spent / plain
+            print(f"| {kind or 'none'} | {spent:.2f} | {ratio:.3f} | {commits:.4f} | {fingerprint:.4f} |")
         assert len({run["bound"] for runs in found.values() for run in runs}) == 1
         if 1 in found:
             run = found[1][0]

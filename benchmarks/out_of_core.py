@@ -11,7 +11,9 @@ the allowed memory suffices, fits from zarr run in one that allows no more, page
 
 The rate from uncompressed zarr is compared with the lower of the rate in memory and that of reading the files
 and nothing else; the rate from zstd with cores / (core-seconds of an iteration in memory + core-seconds of
-reading and decoding all chunks), both CPU times of processes.
+reading and decoding all chunks), both CPU times of processes. Times in which the whole machine stood still
+(`pauses.py`) are left out, where that can be seen: of seconds as they were, of CPU times by the same share,
+which makes them rather too short and the limit too high.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
 import zarr
 from dask.utils import format_bytes, parse_bytes
+from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
@@ -116,8 +120,8 @@ def read_through(path: Path) -> None:
             pass
 
 
-def iterate(X: object, options: argparse.Namespace) -> float:
-    """Return the seconds of one iteration."""
+def iterate(X: object, options: argparse.Namespace) -> Interval:
+    """Return when the passes of one iteration began and ended."""
     rng = np.random.default_rng(1)
     K, d = options.components, options.features
     mixture = GaussianMixture(
@@ -130,11 +134,13 @@ def iterate(X: object, options: argparse.Namespace) -> float:
     )
     with warnings.catch_warnings(), dask.config.set(scheduler="threads", num_workers=options.threads):
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return next(iter(mixture.fit(X).history_)).seconds
+        (iteration,) = mixture.fit(X).history_
+        ended = time.monotonic()
+        return ended - iteration.seconds, ended
 
 
-def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Return rows, seconds and core-seconds of one measurement, in this process."""
+def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of one measurement in this process, when it began and ended, and its CPU time."""
     source = open_source(str(folder / (ZSTD if kind.startswith(("zstd", "decoding")) else PLAIN)))
     n_rows = source.shape[0]
     iterate(np.random.default_rng(2).normal(size=(2000, options.features)), options)  # loads code
@@ -143,22 +149,22 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, f
         held = as_source(source.reader().ranges.read(0, n_rows)[0], ndim=2, what="X")
         X = held.aligned(even(n_rows, options.chunk_rows))
     drop_pages(folder)
-    cpu, began = time.process_time(), time.perf_counter()
+    cpu, began = time.process_time(), time.monotonic()
     if kind == "files":
         with ThreadPoolExecutor(options.threads) as pool:
             list(pool.map(read_through, files(folder / PLAIN)))
-        seconds = time.perf_counter() - began
+        when = began, time.monotonic()
     elif kind == "decoding":
         for place in places_of(source.chunk_rows).values():
             source.reader().load(place, [])
-        seconds = time.perf_counter() - began
+        when = began, time.monotonic()
     elif kind == "memory":
-        seconds = iterate(X, options)
+        when = iterate(X, options)
     else:
         ahead = 0 if kind.endswith("nothing ahead") else read_ahead_limit()
         with dask.config.set({"emtau.read-ahead-bytes": ahead}):
-            seconds = iterate(source, options)
-    return {"rows": n_rows, "seconds": seconds, "core_seconds": time.process_time() - cpu}
+            when = iterate(source, options)
+    return {"rows": n_rows, "when": when, "cpu": time.process_time() - cpu}
 
 
 def even(n_rows: int, size: int) -> tuple[int, ...]:
@@ -188,7 +194,7 @@ def cgroup(limit: int) -> Iterator[Path | None]:
     yield None
 
 
-def run(kind: str, folder: Path, arguments: list[str], inside: Path | None) -> dict[str, float]:
+def run(kind: str, folder: Path, arguments: list[str], inside: Path | None) -> dict[str, Any]:
     """Measure in a process of its own, where one is given in a cgroup."""
     command = [sys.executable, __file__, "--measure", kind, "--folder", str(folder), *arguments]
 
@@ -199,8 +205,19 @@ def run(kind: str, folder: Path, arguments: list[str], inside: Path | None) -> d
     done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{kind}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def times(found: dict[str, Any], pauses: Pauses) -> dict[str, float]:
+    """Return rows, seconds and core-seconds, without pauses."""
+    began, ended = found["when"]
+    seconds = pauses.seconds_without((began, ended))
+    return {
+        "rows": found["rows"],
+        "seconds": seconds,
+        "core_seconds": found["cpu"] * seconds / (ended - began),
+    }
 
 
 def needed(folder: Path, options: argparse.Namespace) -> int:
@@ -254,7 +271,7 @@ def main(arguments: list[str] | None = None) -> Measured | None:
         for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
     ]
     results: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
+    with tempfile.TemporaryDirectory(dir=options.folder) as temporary, Pauses() as pauses:
         folder = Path(temporary)
         write(folder, n_rows, options)
         predicted = needed(folder, options)
@@ -268,7 +285,7 @@ def main(arguments: list[str] | None = None) -> Measured | None:
             for _ in range(options.repeats):
                 for kind in KINDS:
                     where = inside if kind != "memory" else None
-                    results[kind].append(run(kind, folder, given, where))
+                    results[kind].append(times(run(kind, folder, given, where), pauses))
 
     def median(of: str, per: str) -> dict[str, float]:
         return {

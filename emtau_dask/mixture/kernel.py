@@ -20,7 +20,7 @@ from emtau_dask.mixture.arrays import EPS, Bools, Floats, Ints
 from emtau_dask.mixture.centred import CentredStatistics, CentredWorkspace, squared_distances, stretch_rows
 from emtau_dask.mixture.features import FORMS, Frame, MomentSums, conditions, frames_of
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import SufficientStatistics, merge
+from emtau_dask.mixture.statistics import TILE_ROWS, SufficientStatistics, merge
 
 __all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
 
@@ -32,9 +32,9 @@ SINGLE_LIMIT = 1e-5
 """The same for products in float32, of rows that are stored so."""
 STATISTICS_SLACK = 4.0
 """How much more the error of a component's new variances may be, relative to them."""
-WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 24, 3
+WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 3
 """Features d up to which full covariances use quadratic features, a cost that all components
-share: 24 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
+share: 10 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
 (`benchmarks/kernels.py`)."""
 BLOCK_BYTES = 2**20
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 8192
@@ -72,7 +72,8 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
         for by_features in {False, uses_features(*shape)}
     )
     stretch = stretch_rows(n_components, n_features, block_rows(*shape, by_features=False))
-    return in_blocks + min(n_rows, stretch) * 8 * (n_components + n_features)
+    gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
+    return in_blocks + gathered + min(n_rows, TILE_ROWS) * 8 * n_features
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from emtau_dask.mixture.arrays import Floats, Ints, frozen
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 __all__ = [
+    "TILE_ROWS",
     "PairwiseMerger",
     "SufficientStatistics",
     "block_statistics",

@@ -13,11 +13,13 @@ import os
 import re
 import shutil
 import stat
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -89,13 +91,38 @@ class ObjectStore(Protocol):
         ...
 
 
+_inside = threading.local()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Return this process's threads, kept: starting some takes longer than most calls."""
+    return ThreadPoolExecutor(
+        PARALLEL,
+        thread_name_prefix="emtau-objects",
+        initializer=lambda: setattr(_inside, "pool", True),
+    )
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
 def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return ``function`` of every item, computed side by side: what takes time here is waiting."""
+    """Return ``function`` of every item, computed side by side: what takes time here is waiting.
+
+    All calls have ended when this one does, also where one of them raises.
+    Called from within such a call, it works through the items in turn.
+    """
     todo = list(items)
-    if len(todo) < 2:
+    if len(todo) < 2 or getattr(_inside, "pool", False):
         return [function(item) for item in todo]
-    with ThreadPoolExecutor(min(PARALLEL, len(todo)), thread_name_prefix="emtau-objects") as pool:
-        return list(pool.map(function, todo))
+    futures = [_pool().submit(function, item) for item in todo]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
 
 
 _REMEDIES = {

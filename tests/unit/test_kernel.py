@@ -1,5 +1,6 @@
 """Both forms of the E-step over a block against scipy's densities and Bayes' theorem, row by row."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -250,7 +251,7 @@ class TestPlan:
 
     def test_wide_full_covariances_go_centred(self):
         assert not plan_kernel(drawn("full", d=64)).by_features.any()
-        assert plan_kernel(drawn("full", k=16, d=64, spread=0.1)).by_features.all()
+        assert plan_kernel(drawn("full", k=16, d=48, spread=0.1)).by_features.all()
         assert plan_kernel(drawn("diag", d=64)).by_features.all()
 
     def test_statistics_of_a_collapse_are_not_admitted(self):
@@ -348,3 +349,22 @@ def test_a_kernels_buffers_take_no_more_than_it_says(k, d):
         buffers = [*vars(kernel).values(), *vars(kernel._workspace or object).values()]
         taken = sum(value.nbytes for value in buffers if isinstance(value, np.ndarray))
         assert taken <= block_bytes("diag", k, d, 10**6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_centred_statistics_take_no_more_than_it_says(share):
+    """The rows gathered, those that are picked out of them, and residuals; beside these a few (K, d, d)."""
+    k, d = 4, 16
+    plan = plan_kernel(drawn("full", k, d)).centred
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        kernel = BlockKernel(plan, plan.block_rows)
+        for _ in range(2 * 8192 // plan.block_rows):
+            responsibilities, _ = kernel.score(rng.normal(size=(plan.block_rows, d)))
+            kernel.collect(responsibilities * (rng.random(plan.block_rows) < share))
+        kernel.statistics()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= block_bytes("full", k, d, 10**6) + 16 * 8 * k * d * (d + 1)
