@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.engine.chunks import ChunkLoader, LoadedChunk
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import NO_SOURCE, ReadingTask, run_pass
-from emtau_dask.engine.problem import ChunkLoader, LoadedChunk, Problem
+from emtau_dask.engine.problem import Problem
 from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Floats, Ints

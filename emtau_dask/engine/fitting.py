@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import dask
@@ -28,7 +27,7 @@ from emtau_dask.engine.starts import (
 from emtau_dask.engine.state import FitState, KMeansProgress, RunState
 from emtau_dask.errors import ConfigError, SingularComponentError
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import LocalObjects, RowFields, RowStateWriter, Source, rows_layout
+from emtau_dask.storage import LocalObjects, RowFields, RowStateWriter, ScratchFolder, Source, rows_layout
 
 __all__ = [
     "FitPlan",
@@ -149,7 +148,8 @@ class TemporaryJournal:
 def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[TemporaryJournal]:
     """Hold a temporary local store for row state, where ``fields`` say that there is any.
 
-    It lies in dask's ``temporary-directory``, or the system's.
+    It lies in dask's ``temporary-directory``, or the system's; what fits of
+    killed processes left there is removed first.
 
     Raises
     ------
@@ -159,18 +159,19 @@ def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[Tempor
     if fields is None:
         yield TemporaryJournal(None, None, n_slots)
         return
-    folder = dask.config.get("temporary-directory", None)
-    try:
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        holder = tempfile.TemporaryDirectory(prefix="emtau-state-", dir=folder, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise ConfigError(
-            f"row state cannot be kept in {folder or tempfile.gettempdir()}: {error}. Set dask's "
-            "temporary-directory to a folder that can be written."
-        ) from error
-    with holder as path:
-        yield TemporaryJournal(LocalObjects(path), fields, n_slots)
+    place = dask.config.get("temporary-directory", None)
+    with ExitStack() as held:
+        try:
+            folder = ScratchFolder("emtau-state-", place)
+            held.callback(folder.remove)
+            objects = folder.path / "objects"
+            objects.mkdir()
+        except OSError as error:
+            raise ConfigError(
+                f"row state cannot be kept in {place or tempfile.gettempdir()}: {error}. Set dask's "
+                "temporary-directory to a folder that can be written."
+            ) from error
+        yield TemporaryJournal(LocalObjects(str(objects)), fields, n_slots)
 
 
 def _start(

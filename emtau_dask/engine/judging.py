@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from emtau_dask.activity import SCORED_AT
 from emtau_dask.engine.assignment import NearestCentre
+from emtau_dask.engine.chunks import ChunkLoader
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import NO_SOURCE, run_pass
-from emtau_dask.engine.problem import SCAN_ROWS, ChunkLoader, Problem
+from emtau_dask.engine.problem import SCAN_ROWS, Problem
 from emtau_dask.engine.scoring import EStepItem
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, plan_kernel

@@ -232,6 +232,112 @@ def _read_ahead(
     return ReadAhead(read, budget)
 
 
+def _addressable(sources: Sequence[ChunkInput]) -> bool:
+    """Return whether tasks read chunks by themselves from all of ``sources``."""
+    return all(source.addressable for source in sources)
+
+
+def _batches(
+    sources: Sequence[ChunkInput], chunks: Sequence[int], costs: Mapping[int, float] | None
+) -> list[Batch]:
+    """Return which ``chunks`` (ascending) share a task; none do where blocks come with the tasks."""
+    if _addressable(sources):
+        return batches_of({chunk: costs[chunk] if costs else 0.0 for chunk in chunks})
+    return [Batch(0, chunk, (chunk,)) for chunk in chunks]
+
+
+def _leaf(
+    batch: Batch, items: Mapping[int, Any], sources: Sequence[ChunkInput], shared: str | _Shared[Any]
+) -> tuple[Any, ...]:
+    """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
+    if batch.level:
+        told = {chunk: items[chunk] for chunk in batch.chunks}
+        return (partial(_run_batch, batch.level, told, len(sources)), shared)
+    (chunk,) = batch.chunks
+    blocks = (source.references(chunk) for source in sources)
+    return (partial(_run_chunk, chunk, items[chunk]), shared, *blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """The tasks of a pass.
+
+    Attributes
+    ----------
+    layer : str
+        What the tasks over chunks are called.
+    tasks : dict
+    root : Hashable
+        The key of the result.
+    chunks_of : mapping of key to tuple of int
+        The chunks of each task over chunks.
+    """
+
+    layer: str
+    tasks: dict[Hashable, Any]
+    root: Hashable
+    chunks_of: Mapping[Hashable, tuple[int, ...]]
+
+
+def _graph(
+    name: str,
+    payload: _Shared[Any],
+    sources: Sequence[ChunkInput],
+    items: Mapping[int, Any],
+    batches: Sequence[Batch],
+) -> _Graph:
+    """Return what is behind the blocks, the payload, a task for each batch, and the merges."""
+    token = uuid4().hex
+    layer, shared = f"emtau-{name}-{token}", f"emtau-pass-{token}"
+    tasks: dict[Hashable, Any] = {}
+    told: str | _Shared[Any] = shared
+    if not _addressable(sources):
+        for source in sources:
+            tasks.update(source.graph(sorted(items)))
+        if travels_with_tasks(payload):
+            told = payload
+    tasks[shared] = payload
+    leaves: dict[int, dict[int, Hashable]] = {}
+    chunks_of: dict[Hashable, tuple[int, ...]] = {}
+    for batch in batches:
+        key = (layer, batch.chunks[0])
+        tasks[key] = _leaf(batch, items, sources, told)
+        leaves.setdefault(batch.level, {})[batch.number] = key
+        chunks_of[key] = batch.chunks
+    root, merges = _reduction(leaves, shared, f"emtau-merge-{token}")
+    tasks.update(merges)
+    return _Graph(layer, tasks, root, chunks_of)
+
+
+def _upcoming(
+    chunks_of: Mapping[Hashable, tuple[int, ...]], state: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    """Return the chunks of each task that can run, in the order in which dask's local schedulers will.
+
+    They take tasks from the end of those that are ready.
+    """
+    return [chunks_of[key] for key in reversed(state["ready"]) if key in chunks_of]
+
+
+def _computed(graph: _Graph, reading: ReadAhead[Any] | None, observer: FitObserver) -> Any:
+    """Return the value of the root; the readers learn what will run, the observer what has."""
+
+    def expect(_: Any, state: Mapping[str, Any]) -> None:
+        if reading is not None:
+            reading.expect(_upcoming(graph.chunks_of, state))
+
+    def count(key: Hashable, *_: Any) -> None:
+        if key in graph.chunks_of:
+            observer.chunks_done(len(graph.chunks_of[key]))
+
+    layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
+    result = Delayed(graph.root, layers, layer=graph.layer)
+    ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
+    with cluster_errors(), ahead_of_tasks, Callback(start_state=expect, posttask=count):
+        (value,) = dask.compute(result, traverse=False)
+    return value
+
+
 def run_pass(
     task: Callable[..., T],
     merge: Callable[[T, T], T],
@@ -285,47 +391,7 @@ def run_pass(
     observer.stage(stage, len(items))
     if not items:
         return None
-    token = uuid4().hex
-    layer, shared = f"emtau-{name}-{token}", f"emtau-pass-{token}"
-    graph: dict[Hashable, Any] = {}
-    chunks = sorted(items)
-    addressable = all(source.addressable for source in sources)
-    if addressable:
-        batches = batches_of({chunk: costs[chunk] if costs else 0.0 for chunk in chunks})
-    else:
-        batches = [Batch(0, chunk, (chunk,)) for chunk in chunks]
-        for source in sources:
-            graph.update(source.graph(chunks))
-    reading = _read_ahead(task, items, len(sources), ahead if addressable else None)
-    payload = _Shared(task, merge, reading)
-    graph[shared] = payload
-    told: str | _Shared[T] = shared if addressable or not travels_with_tasks(payload) else payload
-    leaves: dict[int, dict[int, Hashable]] = {}
-    members: dict[Hashable, tuple[int, ...]] = {}
-    for batch in batches:
-        first = batch.chunks[0]
-        key = (layer, first)
-        if batch.level:
-            told_of = {chunk: items[chunk] for chunk in batch.chunks}
-            graph[key] = (partial(_run_batch, batch.level, told_of, len(sources)), shared)
-        else:
-            blocks = (source.references(first) for source in sources)
-            graph[key] = (partial(_run_chunk, first, items[first]), told, *blocks)
-        leaves.setdefault(batch.level, {})[batch.number] = key
-        members[key] = batch.chunks
-    root, merges = _reduction(leaves, shared, f"emtau-merge-{token}")
-    graph.update(merges)
-    result = Delayed(root, HighLevelGraph.from_collections(layer, graph), layer=layer)
-
-    def expect(_: Any, state: Mapping[str, Any]) -> None:
-        if reading is not None:  # The scheduler takes tasks from the end of those that are ready.
-            reading.expect([members[key] for key in reversed(state["ready"]) if key in members])
-
-    def count(key: Hashable, *_: Any) -> None:
-        if key in members:
-            observer.chunks_done(len(members[key]))
-
-    ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
-    with cluster_errors(), ahead_of_tasks, Callback(start_state=expect, posttask=count):
-        (value,) = dask.compute(result, traverse=False)
-    return cast("T", value)
+    batches = _batches(sources, sorted(items), costs)
+    reading = _read_ahead(task, items, len(sources), ahead if _addressable(sources) else None)
+    graph = _graph(name, _Shared(task, merge, reading), sources, items, batches)
+    return cast("T", _computed(graph, reading, observer))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.engine.problem import LoadedChunk
+from emtau_dask.engine.chunks import LoadedChunk
 from emtau_dask.mixture.arrays import Floats
 from emtau_dask.mixture.kernel import BlockKernel, KernelPlan
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.engine.chunks import ChunkLoader, LoadedChunk
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import ReadingTask, run_pass
-from emtau_dask.engine.problem import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem
+from emtau_dask.engine.problem import SCAN_ROWS, Problem
 from emtau_dask.engine.rowrandom import PRIORITY, row_uniforms
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.storage import ChunkPlace, ChunkReader

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from emtau_dask.activity import ActivityPolicy, Evidence
 from emtau_dask.activity.guard import ACTIVE, checked_update
+from emtau_dask.engine.chunks import ChunkLoader, LoadedChunk
 from emtau_dask.engine.passes import ReadingTask
-from emtau_dask.engine.problem import ChunkLoader, LoadedChunk
 from emtau_dask.mixture.arrays import Bools, Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.kernel import BlockKernel, KernelPlan

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.blas import single_threaded_blas
+from emtau_dask.engine.chunks import LoadedChunk
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
-from emtau_dask.engine.problem import LoadedChunk
 from emtau_dask.face.data import checked_lazy
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
 from emtau_dask.mixture.kernel import KernelPlan, plan_kernel

@@ -7,6 +7,7 @@ from emtau_dask.storage.parquet_source import is_parquet
 from emtau_dask.storage.remote import object_store
 from emtau_dask.storage.rowcache import CachedRows, RowCache, release_rows
 from emtau_dask.storage.rowstate import RowFields, RowStateWriter, SlotState, rows_layout
+from emtau_dask.storage.scratch import ScratchFolder
 from emtau_dask.storage.sources import (
     ChunkPlace,
     ChunkReader,
@@ -33,6 +34,7 @@ __all__ = [
     "RowCache",
     "RowFields",
     "RowStateWriter",
+    "ScratchFolder",
     "SlotState",
     "Source",
     "as_dask",

@@ -211,11 +211,8 @@ class _Store:
     def _folder(self, kept: _Kept) -> Path | None:
         """Return where files go; None where there is no place for them."""
         if kept.folder is None:
-            place = dask.config.get("temporary-directory", None)
             try:
-                if place is not None:
-                    Path(place).mkdir(parents=True, exist_ok=True)
-                kept.folder = ScratchFolder("emtau-cache-", place)
+                kept.folder = ScratchFolder("emtau-cache-", dask.config.get("temporary-directory", None))
             except OSError:
                 kept.writable = False
                 return None

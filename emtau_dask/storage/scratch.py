@@ -2,8 +2,9 @@
 
 Each holds a file that its process keeps locked. The kernel lifts the lock when
 the process ends, however it ends; whoever makes a folder in the same place later
-removes those whose lock it gets. The names carry the id of the kernel's boot,
-since some network file systems keep each host's locks to itself.
+removes those whose lock it gets. The names carry the id of the kernel's boot and
+the number that it gave the mounted file system, since some network file systems
+keep the locks of each host, or of each mount, to themselves.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ LOCK, UNLOCKED = "lock", "lock.new"
 class ScratchFolder:
     """A temporary folder; leftovers of processes of this user that died on this host are removed.
 
-    A folder is never taken for a leftover where there is no boot id or no lock.
+    A folder is never taken for a leftover where there is no boot id or no lock,
+    or where it was made through another mount.
 
     Parameters
     ----------
     prefix : str
         Of its name, and of those among which leftovers are looked for.
     place : str or None
-        The folder that it is made in; None for the default of `tempfile`.
+        The folder that it is made in, which need not be there yet; None for the
+        default of `tempfile`.
 
     Attributes
     ----------
@@ -45,19 +48,27 @@ class ScratchFolder:
     """
 
     def __init__(self, prefix: str, place: str | None) -> None:
-        place = tempfile.gettempdir() if place is None else place
+        above = Path(tempfile.gettempdir() if place is None else place)
+        above.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
-            prefix += BOOT_ID.read_text().strip() + "-"
-            _remove_leftovers(Path(place), prefix)
-        self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
-        self.path = Path(self._folder.name)
-        self._lock = _locked(self.path)
+            prefix += f"{BOOT_ID.read_text().strip()}-{_mount(above)}-"
+            _remove_leftovers(above, prefix)
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True)
+        with ExitStack() as making:
+            self.path = Path(making.enter_context(folder))
+            self._lock = _locked(self.path)
+            self._made = making.pop_all()
 
     def remove(self) -> None:
         """Remove it with all that it holds."""
         if self._lock is not None:
             self._lock.close()
-        self._folder.cleanup()
+        self._made.close()
+
+
+def _mount(folder: Path) -> str:
+    """Return the kernel's number for a folder's file system; mounts with locks of their own differ in it."""
+    return f"{folder.stat().st_dev:x}"
 
 
 def _locked(folder: Path) -> BinaryIO | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from numcodecs.zstd import Zstd
+from processes import process_of
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
 from emtau_dask.activity import NextPass, RowArray, Schedule
@@ -290,6 +291,21 @@ def files_in(folder):
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
+KEEPER = """
+import sys
+import dask, numpy as np
+from emtau_dask.engine.fitting import temporary_journal
+from emtau_dask.storage import RowFields
+dask.config.set({"temporary-directory": sys.argv[1]})
+with temporary_journal(RowFields(("active",), ("bool",), 5), 1) as journal:
+    state = journal.writer().write(0, {"active": np.ones(5, bool)})
+    print(journal.objects.root, flush=True)
+    sys.stdin.read()
+    assert state.read(journal.objects, 5)["active"].all()
+"""
+"""Holds row state until its input ends, and reads it then."""
+
+
 class TestTemporaryJournal:
     def test_every_iteration_writes_in_places_of_its_own(self, temporary):
         with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
@@ -339,6 +355,30 @@ class TestTemporaryJournal:
 
         with pytest.raises(KeyboardInterrupt):
             fail()
+        assert list(temporary.iterdir()) == []
+
+    def test_it_leaves_nothing_behind_where_it_is_interrupted_at_once(self, temporary, monkeypatch):
+        def interrupted(file, operation):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("emtau_dask.storage.scratch.fcntl.flock", interrupted)
+        with pytest.raises(KeyboardInterrupt) as held, temporary_journal(FIELDS, len(CHUNK_ROWS)):
+            pass
+        assert held.traceback  # It holds on to what it went through, as it does at the end of a command.
+        assert list(temporary.iterdir()) == []
+
+    def test_what_a_killed_process_left_goes_with_the_next_fit(self, temporary):
+        with process_of(KEEPER, temporary) as killed, process_of(KEEPER, temporary) as living:
+            roots = [Path(process.stdout.readline().decode().strip()) for process in (killed, living)]
+            killed.kill()
+            killed.wait()
+            assert [files_in(root) for root in roots] == [{"c.1.0.0.0"}] * 2
+            with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
+                state = write_all(journal, 7)[2]
+                assert [root.parent.exists() for root in roots] == [False, True]
+                living.stdin.close()
+                assert living.wait() == 0
+                assert_holds(journal.objects, state, 2, 7)
         assert list(temporary.iterdir()) == []
 
     def test_policies_without_row_state_need_no_place(self, temporary):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emtau_dask.engine import passes
+from emtau_dask.engine.chunks import ChunkLoader
 from emtau_dask.engine.observer import SilentObserver
 from emtau_dask.engine.passes import FAN_IN, NO_SOURCE, batches_of, run_pass
-from emtau_dask.engine.problem import ChunkLoader
 from emtau_dask.engine.scoring import EStepItem, EStepTask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.kernel import plan_kernel

@@ -1,14 +1,13 @@
 """The cache of rows: what it finds is what was kept, within its bytes, and nothing of it stays."""
 
 import errno
-import subprocess
-import sys
 import threading
-from contextlib import contextmanager
+from itertools import count
 
 import dask
 import numpy as np
 import pytest
+from processes import process_of
 
 from emtau_dask.storage import CachedRows, RowCache, release_rows, rowcache
 
@@ -228,21 +227,11 @@ RowCache("theirs", 0).keep(0, CachedRows(np.arange(3), np.zeros((3, 2)), None, 1
 print("kept", flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def keeper(scratch):
-    """Another process, which keeps rows in a file there until it ends."""
-    command = [sys.executable, "-c", KEEPER, str(scratch)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+"""Keeps rows in a file until its input ends."""
 
 
 def test_what_a_killed_process_left_goes_when_another_needs_a_folder(scratch):
-    with keeper(scratch) as killed, keeper(scratch) as living:
+    with process_of(KEEPER, scratch) as killed, process_of(KEEPER, scratch) as living:
         assert [process.stdout.readline() for process in (killed, living)] == [b"kept\n"] * 2
         left = files_in(scratch)
         killed.kill()
@@ -256,7 +245,9 @@ def test_what_a_killed_process_left_goes_when_another_needs_a_folder(scratch):
         assert RowCache("mine", 0).find(0, np.array([1])) is not None
 
 
-@pytest.mark.parametrize(("missing", "stays"), [(None, False), ("boot id", True), ("locks", True)])
+@pytest.mark.parametrize(
+    ("missing", "stays"), [(None, False), ("boot id", True), ("locks", True), ("a mount in common", True)]
+)
 def test_what_cannot_be_proved_to_be_left_stays(store, scratch, monkeypatch, missing, stays):
     def unsupported(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -265,6 +256,9 @@ def test_what_cannot_be_proved_to_be_left_stays(store, scratch, monkeypatch, mis
         monkeypatch.setattr("emtau_dask.storage.scratch.BOOT_ID", scratch / "none")
     if missing == "locks":
         monkeypatch.setattr("emtau_dask.storage.scratch.fcntl.flock", unsupported)
+    if missing == "a mount in common":
+        mounts = map(str, count())
+        monkeypatch.setattr("emtau_dask.storage.scratch._mount", lambda folder: next(mounts))
     RowCache("yours", 0).keep(0, rows_at([1]))
     folder = store._kept["yours"].folder
     if folder._lock is not None:
