@@ -21,83 +21,119 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from pauses import Pauses
+import dask
+import zarr
+from pauses import Interval, Pauses
+from sklearn.exceptions import ConvergenceWarning
 
-FIT = """
-import json, sys, time, warnings
-import dask, zarr
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.engine.checkpoint import CheckpointJournal
+from emtau_dask.engine.observer import SilentObserver
 from emtau_dask.face import fits
+from emtau_dask.face.config_data import MixtureOptions
+from emtau_dask.face.datasets import make_dataset
+from emtau_dask.storage import LocalObjects
 from emtau_dask.storage.commits import CommitLog
-from emtau_dask.storage.objects import LocalObjects
 
-data, checkpoint, every, threads, components, iterations, tau = json.loads(sys.argv[1])
-stored, per_commit = [0], []
-put, append = LocalObjects.put, CommitLog.append
+SIZES = ("rows", "chunk_rows", "features", "components", "iterations", "tau", "threads")
 
-def counting_put(self, key, data):
-    stored[0] += len(data)
-    return put(self, key, data)
 
-def counting_append(self, *arguments):
-    per_commit.append(stored[0])
-    stored[0] = 0
-    return append(self, *arguments)
+class Spent:
+    """What a fit's checkpoint does: when, and how many bytes it stores for each commit."""
 
-parts = {"commits": [], "fingerprint": []}
+    def __init__(self) -> None:
+        self.commits: list[Interval] = []
+        self.fingerprint: list[Interval] = []
+        self.per_commit: list[int] = []
+        self._stored = 0
 
-def clocked(name, function):
-    def run(*arguments, **options):
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        put, append = LocalObjects.put, CommitLog.append
+
+        def counting_put(store: LocalObjects, key: str, data: bytes) -> None:
+            self._stored += len(data)
+            put(store, key, data)
+
+        def counting_append(log: CommitLog, *arguments: Any) -> Any:
+            self.per_commit.append(self._stored)
+            self._stored = 0
+            return append(log, *arguments)
+
+        with (
+            patch.object(LocalObjects, "put", counting_put),
+            patch.object(CommitLog, "append", counting_append),
+            patch.object(CheckpointJournal, "save", clocked(CheckpointJournal.save, self.commits)),
+            patch.object(fits, "fingerprint", clocked(fits.fingerprint, self.fingerprint)),
+        ):
+            yield
+
+
+def clocked(function: Callable[..., Any], times: list[Interval]) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
         began = time.monotonic()
         try:
             return function(*arguments, **options)
         finally:
-            parts[name].append((began, time.monotonic()))
+            times.append((began, time.monotonic()))
+
     return run
 
-LocalObjects.put, CommitLog.append = counting_put, counting_append
-CheckpointJournal.save = clocked("commits", CheckpointJournal.save)
-fits.fingerprint = clocked("fingerprint", fits.fingerprint)
-X = zarr.open_group(data, mode="r")["X"]
-mixture = GaussianMixture(
-    components, algorithm=EMTau(tau, revisit=None), init_params="k-means++", random_state=0,
-    tol=0, max_iter=iterations, checkpoint=checkpoint, checkpoint_every=every or 1,
-)
-warnings.simplefilter("ignore")
-with dask.config.set(scheduler="threads", num_workers=threads):
-    began = time.monotonic()
-    mixture.fit(X)
-    whole = began, time.monotonic()
-active = [record.active_rows for record in mixture.history_]
-print(json.dumps({
-    "whole": whole, "parts": parts, "stored": per_commit, "active": active, "bound": mixture.lower_bound_,
-}))
-"""
 
-
-def fit(
-    options: argparse.Namespace, data: Path, checkpoint: Path | None, every: int, pauses: Pauses
-) -> dict[str, Any]:
-    arguments = [
-        str(data),
-        None if checkpoint is None else str(checkpoint),
-        every,
-        options.threads,
+def fit(data: Path, checkpoint: str | None, every: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Fit in this process; say when what ran, the bytes of each commit, the active rows and the bound."""
+    X = zarr.open_group(str(data), mode="r")["X"]
+    mixture = GaussianMixture(
         options.components,
-        options.iterations,
-        options.tau,
-    ]
-    command = [sys.executable, "-c", FIT, json.dumps(arguments)]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    found["seconds"] = pauses.seconds_without(found["whole"])
-    found["parts"] = {
+        algorithm=EMTau(options.tau, revisit=None),
+        init_params="k-means++",
+        random_state=0,
+        tol=0,
+        max_iter=options.iterations,
+        checkpoint=checkpoint,
+        checkpoint_every=every,
+    )
+    spent = Spent()
+    with (
+        warnings.catch_warnings(),
+        dask.config.set(scheduler="threads", num_workers=options.threads),
+        spent.watching(),
+    ):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        began = time.monotonic()
+        mixture.fit(X)
+        whole = began, time.monotonic()
+    return {
+        "whole": whole,
+        "parts": {"commits": spent.commits, "fingerprint": spent.fingerprint},
+        "stored": spent.per_commit,
+        "active": [record.active_rows for record in mixture.history_],
+        "bound": mixture.lower_bound_,
+    }
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """Fit in a process of its own."""
+    command = [sys.executable, __file__, *arguments]
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
+    return found
+
+
+def without_pauses(found: dict[str, Any], pauses: Pauses) -> dict[str, Any]:
+    """Return what a fit said with seconds in place of intervals."""
+    parts = {
         name: sum(pauses.seconds_without(part) for part in parts) for name, parts in found["parts"].items()
     }
-    return found
+    return found | {"seconds": pauses.seconds_without(found["whole"]), "parts": parts}
 
 
 def fsync_seconds(folder: Path) -> float:
@@ -124,40 +160,49 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict[str, Any]]]:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--every", type=int, nargs="+", default=[1, 3])
-    parser.add_argument("--folder", type=Path, help="Where the data and the checkpoints go.")
+    parser.add_argument("--folder", type=Path, help="where the data and the checkpoints go")
+    parser.add_argument("--fit", help="one fit in this process, as JSON; for internal use")
     options = parser.parse_args(arguments)
+    if options.fit:
+        data, checkpoint, every = json.loads(options.fit)
+        print(json.dumps(fit(Path(data), checkpoint, every, options)))
+        return {}
+    sizes = [text for name in SIZES for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     with tempfile.TemporaryDirectory(dir=options.folder) as place, Pauses() as pauses:
         folder = Path(place)
         data = folder / "rows.zarr"
-        emtau = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
-        size = ["--rows", str(options.rows), "--chunk-rows", str(options.chunk_rows)]
-        shape = ["--features", str(options.features), "--components", str(options.components)]
-        make = [*emtau, "dataset", "mixture", str(data), *size, *shape]
-        subprocess.run(make, check=True, capture_output=True)
+        rows = MixtureOptions(
+            rows=options.rows,
+            chunk_rows=options.chunk_rows,
+            features=options.features,
+            components=options.components,
+        )
+        make_dataset(rows, data, observer=SilentObserver())
         kinds = [0, *options.every]
-        found: dict[int, list[dict]] = {kind: [] for kind in kinds}
+        found: dict[int, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         for repeat in range(options.repeats):
             for kind in kinds:
-                checkpoint = folder / f"run-{kind}-{repeat}.zarr" if kind else None
-                found[kind].append(fit(options, data, checkpoint, kind, pauses))
+                checkpoint = str(folder / f"run-{kind}-{repeat}.zarr") if kind else None
+                told = json.dumps([str(data), checkpoint, kind or 1])
+                found[kind].append(without_pauses(run([*sizes, "--fit", told]), pauses))
         print(f"one fsync of 64 kB: {1e3 * fsync_seconds(folder):.1f} ms")
         print(f"{options.iterations} iterations; shares are of the fit's own time")
         print("| checkpoint_every | seconds | ratio | commits | fingerprint |")
         print("|---|---|---|---|---|")
         for kind in kinds:
-            spent, plain = (statistics.median(run["seconds"] for run in found[each]) for each in (kind, 0))
+            spent, plain = (statistics.median(one["seconds"] for one in found[each]) for each in (kind, 0))
             commits, fingerprint = (
-                statistics.median(run["parts"][part] / run["seconds"] for run in found[kind])
+                statistics.median(one["parts"][part] / one["seconds"] for one in found[kind])
                 for part in ("commits", "fingerprint")
             )
             ratio = spent / plain
             print(f"| {kind or 'none'} | {spent:.2f} | {ratio:.3f} | {commits:.4f} | {fingerprint:.4f} |")
-        assert len({run["bound"] for runs in found.values() for run in runs}) == 1
+        assert len({one["bound"] for same in found.values() for one in same}) == 1
         if 1 in found:
-            run = found[1][0]
+            one = found[1][0]
             print("iteration   active rows   bytes stored")
-            for number, active in enumerate(run["active"], 1):
-                print(f"{number:9}   {active:11,}   {run['stored'][number + 1]:12,}")
+            for number, active in enumerate(one["active"], 1):
+                print(f"{number:9}   {active:11,}   {one['stored'][number + 1]:12,}")
         return found
 
 

@@ -122,10 +122,17 @@ def test_cluster_memory(main_of, capsys):
     assert "0 pauses, 0 departures" in capsys.readouterr().out
 
 
-def test_checkpoint_cost(main_of, capsys, tmp_path):
+def test_checkpoint_cost(main_of, monkeypatch, capsys, tmp_path):
     arguments = ["--rows", "4000", "--chunk-rows", "1000", "--features", "3", "--components", "2"]
     arguments += ["--repeats", "1", "--every", "1", "--iterations", "4", "--folder", str(tmp_path)]
-    found = main_of("checkpoint_cost")(arguments)
+    main = main_of("checkpoint_cost")
+
+    def run(arguments):
+        main(arguments)
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    monkeypatch.setitem(main.__globals__, "run", run)
+    found = main(arguments)
     (plain,), (kept,) = found[0], found[1]
     assert plain["parts"] == {"commits": 0, "fingerprint": 0}
     assert plain["stored"] == []
