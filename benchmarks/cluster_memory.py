@@ -92,11 +92,12 @@ def memory_of(dask_worker: Any) -> WorkerMemory:
 def happened(client: Any) -> tuple[int, int]:
     """Return how often workers have paused and left since the scheduler began."""
     topics = client.get_events()
-    events = [event for topic, logged in topics.items() if topic != "all" for _, event in logged]
+    logged = [event for topic, events in topics.items() if topic != "all" for _, event in events]
+    events = [event for event in logged if isinstance(event, Mapping) and "action" in event]
     pauses = sum(
-        event.get("action") == "worker-status-change" and event["status"] == "paused" for event in events
+        event["action"] == "worker-status-change" and event["status"] == "paused" for event in events
     )
-    return pauses, sum(event.get("action") == "remove-worker" for event in events)
+    return pauses, sum(event["action"] == "remove-worker" for event in events)
 
 
 def fit(config: RunConfig) -> Outcome:
