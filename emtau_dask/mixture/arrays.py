@@ -1,4 +1,4 @@
-"""Array aliases and the two operations that every frozen record needs."""
+"""Array aliases and the operations that every frozen record needs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def frozen(array: AnyArray | list[float]) -> Floats:
     values = np.array(array, dtype=np.float64, order="C")
     values.setflags(write=False)
     return values
+
+
+def sealed(array: Floats) -> Floats:
+    """Return ``array`` itself, read-only from now on: for one that nobody else holds."""
+    array.setflags(write=False)
+    return array
 
 
 def symmetric(matrices: Floats) -> Floats:

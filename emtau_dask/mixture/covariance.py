@@ -35,6 +35,8 @@ from emtau_dask.mixture.factor import (
 __all__ = ["STRUCTURES", "CovarianceStructure", "structure_named"]
 
 PANELS, NARROWEST_PANEL = 4, 48
+TILE = 2**16
+"""Elements of a matrix that are worked on at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class CovarianceStructure:
     add_scatter : callable (scatter, k, roots (n, d)) -> None
         Add ``Σ_n roots_n roots_nᵀ`` to component k's part of ``scatter``, in
         place; ``roots`` are rows about a centre, each times √weight.
-    outer : callable (weights (K,), vectors (K, d)) -> scatter
-        ``weights_k · vectors_k vectors_kᵀ`` in the structure's shape.
+    add_outer : callable (scatter, weights (K,), vectors (K, d)) -> None
+        Add ``weights_k · vectors_k vectors_kᵀ`` to ``scatter``, in place.
     covariances : callable (scatter, weights (K,), d, reg_covar) -> covariances
         Maximum-likelihood covariances plus ``reg_covar`` on the diagonal.
     factor : callable (covariances, means, weights) -> precisions_cholesky
@@ -75,7 +77,7 @@ class CovarianceStructure:
     shape: Callable[[int, int], tuple[int, ...]]
     whiten: Callable[[Floats, Floats, int, Floats], None]
     add_scatter: Callable[[Floats, int, Floats], None]
-    outer: Callable[[Floats, Floats], Floats]
+    add_outer: Callable[[Floats, Floats, Floats], None]
     covariances: Callable[[Floats, Floats, int, float], Floats]
     factor: Callable[[Floats, Floats, Floats], Floats]
     log_det: Callable[[Floats, int, int], Floats]
@@ -86,10 +88,30 @@ class CovarianceStructure:
     draw: Callable[[Floats, Floats, int], Floats]
 
 
-def _outer_products(weights: Floats, vectors: Floats) -> Floats:
-    products: Floats = vectors[:, :, np.newaxis] * vectors[:, np.newaxis, :]
-    products *= weights[:, np.newaxis, np.newaxis]
-    return products
+def _add_outer_full(scatter: Floats, weights: Floats, vectors: Floats) -> None:
+    """Go by tiles that stay in the cache: products as large as ``scatter`` cost far more than adding them."""
+    K, d = vectors.shape
+    together, rows = max(1, TILE // d**2), max(1, TILE // d)
+    for first in range(0, K, together):
+        some = slice(first, first + together)
+        for begin in range(0, d, rows):
+            tile = slice(begin, begin + rows)
+            products = vectors[some, tile, np.newaxis] * vectors[some, np.newaxis, :]
+            products *= weights[some, np.newaxis, np.newaxis]
+            scatter[some, tile] += products
+
+
+def _add_outer_tied(scatter: Floats, weights: Floats, vectors: Floats) -> None:
+    for k in range(len(weights)):
+        _add_outer_full(scatter[np.newaxis], weights[k : k + 1], vectors[k : k + 1])
+
+
+def _add_outer_diag(scatter: Floats, weights: Floats, vectors: Floats) -> None:
+    scatter += weights[:, np.newaxis] * vectors**2
+
+
+def _add_outer_spherical(scatter: Floats, weights: Floats, vectors: Floats) -> None:
+    scatter += weights * (vectors**2).sum(axis=1)
 
 
 def _with_reg(matrix: Floats, reg_covar: float) -> Floats:
@@ -210,7 +232,7 @@ FULL = CovarianceStructure(
     shape=lambda K, d: (K, d, d),
     whiten=_whiten_full,
     add_scatter=_add_full,
-    outer=_outer_products,
+    add_outer=_add_outer_full,
     covariances=lambda scatter, weights, d, reg: _with_reg(scatter / weights[:, np.newaxis, np.newaxis], reg),
     factor=_factor_full,
     log_det=lambda factors, K, d: _log_diagonal(factors),
@@ -226,7 +248,7 @@ TIED = CovarianceStructure(
     shape=lambda K, d: (d, d),
     whiten=_whiten_tied,
     add_scatter=_add_tied,
-    outer=lambda weights, vectors: _outer_products(weights, vectors).sum(axis=0),
+    add_outer=_add_outer_tied,
     covariances=lambda scatter, weights, d, reg: _with_reg(scatter / weights.sum(), reg),
     factor=_factor_tied,
     log_det=lambda factor, K, d: np.repeat(_log_diagonal(factor), K),
@@ -242,7 +264,7 @@ DIAG = CovarianceStructure(
     shape=lambda K, d: (K, d),
     whiten=_whiten_scaled,
     add_scatter=_add_diag,
-    outer=lambda weights, vectors: weights[:, np.newaxis] * vectors**2,
+    add_outer=_add_outer_diag,
     covariances=lambda scatter, weights, d, reg: scatter / weights[:, np.newaxis] + reg,
     factor=_factor_diag,
     log_det=lambda factors, K, d: np.log(factors).sum(axis=1),
@@ -258,7 +280,7 @@ SPHERICAL = CovarianceStructure(
     shape=lambda K, d: (K,),
     whiten=_whiten_scaled,
     add_scatter=_add_spherical,
-    outer=lambda weights, vectors: weights * (vectors**2).sum(axis=1),
+    add_outer=_add_outer_spherical,
     covariances=lambda scatter, weights, d, reg: scatter / (weights * d) + reg,
     factor=_factor_spherical,
     log_det=lambda factors, K, d: d * np.log(factors),

@@ -133,8 +133,9 @@ def expected_log_density(statistics: SufficientStatistics, parameters: MixturePa
     """
     structure = parameters.structure
     factors = parameters.precisions_cholesky
-    shifts = structure.outer(statistics.weights, statistics.means - parameters.means)
-    distance = structure.distances(statistics.scatter + shifts, factors)
+    scatter = statistics.scatter.copy()
+    structure.add_outer(scatter, statistics.weights, statistics.means - parameters.means)
+    distance = structure.distances(scatter, factors)
     return float(statistics.weights @ parameters.log_scales) - 0.5 * distance
 
 

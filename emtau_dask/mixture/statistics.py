@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import Floats, Ints, frozen
+from emtau_dask.mixture.arrays import Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 __all__ = [
@@ -58,9 +58,9 @@ class SufficientStatistics:
 def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> SufficientStatistics:
     """Return the statistics of no rows: the identity of `merge`."""
     return SufficientStatistics(
-        frozen(np.zeros(n_components)),
-        frozen(np.zeros((n_components, n_features))),
-        frozen(np.zeros(structure.shape(n_components, n_features))),
+        sealed(np.zeros(n_components)),
+        sealed(np.zeros((n_components, n_features))),
+        sealed(np.zeros(structure.shape(n_components, n_features))),
     )
 
 
@@ -81,9 +81,9 @@ def merge(
     share = quotients(b.weights, weights)
     shift = b.means - a.means
     scatter = a.scatter + b.scatter
-    scatter += structure.outer(a.weights * share, shift)
+    structure.add_outer(scatter, a.weights * share, shift)
     return SufficientStatistics(
-        frozen(weights), frozen(a.means + share[:, np.newaxis] * shift), frozen(scatter)
+        sealed(weights), sealed(a.means + share[:, np.newaxis] * shift), sealed(scatter)
     )
 
 
@@ -165,8 +165,8 @@ def _about(
             residuals *= roots[tile]
             structure.add_scatter(scatter, k, residuals)
     corrections = quotients(corrections, weights[:, np.newaxis])
-    scatter -= structure.outer(weights, corrections)
-    return SufficientStatistics(frozen(weights), frozen(means + corrections), frozen(scatter))
+    structure.add_outer(scatter, -weights, corrections)
+    return SufficientStatistics(frozen(weights), sealed(means + corrections), sealed(scatter))
 
 
 class PairwiseMerger(Generic[T]):

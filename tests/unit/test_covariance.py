@@ -100,11 +100,16 @@ def test_add_scatter_adds_the_outer_products(structure):
     assert np.allclose(scatter, scatter_of(structure, expected), rtol=1e-13)
 
 
-def test_outer_is_weighted_outer_products(structure):
+@pytest.mark.parametrize(("k", "d"), [(K, D), (3, 300), (700, 12)], ids=["small", "wide", "many"])
+def test_add_outer_adds_weighted_outer_products(structure, k, d):
+    """Some of the shapes are worked on in several tiles, of rows or of components."""
     rng = np.random.default_rng(2)
-    weights, vectors = rng.uniform(size=K), rng.normal(size=(K, D))
-    expected = np.array([w * np.outer(v, v) for w, v in zip(weights, vectors, strict=True)])
-    assert np.allclose(structure.outer(weights, vectors), scatter_of(structure, expected), rtol=1e-13)
+    weights, vectors = rng.uniform(-1, 1, size=k), rng.normal(size=(k, d))
+    scatter = rng.normal(size=structure.shape(k, d))
+    each = [w * np.outer(v, v) for w, v in zip(weights, vectors, strict=True)]
+    expected = scatter + scatter_of(structure, np.array(each))
+    structure.add_outer(scatter, weights, vectors)
+    assert np.allclose(scatter, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_distances_are_traces(structure, covariances, factors):
@@ -159,7 +164,9 @@ def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(str
 @pytest.mark.parametrize("structure", ["full", "tied"], indirect=True)
 def test_covariances_are_exactly_symmetric(structure):
     rng = np.random.default_rng(6)
-    scatter = structure.outer(np.ones(K), rng.normal(size=(K, D))) * (1 + rng.uniform(0, 1e-15, size=D))
+    scatter = np.zeros(structure.shape(K, D))
+    structure.add_outer(scatter, np.ones(K), rng.normal(size=(K, D)))
+    scatter *= 1 + rng.uniform(0, 1e-15, size=D)
     full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0))
     assert np.array_equal(full, full.swapaxes(1, 2))
 
