@@ -16,7 +16,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -116,8 +116,9 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     todo = list(items)
     if len(todo) < 2 or getattr(_inside, "pool", False):
         return [function(item) for item in todo]
-    futures = [_pool().submit(function, item) for item in todo]
+    futures: list[Future[R]] = []
     try:
+        futures.extend(_pool().submit(function, item) for item in todo)
         return [future.result() for future in futures]
     finally:
         for future in futures:

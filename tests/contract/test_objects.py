@@ -1,5 +1,7 @@
 """What every store of objects promises: whole objects, created exclusively, listed and removed by key."""
 
+import threading
+import time
 import uuid
 
 import dask
@@ -13,6 +15,7 @@ from zarr.storage import MemoryStore
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.engine.checkpoint_reading import read_newest
 from emtau_dask.storage import object_store, open_log
+from emtau_dask.storage.objects import each
 
 PLACES = {
     "folder": lambda path: str(path / "objects"),
@@ -130,3 +133,24 @@ def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
         stored = dict(zip(array.attrs["fields"], np.asarray(array[step, chunk]), strict=True))
         for name, values in slot.read(objects, n_rows).items():
             assert np.array_equal(stored[name][:n_rows], values), name
+
+
+def test_all_calls_side_by_side_have_ended_when_one_raises():
+    begun, ended = threading.Event(), []
+
+    def call(number):
+        if number == 0:
+            assert begun.wait(60)
+            raise KeyError(number)
+        begun.set()
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(KeyError):
+        each(call, [0, 1])
+    assert ended == [1]
+
+
+def test_calls_side_by_side_may_make_such_calls_themselves():
+    """There are more of them than threads, so that none would be left for the inner ones."""
+    assert each(lambda i: each(lambda j: j, [i, i + 1]), range(40)) == [[i, i + 1] for i in range(40)]
