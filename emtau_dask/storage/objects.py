@@ -229,12 +229,12 @@ class LocalObjects:
         return partial
 
     def _make_folder(self, folder: Path) -> None:
+        """Make folders below the root, never the root itself: where it has vanished, so has the run."""
         root = Path(self.root)
-        if not root.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.root)
-        folder.mkdir(parents=True, exist_ok=True)
-        above = [parent for parent in folder.parents if parent == root or root in parent.parents]
-        each(_fsync, [str(parent) for parent in above])
+        missing = [path for path in (folder, *folder.parents) if root in path.parents]
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+        each(_fsync, [str(path.parent) for path in missing])
 
     def put(self, key: str, data: bytes) -> None:
         """Write a temporary file and rename it."""

@@ -1,5 +1,6 @@
 """What every store of objects promises: whole objects, created exclusively, listed and removed by key."""
 
+import os
 import threading
 import time
 import uuid
@@ -14,6 +15,7 @@ from zarr.storage import MemoryStore
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.engine.checkpoint_reading import read_newest
+from emtau_dask.errors import CheckpointError
 from emtau_dask.storage import object_store, open_log
 from emtau_dask.storage.objects import each
 
@@ -98,6 +100,26 @@ def test_syncing_changes_nothing(objects):
 def test_a_store_is_itself_a_location(objects):
     assert object_store(objects) is objects
     assert objects.location
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_folder_that_vanishes_while_folders_are_made_in_it_is_not_made_again(tmp_path, monkeypatch, moment):
+    root, made = tmp_path / "objects", []
+    store = object_store(str(root))
+    store.prepare()
+    mkdir = os.mkdir
+
+    def vanishing(*args, **kwargs):
+        made.append(args)
+        if len(made) == moment:
+            root.rename(tmp_path / "elsewhere")
+        mkdir(*args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", vanishing)
+    with pytest.raises(CheckpointError, match=rf"{root} .*has vanished: restore it"):
+        store.put("a/b/c/x", b"1")
+    assert len(made) == moment
+    assert not root.exists()
 
 
 def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
