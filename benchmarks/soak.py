@@ -1,8 +1,8 @@
 """Every disturbance of a checkpointed fit, at every step that changes the disk and at random instants.
 
-    python benchmarks/soak.py                                  # all of it
-    python benchmarks/soak.py --instants 200 --scenarios 0 1   # of the first two scenarios
-    python benchmarks/soak.py --stride 10                      # every tenth step
+    python benchmarks/soak.py                                   # all of it
+    python benchmarks/soak.py --only kills --scenarios 0 1      # kills of the first two scenarios
+    python benchmarks/soak.py --stride 10                       # every tenth step
 
 Prints a table for each kind of disturbance; exits with 1 where anything went
 wrong, which is printed and whose folder is left in place.
@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from reliability.scenarios import EVERY, SPECIAL, Scenario
 from reliability.zygote import Zygote
 
 SCENARIOS = EVERY + SPECIAL
+PARTS = ("kills", "stops", "meetings", "faults", "damage")
 BATCH = 25
 
 
@@ -39,7 +40,7 @@ def kills(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]
 def instants(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     chance = random.Random(options.seed)
     for _ in range(options.instants):
-        first, second = (chance.random() * bench.undisturbed.seconds for _ in range(2))
+        first, second = (chance.random() * bench.seconds for _ in range(2))
         yield f"killed after {first:.4f} and {second:.4f} s", partial(bench.killed_after, first, (second,))
 
 
@@ -93,6 +94,34 @@ def damaged(zygote: Zygote, folder: Path, options: argparse.Namespace) -> Tally:
     return tally
 
 
+def disturbances(
+    zygote: Zygote, folder: Path, options: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[], Tally]]]:
+    """Yield each chosen kind of disturbance: its name, and what tries all of its cases."""
+    if "kills" in options.only:
+        for number in options.scenarios:
+            scenario = SCENARIOS[number]
+            bench = Bench(zygote, scenario, folder / f"scenario-{number}")
+            yield f"killed, every step: {scenario}", partial(tried, kills, bench, options)
+            yield f"killed, random instants: {scenario}", partial(tried, instants, bench, options)
+    bench = Bench(zygote, Scenario("em-tau, revisit"), folder / "others")
+    for part, name, cases in (
+        ("stops", "one stopped at every step, another resumes", stops),
+        ("meetings", "two at once", meetings),
+        ("faults", "full, read-only, vanished, from every step on", faults),
+    ):
+        if part in options.only:
+            yield name, partial(tried, cases, bench, options)
+    if "damage" in options.only:
+        yield "damaged and made up", partial(damaged, zygote, folder, options)
+
+
+def tried(
+    cases: Callable[[Bench, argparse.Namespace], Iterator[Any]], bench: Bench, options: argparse.Namespace
+) -> Tally:
+    return campaign(cases(bench, options))
+
+
 def shown(name: str, tally: Tally, seconds: float) -> None:
     ends = ", ".join(f"{count} {end}" for end, count in sorted(tally.counts.items()))
     print(f"| {name} | {tally.total} | {ends} | {len(tally.problems)} | {seconds:.0f} |", flush=True)
@@ -106,38 +135,23 @@ def main() -> int:
     parser.add_argument("--instants", type=int, default=200, help="random instants in each scenario (200)")
     parser.add_argument("--meetings", type=int, default=100, help="of two processes (100)")
     parser.add_argument("--mutations", type=int, default=1000, help="of each of two kinds (1000)")
-    parser.add_argument("--scenarios", type=int, nargs="*", help="by number, for kills (all)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="kinds of disturbance (all)")
+    parser.add_argument(
+        "--scenarios", type=int, nargs="+", default=range(len(SCENARIOS)), help="by number, for kills (all)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="by default a temporary one")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="emtau-soak-"))
-    failed = 0
+    wrong = 0
     print("| disturbance | cases | ends | wrong | seconds |\n|---|---|---|---|---|")
     with Zygote("reliability.damage") as zygote:
-        chosen = range(len(SCENARIOS)) if options.scenarios is None else options.scenarios
-        for number in chosen:
-            scenario = SCENARIOS[number]
-            bench = Bench(zygote, scenario, folder / f"scenario-{number}")
-            for name, cases in (("every step", kills), ("random instants", instants)):
-                began = time.perf_counter()
-                tally = campaign(cases(bench, options))
-                shown(f"killed, {name}: {scenario}", tally, time.perf_counter() - began)
-                failed += len(tally.problems)
-        bench = Bench(zygote, Scenario("em-tau, revisit"), folder / "others")
-        for name, cases in (
-            ("one stopped at every step, another resumes", stops),
-            ("two at once", meetings),
-            ("full, read-only, vanished, from every step on", faults),
-        ):
+        for name, judged in disturbances(zygote, folder, options):
             began = time.perf_counter()
-            tally = campaign(cases(bench, options))
+            tally = judged()
             shown(name, tally, time.perf_counter() - began)
-            failed += len(tally.problems)
-        began = time.perf_counter()
-        tally = damaged(zygote, folder, options)
-        shown("damaged and made up", tally, time.perf_counter() - began)
-        failed += len(tally.problems)
-    return 1 if failed else 0
+            wrong += len(tally.problems)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

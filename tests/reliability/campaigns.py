@@ -82,9 +82,13 @@ class Bench:
         self.zygote, self.scenario, self.folder = zygote, scenario, Path(folder)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        self.undisturbed = zygote.run(scenarios.fit, scenario, str(self.folder / "undisturbed"))
-        assert not self.undisturbed.error, str(self.undisturbed)
-        assert not self.undisturbed.litter, self.undisturbed.litter
+        runs = [zygote.run(scenarios.fit, scenario, str(self.folder / f"undisturbed-{n}")) for n in range(3)]
+        self.undisturbed = runs[0]
+        for run in runs:
+            assert not self.wrong(run), self.wrong(run)
+            assert not run.litter, run.litter
+        # The fastest: an instant drawn from it seldom comes after a fit's end.
+        self.seconds = min(run.seconds for run in runs)
 
     @property
     def steps(self):
@@ -176,7 +180,7 @@ class Bench:
         first = self.zygote.start(scenarios.fit, self.scenario, run, None, Delays(seed))
         while not any(Path(run).glob("commits/*/zarr.json")):
             time.sleep(0.001)
-        time.sleep(chance.random() * self.undisturbed.seconds)
+        time.sleep(chance.random() * self.seconds)
         second = self.zygote.start(scenarios.resume, self.scenario, run, None, Delays(seed + 10**6))
         outcomes = [first.result(), second.result()]
         if not any(outcome.error for outcome in outcomes):
