@@ -5,7 +5,9 @@
 
 Nanoseconds per row, best of several, one thread: scoring a chunk of 2,048 rows and summing
 its statistics. The rule of `mixture.kernel` should choose the faster form, or one
-that is hardly slower; the last column says what its choice costs.
+that is hardly slower; the last column says what its choice costs. A second table has the
+centred form at many features, with components that overlap and components far apart: from
+`LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from emtau_dask.mixture.parameters import MixtureParameters
 CHUNK_ROWS = 2048
 
 
-def mixture(covariance_type: str, n_components: int, n_features: int) -> MixtureParameters:
+def mixture(
+    covariance_type: str, n_components: int, n_features: int, spread: float = 1.0
+) -> MixtureParameters:
     """Return a mixture whose components all go by features where their number allows."""
     structure = structure_named(covariance_type)
-    means = np.random.default_rng(0).normal(size=(n_components, n_features))
+    means = spread * np.random.default_rng(0).normal(size=(n_components, n_features))
     identity = {"full": np.eye(n_features), "tied": np.eye(n_features), "diag": np.ones(n_features)}
     shape = structure.shape(n_components, n_features)
     covariances = np.broadcast_to(identity.get(covariance_type, 1.0), shape).copy()
@@ -50,7 +54,8 @@ def best(run: Callable[[], object], repeats: int) -> float:
 
 def nanoseconds(plan: KernelPlan, repeats: int) -> float:
     """Return the time per row of a chunk under ``plan``."""
-    rows = np.random.default_rng(1).normal(size=(CHUNK_ROWS, plan.parameters.n_features))
+    means, rng = plan.parameters.means, np.random.default_rng(1)
+    rows = rng.normal(size=(CHUNK_ROWS, means.shape[1])) + means[rng.integers(len(means), size=CHUNK_ROWS)]
     size = min(plan.block_rows, CHUNK_ROWS)
 
     def run() -> None:
@@ -70,6 +75,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["full", "tied", "diag", "spherical"])
     parser.add_argument("--components", nargs="+", type=int, default=[2, 5, 16, 64])
     parser.add_argument("--features", nargs="+", type=int, default=[2, 4, 8, 16, 32, 48, 64, 128])
+    parser.add_argument("--wide", nargs="+", type=int, default=[256, 384, 784], help="for the second table")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     print("| covariances | K | d | block rows | features | centred | chosen | costs |")
@@ -90,6 +96,17 @@ def main() -> None:
                         f" {cost:.2f} |",
                         flush=True,
                     )
+        print("\n| full, K | d | overlapping | far apart | ratio |\n|---|---|---|---|---|")
+        for k in options.components:
+            for d in options.wide:
+                overlapping, apart = (
+                    nanoseconds(plan_kernel(mixture("full", k, d, spread)).centred, options.repeats)
+                    for spread in (0.0, 3.0)
+                )
+                print(
+                    f"| {k} | {d} | {overlapping:.0f} ns | {apart:.0f} ns | {overlapping / apart:.2f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

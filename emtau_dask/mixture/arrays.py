@@ -13,6 +13,7 @@ Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 
 EPS = float(np.finfo(np.float64).eps)
+SIDE = 128
 
 
 def frozen(array: AnyArray | list[float]) -> Floats:
@@ -28,6 +29,18 @@ def sealed(array: Floats) -> Floats:
     return array
 
 
-def symmetric(matrices: Floats) -> Floats:
-    """Return ``matrices`` with the last two axes made exactly symmetric."""
-    return 0.5 * (matrices + np.swapaxes(matrices, -1, -2))
+def symmetrised(matrices: Floats) -> Floats:
+    """Return ``matrices`` (..., d, d) themselves, each entry now its mean with the one across the diagonal.
+
+    By tiles, since a large matrix read across its rows is slow to come.
+    """
+    d = matrices.shape[-1]
+    for begin in range(0, d, SIDE):
+        rows = slice(begin, begin + SIDE)
+        for left in range(begin, d, SIDE):
+            columns = slice(left, left + SIDE)
+            across = np.swapaxes(matrices[..., columns, rows], -1, -2)
+            means = 0.5 * (matrices[..., rows, columns] + across)
+            matrices[..., rows, columns] = means
+            across[...] = means
+    return matrices

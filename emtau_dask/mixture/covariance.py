@@ -24,7 +24,7 @@ from types import MappingProxyType
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.mixture.arrays import Floats, symmetric
+from emtau_dask.mixture.arrays import EPS, Floats, symmetrised
 from emtau_dask.mixture.factor import (
     check_variances,
     covariance_of_factor,
@@ -89,11 +89,19 @@ class CovarianceStructure:
 
 
 def _add_outer_full(scatter: Floats, weights: Floats, vectors: Floats) -> None:
-    """Go by tiles that stay in the cache: products as large as ``scatter`` cost far more than adding them."""
+    """Go by tiles that stay in the cache: products as large as ``scatter`` cost far more than adding them.
+
+    Products below the rounding of the scatter, as corrections of means nearly
+    always are, are left out.
+    """
     K, d = vectors.shape
     together, rows = max(1, TILE // d**2), max(1, TILE // d)
+    resolved = 0.25 * EPS * np.einsum("kii->ki", scatter)
+    matters = (np.abs(weights)[:, np.newaxis] * vectors**2 > resolved).any(axis=1)
     for first in range(0, K, together):
         some = slice(first, first + together)
+        if not matters[some].any():
+            continue
         for begin in range(0, d, rows):
             tile = slice(begin, begin + rows)
             products = vectors[some, tile, np.newaxis] * vectors[some, np.newaxis, :]
@@ -115,7 +123,7 @@ def _add_outer_spherical(scatter: Floats, weights: Floats, vectors: Floats) -> N
 
 
 def _with_reg(matrix: Floats, reg_covar: float) -> Floats:
-    result = symmetric(matrix)
+    result = symmetrised(matrix)
     diagonal = np.einsum("...ii->...i", result)
     diagonal += reg_covar
     return result
@@ -203,7 +211,10 @@ def _add_spherical(scatter: Floats, k: int, roots: Floats) -> None:
 
 
 def _factor_full(covariances: Floats, means: Floats, weights: Floats) -> Floats:
-    return np.stack([precision_factor(covariances[k], means[k], k, weights[k]) for k in range(len(weights))])
+    factors = np.empty_like(covariances)
+    for k in range(len(weights)):
+        factors[k] = precision_factor(covariances[k], means[k], k, weights[k])
+    return factors
 
 
 def _factor_tied(covariance: Floats, means: Floats, weights: Floats) -> Floats:
@@ -237,7 +248,7 @@ FULL = CovarianceStructure(
     factor=_factor_full,
     log_det=lambda factors, K, d: _log_diagonal(factors),
     distances=_whitened_trace,
-    precisions=lambda factors: symmetric(factors @ factors.swapaxes(-1, -2)),
+    precisions=lambda factors: symmetrised(factors @ factors.swapaxes(-1, -2)),
     from_precisions=_full_from_precisions,
     n_parameters=lambda K, d: K * d * (d + 1) // 2,
     draw=lambda normals, covariances, k: _upper_times(normals, covariances[k]),
@@ -253,7 +264,7 @@ TIED = CovarianceStructure(
     factor=_factor_tied,
     log_det=lambda factor, K, d: np.repeat(_log_diagonal(factor), K),
     distances=_whitened_trace,
-    precisions=lambda factor: symmetric(factor @ factor.T),
+    precisions=lambda factor: symmetrised(factor @ factor.T),
     from_precisions=_tied_from_precisions,
     n_parameters=lambda K, d: d * (d + 1) // 2,
     draw=lambda normals, covariance, k: _upper_times(normals, covariance),

@@ -77,8 +77,9 @@ def precision_factor(covariance: Floats, means: Floats, component: int, weight: 
     variances = np.diagonal(covariance)
     check_variances(variances, means, component, weight)
     scale = np.sqrt(variances)
-    correlation = covariance / scale / scale[:, np.newaxis]
-    lower, info = lapack.dpotrf(correlation, lower=1, clean=1)
+    correlation = covariance / scale
+    correlation /= scale[:, np.newaxis]
+    lower, info = lapack.dpotrf(correlation.T, lower=1, clean=1, overwrite_a=1)
     limit = PIVOT_FACTOR * len(scale) * EPS
     pivots = np.diagonal(lower) ** 2
     if info != 0 or not (pivots > limit).all():
@@ -89,8 +90,10 @@ def precision_factor(covariance: Floats, means: Floats, component: int, weight: 
             f"feature {j} is a linear combination of the features before it to within {limit:.3g} "
             "of its variance, so the covariance is not positive definite",
         )
-    inverse, _ = lapack.dtrtri(lower, lower=1)
-    return np.ascontiguousarray(inverse.T) / scale[:, np.newaxis]
+    inverse, _ = lapack.dtrtri(lower, lower=1, overwrite_c=1)
+    factor: Floats = inverse.T
+    factor /= scale[:, np.newaxis]
+    return factor
 
 
 def factor_of_precision(precision: Floats) -> Floats | None:

@@ -16,11 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import EPS, Bools, Floats, Ints
-from emtau_dask.mixture.centred import CentredStatistics, CentredWorkspace, squared_distances, stretch_rows
+from emtau_dask.mixture.arrays import EPS, Bools, Floats
+from emtau_dask.mixture.centred import (
+    CentredStatistics,
+    CentredWorkspace,
+    centred_log_densities,
+    stretch_rows,
+)
 from emtau_dask.mixture.features import FORMS, Frame, MomentSums, conditions, frames_of
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import TILE_ROWS, SufficientStatistics, merge
+from emtau_dask.mixture.statistics import SufficientStatistics, merge, tile_rows
 
 __all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
 
@@ -36,7 +41,7 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 3
 """Features d up to which full covariances use quadratic features, a cost that all components
 share: 10 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
 (`benchmarks/kernels.py`)."""
-BLOCK_BYTES = 2**20
+FEATURE_BLOCK_BYTES, CENTRED_BLOCK_BYTES = 2**20, 2**21
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 8192
 """Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
 
@@ -56,11 +61,15 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, by_featu
 def block_rows(covariance_type: str, n_components: int, n_features: int, by_features: bool) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    What a block needs takes about 1 MiB, half the L2 cache of a core; without
-    features it has `MIN_CENTRED_ROWS` at least.
+    What a block of features needs takes about 1 MiB, half the L2 cache of a
+    core. Centred, where each component needs only a third of the buffers at a
+    time, it is 2 MiB: the longer the calls, the less threads wait for each
+    other between them. `MIN_CENTRED_ROWS` are the least then.
     """
-    rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, by_features)
-    least = MIN_BLOCK_ROWS if by_features else MIN_CENTRED_ROWS
+    wanted, least = (
+        (FEATURE_BLOCK_BYTES, MIN_BLOCK_ROWS) if by_features else (CENTRED_BLOCK_BYTES, MIN_CENTRED_ROWS)
+    )
+    rows = wanted // row_bytes(covariance_type, n_components, n_features, by_features)
     return max(least, min(MAX_BLOCK_ROWS, rows // 64 * 64))
 
 
@@ -73,7 +82,7 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
     )
     stretch = stretch_rows(n_components, n_features, block_rows(*shape, by_features=False))
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
-    return in_blocks + gathered + min(n_rows, TILE_ROWS) * 8 * n_features
+    return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +239,16 @@ class BlockKernel:
             else:
                 log_densities[by_features] = self._coefficients @ features
         if not by_features.all():
-            self._score_centred(rows, np.flatnonzero(~by_features), log_densities)
+            if self._workspace is None:
+                self._workspace = CentredWorkspace(self.n_rows, rows.shape[1])
+            centred_log_densities(
+                rows,
+                self._plan.parameters,
+                self._log_scales,
+                np.flatnonzero(~by_features),
+                self._workspace,
+                log_densities,
+            )
         peaks = log_densities.max(axis=0)
         log_densities -= peaks
         np.exp(log_densities, out=log_densities)
@@ -244,16 +262,6 @@ class BlockKernel:
         coordinates = self._features[1 : 1 + d, :n]
         self._plan.frame.place(rows, coordinates, scratch)
         self._form.fill(coordinates, self._features[1 + d :, :n])
-
-    def _score_centred(self, rows: Floats, components: Ints, log_densities: Floats) -> None:
-        if self._workspace is None:
-            self._workspace = CentredWorkspace(self._log_densities.shape[1], rows.shape[1])
-        squared_distances(rows, self._plan.parameters, components, self._workspace, log_densities)
-        if len(components) == len(log_densities):
-            log_densities *= -0.5
-            log_densities += self._log_scales
-        else:
-            log_densities[components] = self._log_scales[components] - 0.5 * log_densities[components]
 
     def collect(self, responsibilities: Floats) -> None:
         """Add the statistics of the block that was scored last.

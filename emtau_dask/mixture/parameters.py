@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
-from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
+from emtau_dask.mixture.arrays import AnyArray, Floats, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.statistics import SufficientStatistics
 
@@ -117,10 +117,10 @@ def m_step(
     covariances = structure.covariances(statistics.scatter, weights, means.shape[1], reg_covar)
     return MixtureParameters(
         structure.name,
-        frozen(weights / total),
+        sealed(weights / total),
         means,
-        frozen(covariances),
-        frozen(structure.factor(covariances, means, weights)),
+        sealed(covariances),
+        sealed(structure.factor(covariances, means, weights)),
     )
 
 

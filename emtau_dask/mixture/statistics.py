@@ -19,19 +19,18 @@ from emtau_dask.mixture.arrays import Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 __all__ = [
-    "TILE_ROWS",
     "PairwiseMerger",
     "SufficientStatistics",
     "block_statistics",
     "group_statistics",
     "merge",
     "quotients",
+    "tile_rows",
     "zero",
 ]
 
 T = TypeVar("T")
-TILE_ROWS = 1024
-"""Rows whose residuals are held at a time: enough for adding a (d, d) product to be little of its cost."""
+TILE_BYTES, MIN_TILE_ROWS = 2**20, 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +145,16 @@ def group_statistics(
     return _about(structure, totals, quotients(sums, totals[:, np.newaxis]), parts)
 
 
+def tile_rows(n_features: int) -> int:
+    """Return how many rows' residuals are held at a time: a fixed function of the number of features.
+
+    Enough for adding a (d, d) product to be little of its cost, and no fewer
+    than half a core's L2 cache holds: the longer the calls, the less threads
+    wait for each other between them.
+    """
+    return max(MIN_TILE_ROWS, TILE_BYTES // (8 * n_features))
+
+
 def _about(
     structure: CovarianceStructure,
     weights: Floats,
@@ -155,11 +164,12 @@ def _about(
     """Return statistics from first means, and the rows and weights that make each component up."""
     scatter = np.zeros(structure.shape(*means.shape))
     corrections = np.zeros_like(means)
-    buffer = np.empty((TILE_ROWS, means.shape[1]))
+    height = tile_rows(means.shape[1])
+    buffer = np.empty((height, means.shape[1]))
     for k, rows, row_weights in parts:
         roots = np.sqrt(row_weights)[:, np.newaxis]
-        for begin in range(0, len(rows), TILE_ROWS):
-            tile = slice(begin, begin + TILE_ROWS)
+        for begin in range(0, len(rows), height):
+            tile = slice(begin, begin + height)
             residuals = np.subtract(rows[tile], means[k], out=buffer[: len(rows[tile])])
             corrections[k] += row_weights[tile] @ residuals
             residuals *= roots[tile]

@@ -368,3 +368,57 @@ def test_centred_statistics_take_no_more_than_it_says(share):
     finally:
         tracemalloc.stop()
     assert peak <= block_bytes("full", k, d, 10**6) + 16 * 8 * k * d * (d + 1)
+
+
+WIDE = 400
+
+
+def separated(spread, n_components=4):
+    """Components of many features, concentric where ``spread`` is 0, one rare; rows of all, and between."""
+    rng = np.random.default_rng(5)
+    means = spread * rng.normal(size=(n_components, WIDE))
+    roots = np.triu(rng.normal(size=(n_components, WIDE, WIDE))) / WIDE**0.5 + np.eye(WIDE)
+    covariances = roots.swapaxes(1, 2) @ roots
+    weights = np.array([0.6, 0.3, 0.0999, 0.0001])
+    factors = structure_named("full").factor(covariances, means, np.ones(n_components))
+    labels = rng.integers(n_components, size=60)
+    rows = means[labels] + np.einsum("ni,nij->nj", rng.normal(size=(60, WIDE)), roots[labels])
+    halfway = (means[labels[:20]] + means[labels[20:40]]) / 2
+    return MixtureParameters("full", weights, means, covariances, factors), np.concatenate([rows, halfway])
+
+
+@pytest.mark.parametrize(("spread", "saved"), [(0.0, False), (0.3, False), (2.0, True), (5.0, True)])
+def test_distances_of_which_the_end_cannot_matter_are_broken_off(spread, saved, monkeypatch):
+    parameters, rows = separated(spread)
+    exact = np.array(
+        [
+            np.log(parameters.weights[k])
+            + scipy.stats.multivariate_normal(parameters.means[k], parameters.covariances[k]).logpdf(rows)
+            for k in range(parameters.n_components)
+        ]
+    )
+    expected = np.exp(exact - scipy.special.logsumexp(exact, axis=0))
+    multiplied = []
+    matmul = np.matmul
+
+    def counted(a, b, out):
+        multiplied.append(len(a) * b.size)
+        return matmul(a, b, out=out)
+
+    monkeypatch.setattr(np, "matmul", counted)
+    kernel = BlockKernel(plan_kernel(parameters), len(rows))
+    responsibilities, log_likelihoods = kernel.score(rows)
+    np.testing.assert_allclose(log_likelihoods, scipy.special.logsumexp(exact, axis=0), rtol=1e-12)
+    np.testing.assert_array_equal(responsibilities == 0, expected == 0)
+    np.testing.assert_allclose(responsibilities, expected, rtol=1e-8, atol=1e-300)
+    by_panels = sum(end * (end - begin) for begin, end in ((0, 100), (100, 200), (200, 300), (300, 400)))
+    everything = len(rows) * parameters.n_components * by_panels
+    assert (sum(multiplied) < 0.8 * everything) == saved
+
+
+def test_rows_beyond_the_range_of_float64_are_not_broken_off_silently():
+    parameters, rows = separated(5.0)
+    rows[3] = 1e200
+    _, log_likelihoods = BlockKernel(plan_kernel(parameters), len(rows)).score(rows)
+    assert not np.isfinite(log_likelihoods[3])
+    assert np.isfinite(np.delete(log_likelihoods, 3)).all()
