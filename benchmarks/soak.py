@@ -38,10 +38,20 @@ def kills(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]
 
 
 def instants(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    chance = random.Random(options.seed)
-    for _ in range(options.instants):
+    for number in range(options.instants):
+        yield f"random instants, draw {number}", partial(killed_at_instants, bench, options.seed, number)
+
+
+def killed_at_instants(bench: Bench, seed: int, number: int) -> Verdict:
+    """Kill a fit, then its resume, at instants that are drawn again where they come after the end."""
+    chance = random.Random(f"{seed} {number}")
+    while True:
         first, second = (chance.random() * bench.seconds for _ in range(2))
-        yield f"killed after {first:.4f} and {second:.4f} s", partial(bench.killed_after, first, (second,))
+        verdict = bench.killed_after(first, (second,))
+        if verdict.problem:
+            return Verdict(verdict.what, f"after {first:.4f} and {second:.4f} s: {verdict.problem}")
+        if verdict.what != "ended before that instant":
+            return verdict
 
 
 def stops(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:

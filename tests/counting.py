@@ -6,7 +6,7 @@ import pytest
 from dask.callbacks import Callback
 from zarr.storage import WrapperStore
 
-from emtau_dask.engine import passes
+from emtau_dask.engine import merge_tree
 from emtau_dask.mixture import kernel
 
 
@@ -63,8 +63,8 @@ class Reads(WrapperStore):
 def one_chunk_a_task():
     """No chunk is small enough to share its task with another."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "MIN_BATCH_COST", 0)
-        patch.setattr(passes, "MAX_BATCH_COST", 0)
+        patch.setattr(merge_tree, "MIN_BATCH_COST", 0)
+        patch.setattr(merge_tree, "MAX_BATCH_COST", 0)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -16,20 +16,14 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from emtau_dask.engine.cluster import active_client, cluster_errors, in_process, travels_with_tasks
+from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
 
-__all__ = ["NO_SOURCE", "Batch", "ChunkInput", "ReadingTask", "batches_of", "run_pass"]
+__all__ = ["NO_SOURCE", "ChunkInput", "ReadingTask", "run_pass"]
 
 T = TypeVar("T")
 L = TypeVar("L")
-FAN_IN = 8
-TASKS_WANTED = 12
-MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
-"""In numbers: as many as MAX_BATCH_COST take about 0.2 s, beside which the 2 ms that a cluster's
-scheduler spends on a task are small (`benchmarks/scheduling.py`)."""
-CHUNK_COST = 2**14
-"""What a chunk costs beside its numbers: a read from zarr takes about a millisecond."""
 
 
 class ChunkInput(Protocol):
@@ -81,64 +75,6 @@ class ReadingTask(ABC, Generic[L, T]):
         return self.compute(item, self.read(item, *blocks))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Chunks that one task processes: all of those present below one node of the merge tree.
-
-    Attributes
-    ----------
-    level : int
-        Of the node: 0 for a single chunk.
-    number : int
-        Of the node in its level: chunk number // FAN_IN**level.
-    chunks : tuple of int
-        Ascending.
-    """
-
-    level: int
-    number: int
-    chunks: tuple[int, ...]
-
-
-def _children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
-    """Yield the nodes of ``level`` that hold ``chunks`` (ascending)."""
-    groups: dict[int, list[int]] = {}
-    for chunk in chunks:
-        groups.setdefault(chunk // FAN_IN**level, []).append(chunk)
-    for number, members in groups.items():
-        yield Batch(level, number, tuple(members))
-
-
-def batches_of(costs: Mapping[int, float]) -> list[Batch]:
-    """Return the batches in which chunks travel: the largest nodes of the tree that are small enough.
-
-    Which chunks share a task changes no bit of the result: a batch merges
-    exactly as the tree would have merged its chunks.
-
-    Parameters
-    ----------
-    costs : mapping of int to float
-        By chunk: roughly the numbers that its task reads and scores.
-    """
-    total = sum(costs.values()) + CHUNK_COST * len(costs)
-    limit = min(MAX_BATCH_COST, max(MIN_BATCH_COST, total / TASKS_WANTED))
-    level = 0
-    while max(costs) // FAN_IN**level:
-        level += 1
-    waiting, found = list(_children(level, sorted(costs))), []
-    while waiting:
-        batch = waiting.pop()
-        cost = sum(costs[chunk] + CHUNK_COST for chunk in batch.chunks)
-        if len(batch.chunks) == 1:
-            (chunk,) = batch.chunks
-            found.append(Batch(0, chunk, batch.chunks))
-        elif cost <= limit:
-            found.append(batch)
-        else:
-            waiting += _children(batch.level - 1, batch.chunks)
-    return sorted(found, key=lambda batch: batch.chunks)
-
-
 @dataclass(frozen=True, eq=False)
 class _Shared(Generic[T]):
     """What every task of a pass needs; one key of the graph, not a copy in each task."""
@@ -167,48 +103,13 @@ def _run_batch(level: int, items: Mapping[int, Any], n_sources: int, shared: _Sh
         return shared.run(chunk, item, *[[] for _ in range(n_sources)])
     parts = (
         _run_batch(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
-        for child in _children(level - 1, list(items))
+        for child in children(level - 1, list(items))
     )
     return reduce(shared.merge, parts)
 
 
 def _merge_all(results: Sequence[T], shared: _Shared[T]) -> T:
     return reduce(shared.merge, results)
-
-
-def _reduction(
-    leaves: Mapping[int, Mapping[int, Hashable]], shared: str, name: str
-) -> tuple[Hashable, dict[Hashable, Any]]:
-    """Return the root key and the merge tasks of a tree.
-
-    A node's place depends on chunk numbers alone, so a chunk merges with the
-    same neighbours whichever chunks are absent; a node with one child is that
-    child, without a task.
-
-    Parameters
-    ----------
-    leaves : mapping of level to mapping of number to key
-        The nodes that are there already.
-    shared, name : str
-        The key of `_Shared`; what merge tasks are called.
-    """
-    tasks: dict[Hashable, Any] = {}
-    nodes: dict[int, Hashable] = dict(leaves.get(0, {}))
-    level, highest = 0, max(leaves)
-    while len(nodes) > 1 or level < highest:
-        groups: dict[int, list[Hashable]] = {}
-        for number in sorted(nodes):
-            groups.setdefault(number // FAN_IN, []).append(nodes[number])
-        level += 1
-        nodes = dict(leaves.get(level, {}))
-        for group, children in groups.items():
-            if len(children) == 1:
-                nodes[group] = children[0]
-                continue
-            key = (name, level, group)
-            tasks[key] = (_merge_all, children, shared)
-            nodes[group] = key
-    return next(iter(nodes.values())), tasks
 
 
 def _read_ahead(
@@ -304,7 +205,7 @@ def _graph(
         tasks[key] = _leaf(batch, items, sources, told)
         leaves.setdefault(batch.level, {})[batch.number] = key
         chunks_of[key] = batch.chunks
-    root, merges = _reduction(leaves, shared, f"emtau-merge-{token}")
+    root, merges = reduction(leaves, lambda members: (_merge_all, members, shared), f"emtau-merge-{token}")
     tasks.update(merges)
     return _Graph(layer, tasks, root, chunks_of)
 

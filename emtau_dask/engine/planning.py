@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from emtau_dask.engine.chunks import loaded_bytes
-from emtau_dask.engine.passes import FAN_IN, batches_of
+from emtau_dask.engine.merge_tree import FAN_IN, batches_of
 from emtau_dask.engine.problem import chunk_costs
 from emtau_dask.engine.sampling import sample_size
 from emtau_dask.mixture.covariance import structure_named

@@ -8,10 +8,11 @@ from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emtau_dask.engine import passes
+from emtau_dask.engine import merge_tree
 from emtau_dask.engine.chunks import ChunkLoader
+from emtau_dask.engine.merge_tree import FAN_IN, batches_of
 from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.passes import FAN_IN, NO_SOURCE, batches_of, run_pass
+from emtau_dask.engine.passes import NO_SOURCE, run_pass
 from emtau_dask.engine.scoring import EStepItem, EStepTask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.kernel import plan_kernel
@@ -45,7 +46,7 @@ def test_batches_depend_on_nothing_but_the_costs(costs, random):
 @given(COSTS)
 def test_batches_of_several_chunks_are_small(costs):
     several = [batch for batch in batches_of(costs) if len(batch.chunks) > 1]
-    assert all(sum(costs[chunk] for chunk in batch.chunks) <= passes.MAX_BATCH_COST for batch in several)
+    assert all(sum(costs[chunk] for chunk in batch.chunks) <= merge_tree.MAX_BATCH_COST for batch in several)
 
 
 class Ran(Callback):
