@@ -30,7 +30,7 @@ CHUNK_ROWS = 2048
 def mixture(
     covariance_type: str, n_components: int, n_features: int, spread: float = 1.0
 ) -> MixtureParameters:
-    """Return a mixture whose components all go by features where their number allows."""
+    """Return a mixture of unit covariances, with means about ``spread`` from 0 in each feature."""
     structure = structure_named(covariance_type)
     means = spread * np.random.default_rng(0).normal(size=(n_components, n_features))
     identity = {"full": np.eye(n_features), "tied": np.eye(n_features), "diag": np.ones(n_features)}
@@ -68,7 +68,7 @@ def nanoseconds(plan: KernelPlan, repeats: int) -> float:
     return best(run, repeats) / CHUNK_ROWS * 1e9
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--features", nargs="+", type=int, default=[2, 4, 8, 16, 32, 48, 64, 128])
     parser.add_argument("--wide", nargs="+", type=int, default=[256, 384, 784], help="for the second table")
     parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print("| covariances | K | d | block rows | features | centred | chosen | costs |")
     print("|---|---|---|---|---|---|---|---|")
     with threadpool_limits(1):

@@ -114,13 +114,13 @@ def disturbances(
             bench = Bench(zygote, scenario, folder / f"scenario-{number}")
             yield f"killed, every step: {scenario}", partial(tried, kills, bench, options)
             yield f"killed, random instants: {scenario}", partial(tried, instants, bench, options)
-    bench = Bench(zygote, Scenario("em-tau, revisit"), folder / "others")
     for part, name, cases in (
         ("stops", "one stopped at every step, another resumes", stops),
         ("meetings", "two at once", meetings),
         ("faults", "full, read-only, vanished, from every step on", faults),
     ):
         if part in options.only:
+            bench = Bench(zygote, Scenario("em-tau, revisit"), folder / part)
             yield name, partial(tried, cases, bench, options)
     if "damage" in options.only:
         yield "damaged and made up", partial(damaged, zygote, folder, options)
@@ -139,7 +139,7 @@ def shown(name: str, tally: Tally, seconds: float) -> None:
         print(f"    {problem}", flush=True)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--stride", type=int, default=1, help="every so many steps (1)")
     parser.add_argument("--instants", type=int, default=200, help="random instants in each scenario (200)")
@@ -151,7 +151,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="by default a temporary one")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="emtau-soak-"))
     wrong = 0
     print("| disturbance | cases | ends | wrong | seconds |\n|---|---|---|---|---|")

@@ -86,9 +86,7 @@ def reduction(
 ) -> tuple[Hashable, dict[Hashable, Any]]:
     """Return the root key and the merge tasks of a tree.
 
-    A node's place depends on chunk numbers alone, so a chunk merges with the
-    same neighbours whichever chunks are absent; a node with one child is that
-    child, without a task.
+    A node with one child is that child, without a task.
 
     Parameters
     ----------

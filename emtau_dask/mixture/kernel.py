@@ -62,9 +62,9 @@ def block_rows(covariance_type: str, n_components: int, n_features: int, by_feat
     """Return how many rows make a block: a fixed function of its arguments.
 
     What a block of features needs takes about 1 MiB, half the L2 cache of a
-    core. Centred, where each component needs only a third of the buffers at a
-    time, it is 2 MiB: the longer the calls, the less threads wait for each
-    other between them. `MIN_CENTRED_ROWS` are the least then.
+    core. Centred, with several calls for each component, it is 2 MiB: the
+    longer the calls, the less threads wait for each other between them.
+    `MIN_CENTRED_ROWS` are the least then.
     """
     wanted, least = (
         (FEATURE_BLOCK_BYTES, MIN_BLOCK_ROWS) if by_features else (CENTRED_BLOCK_BYTES, MIN_CENTRED_ROWS)

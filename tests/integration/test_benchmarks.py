@@ -111,6 +111,34 @@ def test_scheduling(main_of, capsys, tmp_path):
     assert capsys.readouterr().out.count("| em-tau | 40 | 5 | 1 |") == 2
 
 
+def test_kernels(main_of, capsys):
+    """A line for each shape, with what the rule of the kernel chooses there."""
+    arguments = ["--types", "full", "diag", "--components", "2", "--features", "2", "32", "--wide", "8"]
+    main_of("kernels")([*arguments, "--repeats", "1"])
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " ns " in line]
+    shapes = [("| full", "2"), ("| full", "32"), ("| diag", "2"), ("| diag", "32")]
+    assert [(line[0], line[2]) for line in lines[:4]] == shapes
+    assert [line[6] for line in lines[:4]] == ["features", "centred", "features", "features"]
+    assert lines[4][:2] == ["| 2", "8"]
+
+
+def test_soak(main_of, capsys, tmp_path):
+    """Few of each kind of disturbance, none of which goes wrong; each draw of instants is a kill."""
+    arguments = ["--scenarios", "3", "--stride", "200", "--instants", "1", "--meetings", "1"]
+    assert main_of("soak")([*arguments, "--mutations", "5", "--folder", str(tmp_path)]) == 0
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[0].split(",")[0] for line in lines] == [
+        "| killed",
+        "| killed",
+        "| one stopped at every step",
+        "| two at once",
+        "| full",
+        "| damaged and made up",
+    ]
+    assert (lines[1][1], lines[3][1]) == ("1", "2")
+    assert "ended before" not in lines[1][2]
+
+
 def test_cluster_memory(main_of, capsys):
     """Without a limit that matters nothing happens, and the peak is below what the plan says."""
     arguments = ["--rows", "4000", "--chunk-rows", "1000", "--features", "3", "--components", "2"]
