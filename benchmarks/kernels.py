@@ -1,10 +1,10 @@
-"""Time of the two forms of the E-step, features and centred, over components and features.
+"""Time of the forms of the E-step, features, joint and centred, over components and features.
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --types full diag --components 2 16 --features 4 32
 
 Nanoseconds per row, best of several, one thread: scoring a chunk of 2,048 rows and summing
-its statistics. The rule of `mixture.kernel` should choose the faster form, or one
+its statistics. The rule of `mixture.kernel` should choose the fastest form, or one
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
 `LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end.
@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import frames_of
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, plan_kernel
+from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 
 CHUNK_ROWS = 2048
@@ -68,6 +68,22 @@ def nanoseconds(plan: KernelPlan, repeats: int) -> float:
     return best(run, repeats) / CHUNK_ROWS * 1e9
 
 
+def print_forms(parameters: MixtureParameters, repeats: int) -> None:
+    """Print a line of the first table: nanoseconds per row in each form."""
+    shape = parameters.covariance_type, parameters.n_components, parameters.n_features
+    frame, everything = next(iter(frames_of(parameters))), np.ones(shape[1], dtype=np.bool_)
+    times = {}
+    for form in Form:
+        if form is not Form.JOINT or parameters.covariance_type == "full":
+            plan = KernelPlan(parameters, form, frame, everything)
+            times[form] = nanoseconds(plan.centred if form is Form.CENTRED else plan, repeats)
+    plan = plan_kernel(parameters)
+    chosen = plan.form if plan.together.all() else Form.CENTRED
+    cells = [f"{times[form]:.0f} ns" if form in times else "-" for form in Form]
+    cost = times[chosen] / min(times.values())
+    print("|", " | ".join(map(str, [*shape, *cells, chosen.name.lower(), f"{cost:.2f}"])), "|", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -78,24 +94,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--wide", nargs="+", type=int, default=[256, 384, 784], help="for the second table")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args(arguments)
-    print("| covariances | K | d | block rows | features | centred | chosen | costs |")
+    print("| covariances | K | d | features | joint | centred | chosen | costs |")
     print("|---|---|---|---|---|---|---|---|")
     with threadpool_limits(1):
         for covariance_type in options.types:
             for k in options.components:
                 for d in options.features:
-                    parameters = mixture(covariance_type, k, d)
-                    everything = np.ones(k, dtype=np.bool_)
-                    plan = KernelPlan(parameters, next(iter(frames_of(parameters))), everything)
-                    features, centred = (nanoseconds(p, options.repeats) for p in (plan, plan.centred))
-                    chosen = bool(plan_kernel(parameters).by_features.all())
-                    cost = (features if chosen else centred) / min(features, centred)
-                    print(
-                        f"| {covariance_type} | {k} | {d} | {plan.block_rows} / {plan.centred.block_rows} |"
-                        f" {features:.0f} ns | {centred:.0f} ns | {'features' if chosen else 'centred'} |"
-                        f" {cost:.2f} |",
-                        flush=True,
-                    )
+                    print_forms(mixture(covariance_type, k, d), options.repeats)
         print("\n| full, K | d | overlapping | far apart | ratio |\n|---|---|---|---|---|")
         for k in options.components:
             for d in options.wide:

@@ -176,7 +176,7 @@ def _with_enough_digits(
         if plan.admits(parameters):
             return totals, parameters
     except SingularComponentError:
-        if not plan.by_features.any():
+        if not plan.together.any():
             raise
     again = score(plan.centred)
     if totals is not None and again is not None:

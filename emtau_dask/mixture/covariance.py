@@ -17,8 +17,9 @@ spherical    (K,)                  (K,)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -51,9 +52,10 @@ class CovarianceStructure:
         Shape of the covariances, of their scatter and of the precision factors.
     whiten : callable (differences (n, d), precisions_cholesky, k, out (n, d)) -> None
         Rows relative to μ_k, in units of component k's standard deviations.
-    add_scatter : callable (scatter, k, roots (n, d)) -> None
+    add_scatter : callable (scatter, k, tiles of roots (n, d)) -> None
         Add ``Σ_n roots_n roots_nᵀ`` to component k's part of ``scatter``, in
-        place; ``roots`` are rows about a centre, each times √weight.
+        place, which is zero before where it is k's alone; ``roots`` are rows
+        about a centre, each times √weight, valid until the next tile is asked for.
     add_outer : callable (scatter, weights (K,), vectors (K, d)) -> None
         Add ``weights_k · vectors_k vectors_kᵀ`` to ``scatter``, in place.
     covariances : callable (scatter, weights (K,), d, reg_covar) -> covariances
@@ -76,7 +78,7 @@ class CovarianceStructure:
     name: str
     shape: Callable[[int, int], tuple[int, ...]]
     whiten: Callable[[Floats, Floats, int, Floats], None]
-    add_scatter: Callable[[Floats, int, Floats], None]
+    add_scatter: Callable[[Floats, int, Iterator[Floats]], None]
     add_outer: Callable[[Floats, Floats, Floats], None]
     covariances: Callable[[Floats, Floats, int, float], Floats]
     factor: Callable[[Floats, Floats, Floats], Floats]
@@ -194,20 +196,27 @@ def _whiten_scaled(differences: Floats, factors: Floats, k: int, out: Floats) ->
     np.multiply(differences, factors[k], out=out)
 
 
-def _add_full(scatter: Floats, k: int, roots: Floats) -> None:
-    scatter[k] += roots.T @ roots
+def _add_full(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    """Spare the first product, often the only one, a copy: it may be as large as all that it is made of."""
+    for roots in islice(tiles, 1):
+        np.matmul(roots.T, roots, out=scatter[k])
+    for roots in tiles:
+        scatter[k] += roots.T @ roots
 
 
-def _add_tied(scatter: Floats, k: int, roots: Floats) -> None:
-    scatter += roots.T @ roots
+def _add_tied(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    for roots in tiles:
+        scatter += roots.T @ roots
 
 
-def _add_diag(scatter: Floats, k: int, roots: Floats) -> None:
-    scatter[k] += np.einsum("ij,ij->j", roots, roots)
+def _add_diag(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    for roots in tiles:
+        scatter[k] += np.einsum("ij,ij->j", roots, roots)
 
 
-def _add_spherical(scatter: Floats, k: int, roots: Floats) -> None:
-    scatter[k] += np.einsum("ij,ij->j", roots, roots).sum()
+def _add_spherical(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    for roots in tiles:
+        scatter[k] += np.einsum("ij,ij->j", roots, roots).sum()
 
 
 def _factor_full(covariances: Floats, means: Floats, weights: Floats) -> Floats:

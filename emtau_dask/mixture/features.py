@@ -9,7 +9,7 @@ in both.
 The price is cancellation: a squared distance is a difference of terms as large
 as the squared distance from the origin of the coordinates. Rows are therefore
 seen from a `Frame`, and `conditions` says how many digits a component loses
-there; where that is too many, `mixture.centred` does without features.
+there; where that is too many, other forms do without features.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from emtau_dask.mixture.factor import precision_factor
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, quotients
 
-__all__ = ["FORMS", "FeatureForm", "Frame", "MomentSums", "conditions", "frames_of"]
+__all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "MomentSums", "conditions", "frames_of"]
 
 SUMMED_ROWS = 1024
 """Rows of short blocks whose moments are added up one after another."""
@@ -272,45 +272,95 @@ def _merged_moments(a: Moments, b: Moments) -> Moments:
 class MomentSums:
     """Moments of a stream of blocks, in float64.
 
-    Short blocks are added up in place until they have as many rows as one
-    product would sum anyway, and those sums pairwise.
+    Blocks are added up in place until they have as many rows as one product
+    would sum anyway, and those sums pairwise.
 
     Parameters
     ----------
-    form : FeatureForm
-    n_components, n_features : int
+    shapes : tuple of tuple of int
     dtype : dtype
         Of the products.
+    summed_rows : int
+        Rows that are added up in place.
+
+    Attributes
+    ----------
+    block : Moments
+        Where to write those of the next block.
     """
 
-    def __init__(self, form: FeatureForm, n_components: int, n_features: int, dtype: np.dtype[Any]) -> None:
-        shapes = form.moment_shapes(n_components, n_features)
-        self._form = form
-        self._block: Moments = tuple(np.empty(shape, dtype=dtype) for shape in shapes)
-        self._sums: Moments = tuple(np.zeros(shape) for shape in shapes)
-        self._summed = 0
+    def __init__(
+        self, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any], summed_rows: int = SUMMED_ROWS
+    ) -> None:
+        self.block: Moments = tuple(np.empty(shape, dtype=dtype) for shape in shapes)
+        self._sums: Moments | None = None
+        self._summed, self._summed_rows = 0, summed_rows
         self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
 
-    def push(self, features: Floats, responsibilities: Floats) -> None:
-        """Add a block: features (F, n) and responsibilities (K, n)."""
-        self._form.moments(features, responsibilities, self._block)
-        for total, part in zip(self._sums, self._block, strict=True):
-            total += part
-        self._summed += features.shape[1]
-        if self._summed >= SUMMED_ROWS:
+    def push(self, n_rows: int) -> None:
+        """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""
+        if self._sums is None:
+            self._sums = tuple(part.astype(np.float64) for part in self.block)
+        else:
+            for total, part in zip(self._sums, self.block, strict=True):
+                total += part
+        self._summed += n_rows
+        if self._summed >= self._summed_rows:
             self._flush()
 
     def _flush(self) -> None:
-        if self._summed:
-            self._merger.push(tuple(total.copy() for total in self._sums))
-            for total in self._sums:
-                total.fill(0.0)
-            self._summed = 0
+        if self._sums is not None:
+            self._merger.push(self._sums)
+            self._sums, self._summed = None, 0
 
     def total(self) -> Moments | None:
         """Return the moments of all blocks so far, None where there were none."""
         self._flush()
         return self._merger.total()
+
+
+class FeatureProducts:
+    """Log-densities and statistics of some components by their features; its buffers serve one task.
+
+    Parameters
+    ----------
+    covariance_type : str
+    coefficients : ndarray of shape (K', F)
+        Of the K' components, in the frame and in the dtype of the products.
+    frame : Frame
+    n_rows : int
+        Rows of the largest block.
+    """
+
+    def __init__(self, covariance_type: str, coefficients: Floats, frame: Frame, n_rows: int) -> None:
+        d, dtype = len(frame.centre), coefficients.dtype
+        self._form = FORMS[covariance_type]
+        self._frame = frame
+        self._coefficients = coefficients
+        self._features: Floats = np.ones((self._form.count(d), n_rows), dtype=dtype)
+        self._scratch = None if frame.transform is None else np.empty((d, n_rows), dtype=dtype)
+        self._moments = MomentSums(self._form.moment_shapes(len(coefficients), d), dtype)
+        self._n = 0
+
+    def score(self, rows: AnyArray, out: Floats) -> None:
+        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d) into ``out`` (K', n), nats."""
+        self._n, d = rows.shape
+        features = self._features[:, : self._n]
+        coordinates = features[1 : 1 + d]
+        scratch = None if self._scratch is None else self._scratch[:, : self._n]
+        self._frame.place(rows, coordinates, scratch)
+        self._form.fill(coordinates, features[1 + d :])
+        np.matmul(self._coefficients, features, out=out)
+
+    def collect(self, responsibilities: Floats) -> None:
+        """Add the moments of the block scored last, with responsibilities (K', n)."""
+        self._form.moments(self._features[:, : self._n], responsibilities, self._moments.block)
+        self._moments.push(self._n)
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks collected, None where there were none."""
+        moments = self._moments.total()
+        return None if moments is None else self._form.statistics(moments, self._frame)
 
 
 def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:

@@ -1,9 +1,11 @@
 """The E-step over blocks of rows, and the statistics that it leaves: which arithmetic, and the arithmetic.
 
-Two ways lead to the same numbers. *Features* (`mixture.features`) turn a whole
+Three ways lead to the same numbers. *Features* (`mixture.features`) turn a whole
 block into two matrix products, at the price of digits on components that are far
 from the origin of the features, in their own standard deviations, or nearly
-singular. The *centred* form (`mixture.centred`) works per component on the
+singular, and of much arithmetic in many dimensions. The *joint* form
+(`mixture.joint`) whitens rows by all components at once, at the price of half as
+many digits. The *centred* form (`mixture.centred`) works per component on the
 differences to its mean and asks nothing of the data. `KernelPlan` says which
 component goes which way: a fixed function of Θ, never of a clock.
 """
@@ -11,78 +13,109 @@ component goes which way: a fixed function of Θ, never of a clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from emtau_dask.mixture import joint
 from emtau_dask.mixture.arrays import EPS, Bools, Floats
 from emtau_dask.mixture.centred import (
+    LEAST_BROKEN_OFF,
     CentredStatistics,
     CentredWorkspace,
     centred_log_densities,
     stretch_rows,
 )
-from emtau_dask.mixture.features import FORMS, Frame, MomentSums, conditions, frames_of
+from emtau_dask.mixture.features import FORMS, FeatureProducts, Frame, conditions, frames_of
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import SufficientStatistics, merge, tile_rows
+from emtau_dask.mixture.statistics import SufficientStatistics, merge, spread_out, tile_rows
 
-__all__ = ["BlockKernel", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
+__all__ = ["BlockKernel", "Form", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
 
 DOUBLE = np.dtype(np.float64)
 SINGLE_EPS = float(np.finfo(np.float32).eps)
 LIMIT = 1e-12
-"""Largest error that features may bring into a log-density, in nats; about ε times `conditions`."""
+"""Largest error that products may bring into a log-density, in nats; about ε times `conditions`."""
 SINGLE_LIMIT = 1e-5
 """The same for products in float32, of rows that are stored so."""
 STATISTICS_SLACK = 4.0
 """How much more the error of a component's new variances may be, relative to them."""
-WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 3
+MOST_SHIFTED = 16.0
+"""How many times the rounding of the centred form the scatters of the joint form may have."""
+WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Features d up to which full covariances use quadratic features, a cost that all components
-share: 10 + 3 K, and 96 at most, beyond which 64 rows of them outgrow the cache
+share: 10 + 2 K, and 96 at most, beyond which 64 rows of them outgrow the cache
 (`benchmarks/kernels.py`)."""
-FEATURE_BLOCK_BYTES, CENTRED_BLOCK_BYTES = 2**20, 2**21
-MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 8192
-"""Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
+LEAST_BLOCK_ROWS = 64
 
 
-def uses_features(covariance_type: str, n_components: int, n_features: int) -> bool:
-    """Return whether well-conditioned components of this shape go by features."""
+class Form(Enum):
+    """A way to score rows: its blocks' bytes, and how many rows they have at least and at most."""
+
+    FEATURES = 2**20, 64, 8192
+    JOINT = 2**21, 64, 512
+    CENTRED = 2**21, 512, 8192
+
+
+def form_of(covariance_type: str, n_components: int, n_features: int) -> Form:
+    """Return how well-conditioned components of this shape are scored: a fixed function of its arguments."""
     widest = min(WIDEST, WIDEST_ALONE + WIDTH_PER_COMPONENT * n_components)
-    return covariance_type != "full" or n_features <= widest
+    if covariance_type != "full" or n_features <= widest:
+        return Form.FEATURES
+    return Form.JOINT if n_features < LEAST_BROKEN_OFF else Form.CENTRED
 
 
-def row_bytes(covariance_type: str, n_components: int, n_features: int, by_features: bool) -> int:
+def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
     """Return the bytes that a row of a block takes in a kernel's buffers and temporary arrays."""
-    features = FORMS[covariance_type].count(n_features) if by_features else 0
-    return 8 * (features + 4 * n_features + 4 * n_components)
+    buffers = {
+        Form.FEATURES: FORMS[covariance_type].count(n_features) + 3 * n_features,
+        Form.JOINT: joint.buffer_rows(n_components, n_features) + 2 * n_features,
+        Form.CENTRED: 3 * n_features,
+    }
+    return 8 * (buffers[form] + n_features + 4 * n_components)
 
 
-def block_rows(covariance_type: str, n_components: int, n_features: int, by_features: bool) -> int:
+def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
     What a block of features needs takes about 1 MiB, half the L2 cache of a
-    core. Centred, with several calls for each component, it is 2 MiB: the
-    longer the calls, the less threads wait for each other between them.
-    `MIN_CENTRED_ROWS` are the least then.
+    core. In the other forms, with several calls for each component or panel,
+    it is 2 MiB: the longer the calls, the less threads wait for each other
+    between them.
     """
-    wanted, least = (
-        (FEATURE_BLOCK_BYTES, MIN_BLOCK_ROWS) if by_features else (CENTRED_BLOCK_BYTES, MIN_CENTRED_ROWS)
-    )
-    rows = wanted // row_bytes(covariance_type, n_components, n_features, by_features)
-    return max(least, min(MAX_BLOCK_ROWS, rows // 64 * 64))
+    wanted, least, most = form.value
+    rows = wanted // row_bytes(covariance_type, n_components, n_features, form)
+    return max(least, min(most, rows // LEAST_BLOCK_ROWS * LEAST_BLOCK_ROWS))
 
 
 def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of the bytes that a kernel takes for chunks of ``n_rows`` rows."""
     shape = covariance_type, n_components, n_features
     in_blocks = max(
-        min(n_rows, block_rows(*shape, by_features)) * row_bytes(*shape, by_features)
-        for by_features in {False, uses_features(*shape)}
+        min(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form)
+        for form in {form_of(*shape), *([Form.JOINT] if covariance_type == "full" else []), Form.CENTRED}
     )
-    stretch = stretch_rows(n_components, n_features, block_rows(*shape, by_features=False))
+    stretch = stretch_rows(n_components, n_features, block_rows(*shape, Form.CENTRED))
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
+
+
+class Products(Protocol):
+    """Scores some components together, by products of all of them."""
+
+    def score(self, rows: Floats, out: Floats) -> None:
+        """Write log-densities of rows (n, d) into ``out`` (K', n)."""
+        ...
+
+    def collect(self, responsibilities: Floats) -> None:
+        """Add the statistics of the block scored last, with responsibilities (K', n)."""
+        ...
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return those of all blocks collected, None where there were none."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +125,20 @@ class KernelPlan:
     Attributes
     ----------
     parameters : MixtureParameters
+    form : Form
+        Of the components that are scored together.
     frame : Frame
-        Where features are formed.
-    by_features : ndarray of bool, shape (K,)
-        The components that go by features; the others go centred.
+        Where their coordinates are formed.
+    together : ndarray of bool, shape (K,)
+        The components that are scored together; the others go centred, one by one.
     single : bool
-        Whether products are in float32, and all components go by features.
+        Whether products are in float32, and all components are scored together by features.
     """
 
     parameters: MixtureParameters
+    form: Form
     frame: Frame
-    by_features: Bools
+    together: Bools
     single: bool = False
 
     @property
@@ -115,30 +151,48 @@ class KernelPlan:
         """Rows of a block."""
         parameters = self.parameters
         shape = parameters.covariance_type, parameters.n_components, parameters.n_features
-        return block_rows(*shape, bool(self.by_features.any()))
+        return block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
 
     @cached_property
-    def coefficients(self) -> Floats:
-        """Of all features in all log-densities, (K, F)."""
+    def _coefficients(self) -> Floats:
+        """Of all features in the log-densities of components scored together, (K', F)."""
         coefficients = FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
-        return coefficients.astype(self.dtype, copy=False)
+        return coefficients[self.together].astype(self.dtype, copy=False)
+
+    @cached_property
+    def _factors(self) -> joint.JointFactors:
+        return joint.joint_factors(self.parameters, np.flatnonzero(self.together), self.frame.centre)
+
+    def products(self, n_rows: int) -> Products | None:
+        """Return what scores blocks of up to ``n_rows`` rows by the components that go together."""
+        if not self.together.any():
+            return None
+        if self.form is Form.JOINT:
+            return joint.JointProducts(self._factors, n_rows)
+        return FeatureProducts(self.parameters.covariance_type, self._coefficients, self.frame, n_rows)
 
     @cached_property
     def centred(self) -> KernelPlan:
         """The plan by which every component goes centred."""
-        return KernelPlan(self.parameters, self.frame, np.zeros_like(self.by_features))
+        return KernelPlan(self.parameters, Form.CENTRED, self.frame, np.zeros_like(self.together))
 
     def admits(self, produced: MixtureParameters) -> bool:
         """Return whether the statistics behind ``produced`` kept their digits.
 
         A component that collapses during an iteration is tiny beside its
-        distance from the frame's origin, and features have not seen it well.
+        distance from the frame's origin, and products have not seen it well.
         """
-        if not self.by_features.any():
+        if not self.together.any():
             return True
-        grown = conditions(produced, self.frame)[self.by_features]
         epsilon, limit = (SINGLE_EPS, SINGLE_LIMIT) if self.single else (EPS, LIMIT)
-        return bool((epsilon * grown <= STATISTICS_SLACK * limit).all())
+        most = STATISTICS_SLACK * limit / epsilon
+        if self.form is Form.JOINT:
+            means = self.parameters.means
+            seen = joint.conditions(produced, self.frame.centre, means) <= most
+            good = seen & (joint.shifts(produced, means) <= MOST_SHIFTED)
+        else:
+            good = conditions(produced, self.frame) <= most
+        return bool(good[self.together].all())
 
 
 def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
@@ -146,25 +200,35 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
 
     Products are in float32 where rows are, and where the condition holds in the
     coordinates of the rows themselves, so that no whitening can lose digits either.
+    Full covariances that features would score badly may still go jointly.
     """
+    form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
     frames = frames_of(parameters)
-    if not uses_features(parameters.covariance_type, parameters.n_components, parameters.n_features):
-        return KernelPlan(parameters, next(frames), np.zeros(parameters.n_components, dtype=np.bool_))
+    first = next(frames)
+    if form is Form.CENTRED:
+        return KernelPlan(parameters, form, first, np.zeros(parameters.n_components, dtype=np.bool_))
+    if form is Form.JOINT:
+        return _joint_plan(parameters, first)
     if dtype == np.float32:
         unwhitened = conditions(parameters, Frame(parameters.weights @ parameters.means, None))
         if (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
-            return KernelPlan(
-                parameters, next(frames), np.ones(parameters.n_components, dtype=np.bool_), True
-            )
+            return KernelPlan(parameters, form, first, np.ones(parameters.n_components, dtype=np.bool_), True)
     plans = []
-    for frame in frames:
+    for frame in (first, *frames):
         good = EPS * conditions(parameters, frame) <= LIMIT
         if parameters.covariance_type == "tied":
             good = np.full_like(good, good.all())
-        plans.append(KernelPlan(parameters, frame, good))
+        plans.append(KernelPlan(parameters, form, frame, good))
         if good.all():
-            break
-    return max(plans, key=lambda plan: int(plan.by_features.sum()))
+            return plans[-1]
+    if parameters.covariance_type == "full":
+        plans.append(_joint_plan(parameters, first))
+    return max(plans, key=lambda plan: int(plan.together.sum()))
+
+
+def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:
+    good = EPS * joint.conditions(parameters, frame.centre) <= LIMIT
+    return KernelPlan(parameters, Form.JOINT, frame, good)
 
 
 class BlockKernel:
@@ -183,22 +247,15 @@ class BlockKernel:
 
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
         parameters = plan.parameters
-        K, d = parameters.n_components, parameters.n_features
         self.n_rows = n_rows
         self._plan = plan
-        self._form = FORMS[parameters.covariance_type]
         self._log_scales = parameters.log_scales[:, np.newaxis]
-        self._log_densities: Floats = np.empty((K, n_rows), dtype=plan.dtype)
-        n_features = self._form.count(d) if plan.by_features.any() else 0
-        self._features: Floats = np.ones((n_features, n_rows), dtype=plan.dtype)
-        whitens = n_features > 0 and plan.frame.transform is not None
-        self._scratch: Floats | None = np.empty((d, n_rows), dtype=plan.dtype) if whitens else None
+        self._log_densities: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
+        self._products = plan.products(n_rows)
         self._workspace: CentredWorkspace | None = None
-        self._coefficients = plan.coefficients[plan.by_features] if n_features else np.empty((0, 0))
-        self._moments = MomentSums(self._form, len(self._coefficients), d, plan.dtype)
         self._centred: CentredStatistics | None = None
-        self._rows: Floats = np.empty((0, d))
-        self._by_features = plan.by_features
+        self._rows: Floats = np.empty((0, parameters.n_features))
+        self._together = plan.together
 
     def score(self, rows: Floats) -> tuple[Floats, Floats]:
         """Return responsibilities and log-likelihoods of a block of rows.
@@ -211,41 +268,40 @@ class BlockKernel:
         Returns
         -------
         responsibilities : ndarray of shape (K, n)
-            Of the plan's dtype, float64 for a block that features cannot score.
+            Of the plan's dtype, float64 for a block that products cannot score.
             Valid, and the caller's to change, until the next call. Paper,
             section 2, equation for ``w_k(x_n, Θ)``.
         log_likelihoods : ndarray of shape (n,), nats
             ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
         """
         self._rows = rows
-        self._by_features = self._plan.by_features
+        self._together = self._plan.together
         with np.errstate(over="ignore", invalid="ignore"):
             responsibilities, log_likelihoods = self._scored(rows)
-            if self._by_features.any() and not np.isfinite(log_likelihoods).all():
-                self._by_features = np.zeros_like(self._by_features)
+            if self._together.any() and not np.isfinite(log_likelihoods).all():
+                self._together = np.zeros_like(self._together)
                 responsibilities, log_likelihoods = self._scored(rows)
         return responsibilities, log_likelihoods
 
     def _scored(self, rows: Floats) -> tuple[Floats, Floats]:
-        by_features = self._by_features
+        together = self._together
         log_densities = self._log_densities[:, : len(rows)]
-        if self._plan.single and not by_features.any():
+        if self._plan.single and not together.any():
             rows, log_densities = rows.astype(np.float64), np.empty(log_densities.shape)
-        if by_features.any():
-            self._fill_features(rows)
-            features = self._features[:, : len(rows)]
-            if by_features.all():
-                np.matmul(self._coefficients, features, out=log_densities)
-            else:
-                log_densities[by_features] = self._coefficients @ features
-        if not by_features.all():
+        if self._products is not None and together.all():
+            self._products.score(rows, log_densities)
+        elif self._products is not None and together.any():
+            of_some = np.empty((np.count_nonzero(together), len(rows)))
+            self._products.score(rows, of_some)
+            log_densities[together] = of_some
+        if not together.all():
             if self._workspace is None:
                 self._workspace = CentredWorkspace(self.n_rows, rows.shape[1])
             centred_log_densities(
                 rows,
                 self._plan.parameters,
                 self._log_scales,
-                np.flatnonzero(~by_features),
+                np.flatnonzero(~together),
                 self._workspace,
                 log_densities,
             )
@@ -256,13 +312,6 @@ class BlockKernel:
         log_densities *= 1.0 / sums
         return log_densities, np.add(peaks, np.log(sums), dtype=np.float64)
 
-    def _fill_features(self, rows: Floats) -> None:
-        n, d = rows.shape
-        scratch = None if self._scratch is None else self._scratch[:, :n]
-        coordinates = self._features[1 : 1 + d, :n]
-        self._plan.frame.place(rows, coordinates, scratch)
-        self._form.fill(coordinates, self._features[1 + d :, :n])
-
     def collect(self, responsibilities: Floats) -> None:
         """Add the statistics of the block that was scored last.
 
@@ -271,28 +320,25 @@ class BlockKernel:
         responsibilities : ndarray of shape (K, n)
             Those of `score`, times the rows' weights.
         """
-        by_features, rows = self._by_features, self._rows
-        if by_features.any():
-            everything = by_features.all()
-            of_features = responsibilities if everything else responsibilities[by_features]
-            self._moments.push(self._features[:, : len(rows)], of_features)
-            if everything:
-                return
-            responsibilities = np.where(by_features[:, np.newaxis], 0.0, responsibilities)
+        together = self._together
+        if self._products is not None and together.all():
+            self._products.collect(responsibilities)
+            return
+        if self._products is not None and together.any():
+            self._products.collect(responsibilities[together])
+            responsibilities = np.where(together[:, np.newaxis], 0.0, responsibilities)
         if self._centred is None:
             parameters = self._plan.parameters
             shape = parameters.n_components, parameters.n_features
             self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
-        self._centred.push(rows, responsibilities)
+        self._centred.push(self._rows, responsibilities)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
-        moments = self._moments.total()
+        structure = self._plan.parameters.structure
+        some = None if self._products is None else self._products.statistics()
         centred = None if self._centred is None else self._centred.total()
-        if moments is None:
+        if some is None:
             return centred
-        sums = np.zeros((len(self._log_densities), moments[0].shape[1]))
-        sums[self._plan.by_features] = moments[0]
-        moments = (sums, *moments[1:])
-        found = self._form.statistics(moments, self._plan.frame)
-        return found if centred is None else merge(self._plan.parameters.structure, found, centred)
+        found = spread_out(structure, some, self._plan.together)
+        return found if centred is None else merge(structure, found, centred)

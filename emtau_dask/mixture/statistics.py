@@ -9,13 +9,13 @@ its digits on data far from the origin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import Floats, Ints, frozen, sealed
+from emtau_dask.mixture.arrays import Bools, Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "group_statistics",
     "merge",
     "quotients",
+    "spread_out",
     "tile_rows",
     "zero",
 ]
@@ -84,6 +85,34 @@ def merge(
     return SufficientStatistics(
         sealed(weights), sealed(a.means + share[:, np.newaxis] * shift), sealed(scatter)
     )
+
+
+def spread_out(
+    structure: CovarianceStructure, statistics: SufficientStatistics, components: Bools
+) -> SufficientStatistics:
+    """Return statistics of all K components from those of some, the others' zero.
+
+    Parameters
+    ----------
+    structure : CovarianceStructure
+        Not tied, unless all components are there.
+    statistics : SufficientStatistics
+    components : ndarray of bool, shape (K,)
+        Which they are of.
+    """
+    if components.all():
+        return statistics
+    whole = zero(structure, len(components), statistics.means.shape[1])
+    arrays = []
+    for everyone, some in (
+        (whole.weights, statistics.weights),
+        (whole.means, statistics.means),
+        (whole.scatter, statistics.scatter),
+    ):
+        spread = everyone.copy()
+        spread[components] = some
+        arrays.append(sealed(spread))
+    return SufficientStatistics(*arrays)
 
 
 def block_statistics(
@@ -166,14 +195,18 @@ def _about(
     corrections = np.zeros_like(means)
     height = tile_rows(means.shape[1])
     buffer = np.empty((height, means.shape[1]))
-    for k, rows, row_weights in parts:
+
+    def roots_of(k: int, rows: Floats, row_weights: Floats) -> Iterator[Floats]:
         roots = np.sqrt(row_weights)[:, np.newaxis]
         for begin in range(0, len(rows), height):
             tile = slice(begin, begin + height)
             residuals = np.subtract(rows[tile], means[k], out=buffer[: len(rows[tile])])
             corrections[k] += row_weights[tile] @ residuals
             residuals *= roots[tile]
-            structure.add_scatter(scatter, k, residuals)
+            yield residuals
+
+    for k, rows, row_weights in parts:
+        structure.add_scatter(scatter, k, roots_of(k, rows, row_weights))
     corrections = quotients(corrections, weights[:, np.newaxis])
     structure.add_outer(scatter, -weights, corrections)
     return SufficientStatistics(frozen(weights), sealed(means + corrections), sealed(scatter))

@@ -95,7 +95,7 @@ def test_add_scatter_adds_the_outer_products(structure):
     expected = np.zeros((K, D, D))
     for k in range(K):
         roots = rng.normal(size=(6, D))
-        structure.add_scatter(scatter, k, roots)
+        structure.add_scatter(scatter, k, iter([roots[:3], roots[3:]]))
         expected[k] = sum(np.outer(root, root) for root in roots)
     assert np.allclose(scatter, scatter_of(structure, expected), rtol=1e-13)
 

@@ -1,4 +1,4 @@
-"""Both forms of the E-step over a block against scipy's densities and Bayes' theorem, row by row."""
+"""The forms of the E-step over a block against scipy's densities and Bayes' theorem, row by row."""
 
 import tracemalloc
 from dataclasses import replace
@@ -11,7 +11,7 @@ from references import COVARIANCE_TYPES, LONG, full_covariances, naive_statistic
 
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import Frame, conditions
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, block_bytes, block_rows, plan_kernel
+from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, block_bytes, block_rows, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 
 N, K, D = 50, 3, 4
@@ -26,29 +26,38 @@ def drawn(covariance_type, k=K, d=D, seed=0, spread=2.0):
     return MixtureParameters(covariance_type, weights, means, covariances, factors)
 
 
-def some_by_features(plan):
-    return KernelPlan(plan.parameters, plan.frame, np.arange(len(plan.by_features)) % 2 == 0)
+def every_other(plan):
+    return replace(plan, together=np.arange(len(plan.together)) % 2 == 0)
+
+
+def jointly(plan):
+    return KernelPlan(
+        plan.parameters, Form.JOINT, Frame(plan.frame.centre, None), np.ones_like(plan.together)
+    )
 
 
 def whitened(plan):
     """The full covariances' second frame, that of the pooled covariance."""
     factor = np.triu(np.random.default_rng(8).normal(size=(D, D))) + 3 * np.eye(D)
-    return KernelPlan(plan.parameters, Frame(plan.frame.centre, factor), plan.by_features)
+    return replace(plan, frame=Frame(plan.frame.centre, factor))
 
 
 FORMS = {
     "features": lambda plan: plan,
     "centred": lambda plan: plan.centred,
-    "mixed": some_by_features,
+    "mixed": every_other,
     "whitened": whitened,
+    "joint": jointly,
+    "some joint": lambda plan: every_other(jointly(plan)),
 }
+FULL_ONLY = {"whitened", "joint", "some joint"}
 
 
 CASES = [
     (covariance_type, form)
     for covariance_type in COVARIANCE_TYPES
     for form in FORMS
-    if (form != "mixed" or covariance_type != "tied") and (form != "whitened" or covariance_type == "full")
+    if (form != "mixed" or covariance_type != "tied") and (form not in FULL_ONLY or covariance_type == "full")
 ]
 
 
@@ -76,7 +85,7 @@ def rows():
 def scored(parameters, form):
     def score(rows, n_rows=None, of=parameters):
         plan = plan_kernel(of)
-        assert plan.by_features.all()
+        assert plan.together.all()
         responsibilities, log_likelihoods = BlockKernel(form(plan), n_rows or len(rows)).score(rows)
         return responsibilities.T.copy(), log_likelihoods
 
@@ -132,7 +141,7 @@ def test_a_row_beyond_the_reach_of_features_alone_is_scored():
         np.array([[1e10], [1.0]]),
     )
     plan = plan_kernel(narrow)
-    assert plan.by_features.all()
+    assert plan.together.all()
     kernel = BlockKernel(plan, 2)
     responsibilities, log_likelihoods = kernel.score(np.array([[1e149], [1.0]]))
     assert np.array_equal(responsibilities, [[0.0, 0.0], [1.0, 1.0]])
@@ -184,6 +193,19 @@ def test_the_statistics_are_the_sums_over_rows(rows, parameters, form):
     assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-12, atol=1e-11)
 
 
+def test_rows_without_responsibility_add_nothing_to_the_statistics(rows, parameters, form):
+    kernel = BlockKernel(form(plan_kernel(parameters)), N)
+    rng = np.random.default_rng(2)
+    responsibilities = np.eye(K)[rng.integers(K - 1, size=N)] * rng.random((N, 1))
+    kernel.score(rows)
+    kernel.collect(np.ascontiguousarray(responsibilities.T))
+    found = kernel.statistics()
+    weights, means, scatter = naive_statistics(rows, responsibilities, parameters.covariance_type)
+    assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
+    assert np.allclose(found.means, means.astype(float), rtol=1e-12, atol=1e-13)
+    assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-12, atol=1e-11)
+
+
 def test_the_statistics_of_no_rows_are_none(parameters, form):
     assert BlockKernel(form(plan_kernel(parameters)), 16).statistics() is None
 
@@ -198,11 +220,11 @@ def exact_log_densities(rows, parameters):
     return parameters.log_scales - np.array(distances).T / 2
 
 
-@pytest.mark.parametrize("d", [2, 8, 32])
-@pytest.mark.parametrize("kappa", [1.5, 100.0, 1e4])
+@pytest.mark.parametrize("d", [2, 8, 32, 96])
+@pytest.mark.parametrize("kappa", [1.5, 100.0, 1e4, 1e6])
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0, 1000.0])
 def test_no_log_density_near_its_component_is_off_by_more_than_the_limit(d, kappa, spread):
-    """Where features would cost more than 1e-12 nats, the plan does without; judged in longdouble."""
+    """Where products would cost more than 1e-12 nats, the plan does without; judged in longdouble."""
     rng = np.random.default_rng(d)
     rotations = np.linalg.qr(rng.normal(size=(6, d, d)))[0]
     spectra = np.exp(rng.uniform(0, np.log(kappa), (6, d)))
@@ -220,7 +242,7 @@ def test_no_log_density_near_its_component_is_off_by_more_than_the_limit(d, kapp
 
 class TestPlan:
     def test_features_take_what_is_near_and_round(self):
-        assert plan_kernel(drawn("full")).by_features.all()
+        assert plan_kernel(drawn("full")).together.all()
 
     def test_a_far_component_goes_centred_alone(self):
         near = drawn("diag")
@@ -228,13 +250,13 @@ class TestPlan:
         means[1] += 1e5
         weights = np.array([0.5, 1e-9, 0.5]) / (1 + 1e-9)
         plan = plan_kernel(replace(near, means=means, weights=weights))
-        assert plan.by_features.tolist() == [True, False, True]
+        assert plan.together.tolist() == [True, False, True]
 
     def test_tied_components_go_centred_together(self):
         near = drawn("tied")
         means = near.means.copy()
         means[1] += 1e5
-        assert not plan_kernel(replace(near, means=means)).by_features.any()
+        assert not plan_kernel(replace(near, means=means)).together.any()
 
     def test_what_components_have_in_common_is_whitened_away(self):
         shared = drawn("full", spread=0.5)
@@ -246,17 +268,35 @@ class TestPlan:
         tilted = MixtureParameters("full", shared.weights, means, covariances, factors)
         plan = plan_kernel(tilted)
         assert plan.frame.transform is not None
-        assert plan.by_features.all()
+        assert plan.together.all()
         assert (conditions(tilted, Frame(plan.frame.centre, None)) > 1e6).any()
 
-    def test_wide_full_covariances_go_centred(self):
-        assert not plan_kernel(drawn("full", d=64)).by_features.any()
-        assert plan_kernel(drawn("full", k=16, d=48, spread=0.1)).by_features.all()
-        assert plan_kernel(drawn("diag", d=64)).by_features.all()
+    @pytest.mark.parametrize(
+        ("covariance_type", "k", "d", "form"),
+        [
+            ("full", 16, 40, Form.FEATURES),
+            ("full", 3, 40, Form.JOINT),
+            ("full", 2, 400, Form.CENTRED),
+            ("diag", 3, 400, Form.FEATURES),
+        ],
+    )
+    def test_width_decides_about_the_form_of_full_covariances(self, covariance_type, k, d, form):
+        plan = plan_kernel(drawn(covariance_type, k=k, d=d, spread=0.1))
+        assert plan.form is form
+        assert plan.together.all() == (form is not Form.CENTRED)
 
-    def test_statistics_of_a_collapse_are_not_admitted(self):
+    def test_far_components_that_features_would_not_see_go_jointly(self):
+        plan = plan_kernel(drawn("full", spread=100.0))
+        assert plan.form is Form.JOINT
+        assert plan.together.all()
+
+    def test_components_too_far_for_products_go_centred(self):
+        assert not plan_kernel(drawn("full", spread=1e5)).together.any()
+
+    @pytest.mark.parametrize("form", [lambda plan: plan, jointly])
+    def test_statistics_of_a_collapse_are_not_admitted(self, form):
         before = drawn("full")
-        plan = plan_kernel(before)
+        plan = form(plan_kernel(before))
         tiny = before.covariances * np.array([1.0, 1.0, 1e-14])[:, None, None]
         factors = structure_named("full").factor(tiny, before.means, np.ones(K))
         assert plan.admits(before)
@@ -304,7 +344,7 @@ class TestSingle:
         factor = structure_named("tied").factor(tilted, np.zeros((2, 2)), np.ones(2))
         tied = MixtureParameters("tied", np.full(2, 0.5), np.zeros((2, 2)), tilted, factor)
         plan = plan_kernel(tied, SINGLE)
-        assert plan.by_features.all()
+        assert plan.together.all()
         assert not plan.single
 
     def test_a_row_out_of_reach_of_float32_is_scored_in_float64(self):
@@ -331,24 +371,41 @@ SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]
 
 
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
-@pytest.mark.parametrize("by_features", [False, True])
+@pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize(("k", "d"), SHAPES)
-def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, by_features, k, d):
-    rows = block_rows(covariance_type, k, d, by_features)
+def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, form, k, d):
+    rows = block_rows(covariance_type, k, d, form)
     assert rows % 64 == 0
     assert 64 <= rows <= 8192
 
 
-@pytest.mark.parametrize(("k", "d"), SHAPES)
-def test_a_kernels_buffers_take_no_more_than_it_says(k, d):
-    plan = plan_kernel(drawn("diag", k, d))
-    assert plan.by_features.all()
+def peak_of(kernel, share, n_blocks):
+    """The most bytes allocated while blocks are scored and their statistics are summed."""
+    rng, d = np.random.default_rng(0), kernel._plan.parameters.n_features
+    tracemalloc.start()
+    try:
+        fresh = BlockKernel(kernel._plan, kernel.n_rows)
+        for _ in range(n_blocks):
+            responsibilities, _ = fresh.score(rng.normal(size=(kernel.n_rows, d)))
+            fresh.collect(responsibilities * (rng.random(kernel.n_rows) < share))
+        fresh.statistics()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("covariance_type", ["full", "diag"])
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (5, 42), (16, 16), (3, 200), (1000, 2)])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+def test_a_kernel_takes_no_more_than_it_says(covariance_type, k, d, share):
+    """Beside the kernel itself the block of rows that is given to it, and some arrays of statistics."""
+    plan = plan_kernel(drawn(covariance_type, k, d, spread=0.1))
+    assert plan.together.all()
+    matrices = np.prod(structure_named(covariance_type).shape(k, d)) + k * (d + 1)
     for chosen in (plan, plan.centred):
-        kernel = BlockKernel(chosen, chosen.block_rows)
-        kernel.score(np.zeros((chosen.block_rows, d)))
-        buffers = [*vars(kernel).values(), *vars(kernel._workspace or object).values()]
-        taken = sum(value.nbytes for value in buffers if isinstance(value, np.ndarray))
-        assert taken <= block_bytes("diag", k, d, 10**6)
+        peak = peak_of(BlockKernel(chosen, chosen.block_rows), share, 3)
+        rows = chosen.block_rows * (d + k) * 8
+        assert peak <= block_bytes(covariance_type, k, d, 10**6) + rows + 16 * 8 * matrices
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -356,17 +413,7 @@ def test_centred_statistics_take_no_more_than_it_says(share):
     """The rows gathered, those that are picked out of them, and residuals; beside these a few (K, d, d)."""
     k, d = 4, 16
     plan = plan_kernel(drawn("full", k, d)).centred
-    rng = np.random.default_rng(0)
-    tracemalloc.start()
-    try:
-        kernel = BlockKernel(plan, plan.block_rows)
-        for _ in range(2 * 8192 // plan.block_rows):
-            responsibilities, _ = kernel.score(rng.normal(size=(plan.block_rows, d)))
-            kernel.collect(responsibilities * (rng.random(plan.block_rows) < share))
-        kernel.statistics()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    peak = peak_of(BlockKernel(plan, plan.block_rows), share, 2 * 8192 // plan.block_rows)
     assert peak <= block_bytes("full", k, d, 10**6) + 16 * 8 * k * d * (d + 1)
 
 

@@ -1,0 +1,214 @@
+"""Log-densities of all components by one product, and scatters about the means that they had.
+
+Rows are taken relative to one centre c. The triangular precision factors, side
+by side with the whitened means, are one matrix, so that
+
+    ``[1, x − c] [(c − μ_1)ᵀ P_1 … ; P_1 …]``
+
+are the rows whitened by every component at once: long calls, where the centred
+form needs several for each component. A panel of a factor's columns needs the
+features so far and no others, which leaves most of the zeros out. Scatters are
+summed about the means of the iteration before, which are near the new ones, and
+moved at the end.
+
+A whitened row is a difference of whitened rows and means, and loses the digits
+of `conditions`: the root of what features lose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from emtau_dask.mixture.arrays import AnyArray, Floats, Ints, frozen, sealed
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.features import MomentSums
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.statistics import SufficientStatistics, quotients
+
+__all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
+
+MAX_PANELS, NARROWEST_PANEL = 8, 12
+TOGETHER = 256
+"""About how many coordinates of a row, of all components, are held at a time for scatters."""
+SUMMED_ROWS = 8192
+"""Rows whose moments are added up one block after another."""
+
+
+@dataclass(frozen=True, eq=False)
+class JointFactors:
+    """Components as the joint form needs them.
+
+    Attributes
+    ----------
+    centre : ndarray of shape (d,)
+        c.
+    means : ndarray of shape (K, d)
+        ``μ_k − c``.
+    log_scales : ndarray of shape (K, 1), nats
+    panels : tuple of ndarray of shape (K w, 1 + e)
+        Of each panel of w features that ends at feature e, the columns of all
+        factors, with the whitened means before them.
+    """
+
+    centre: Floats
+    means: Floats
+    log_scales: Floats
+    panels: tuple[Floats, ...]
+
+
+def panel_edges(n_features: int) -> tuple[int, ...]:
+    """Return where the panels of columns of a factor begin and end."""
+    count = max(1, min(MAX_PANELS, n_features // NARROWEST_PANEL))
+    return tuple(n_features * i // count for i in range(count + 1))
+
+
+def buffer_rows(n_components: int, n_features: int) -> int:
+    """Return how many numbers the products hold of a row, beside its coordinates."""
+    widest = max(end - begin for begin, end in pairwise(panel_edges(n_features)))
+    return max(n_components * widest, n_features * together(n_components, n_features))
+
+
+def together(n_components: int, n_features: int) -> int:
+    """Return how many components' rows about their means are held at a time."""
+    return max(1, min(n_components, TOGETHER // n_features))
+
+
+def joint_factors(parameters: MixtureParameters, components: Ints, centre: Floats) -> JointFactors:
+    """Return what `JointProducts` needs of full covariances' components."""
+    means, factors = parameters.means[components] - centre, parameters.precisions_cholesky[components]
+    K, d = means.shape
+    whitened = np.einsum("ki,kij->kj", means, factors)
+    panels = []
+    for begin, end in pairwise(panel_edges(d)):
+        columns = np.empty((K, end - begin, 1 + end))
+        columns[:, :, 0] = -whitened[:, begin:end]
+        columns[:, :, 1:] = factors[:, :end, begin:end].swapaxes(1, 2)
+        panels.append(columns.reshape(-1, 1 + end))
+    return JointFactors(
+        frozen(centre), frozen(means), parameters.log_scales[components, np.newaxis], tuple(panels)
+    )
+
+
+class JointProducts:
+    """Log-densities and statistics of some components by the joint form; its buffers serve one task.
+
+    Parameters
+    ----------
+    factors : JointFactors
+        Of K' components.
+    n_rows : int
+        Rows of the largest block.
+    """
+
+    def __init__(self, factors: JointFactors, n_rows: int) -> None:
+        K, d = factors.means.shape
+        self._factors = factors
+        self._coordinates: Floats = np.ones((1 + d, n_rows))
+        self._buffer: Floats = np.empty(buffer_rows(K, d) * n_rows)
+        self._moments = MomentSums(((K, 1 + d), (K, d, d)), np.dtype(np.float64), SUMMED_ROWS)
+        self._rows: Floats = np.empty((0, d))
+
+    def _buffered(self, *shape: int) -> Floats:
+        return self._buffer[: int(np.prod(shape))].reshape(shape)
+
+    def score(self, rows: AnyArray, out: Floats) -> None:
+        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d) into ``out`` (K', n), nats."""
+        factors, n = self._factors, len(rows)
+        self._rows = rows
+        coordinates = self._coordinates[:, :n]
+        np.subtract(rows.T, factors.centre[:, np.newaxis], out=coordinates[1:])
+        out[...] = 0.0
+        for panel in factors.panels:
+            height, width = panel.shape
+            whitened = self._buffered(height, n)
+            np.matmul(panel, coordinates[:width], out=whitened)
+            np.multiply(whitened, whitened, out=whitened)
+            out += whitened.reshape(len(out), -1, n).sum(axis=1)
+        out *= -0.5
+        out += factors.log_scales
+
+    def collect(self, responsibilities: Floats) -> None:
+        """Add the moments of the block scored last, with responsibilities (K', n)."""
+        sums, scatter = self._moments.block
+        np.matmul(responsibilities, self._coordinates[:, : len(self._rows)].T, out=sums)
+        if 2 * np.count_nonzero(responsibilities) > responsibilities.size:
+            self._scatter_of_all(np.sqrt(responsibilities), scatter)
+        else:
+            self._scatter_of_present(responsibilities, scatter)
+        self._moments.push(len(self._rows))
+
+    def _scatter_of_all(self, roots: Floats, scatter: Floats) -> None:
+        K, d, _ = scatter.shape
+        coordinates, means = self._coordinates[1:, : len(self._rows)], self._factors.means
+        step = together(K, d)
+        for begin in range(0, K, step):
+            some = slice(begin, min(begin + step, K))
+            residuals = self._buffered(some.stop - begin, d, len(self._rows))
+            np.subtract(coordinates, means[some, :, np.newaxis], out=residuals)
+            np.multiply(residuals, roots[some, np.newaxis, :], out=residuals)
+            np.matmul(residuals, residuals.swapaxes(1, 2), out=scatter[some])
+
+    def _scatter_of_present(self, responsibilities: Floats, scatter: Floats) -> None:
+        """Leave out rows that weigh nothing: in many dimensions nearly all do."""
+        factors = self._factors
+        for k, row_weights in enumerate(responsibilities):
+            present = np.flatnonzero(row_weights)
+            residuals = self._buffered(len(present), len(factors.centre))
+            np.subtract(self._rows[present], factors.centre, out=residuals)
+            residuals -= factors.means[k]
+            residuals *= np.sqrt(row_weights[present])[:, np.newaxis]
+            np.matmul(residuals.T, residuals, out=scatter[k])
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks collected, None where there were none."""
+        moments = self._moments.total()
+        if moments is None:
+            return None
+        sums, scatter = moments
+        weights, centre = sums[:, 0].copy(), self._factors.centre
+        means = quotients(sums[:, 1:], weights[:, np.newaxis])
+        moved = scatter.copy()
+        structure_named("full").add_outer(moved, -weights, means - self._factors.means)
+        places = np.where(weights[:, np.newaxis] > 0, centre + means, 0.0)
+        return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
+
+
+def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:
+    """Return ``‖diag(l_k) P_k‖_F`` of lengths (K, d), shape (K,)."""
+    products = lengths[:, :, np.newaxis] * parameters.precisions_cholesky
+    squares: Floats = np.einsum("kij,kij->k", products, products)
+    return np.sqrt(squares)
+
+
+def _deviations(parameters: MixtureParameters) -> Floats:
+    variances: Floats = np.einsum("kii->ki", parameters.covariances)
+    return np.sqrt(variances)
+
+
+def conditions(parameters: MixtureParameters, *centres: Floats) -> Floats:
+    """Return ``h_k = 2 ‖diag(σ_k + Σ_c 2 |μ_k − c|) P_k‖_F``, shape (K,): what rounding is multiplied by.
+
+    σ_k are the standard deviations of the features, the sum is over ``centres``,
+    (d,) or (K, d), relative to which rows are taken. Rows relative to a centre
+    are as long as this, and rounded so; whitened, they are off by ``ε h_k / 2``,
+    and with them log-densities and, relative to the variances, scatters. The
+    centred form has ``‖diag(σ_k) P_k‖_F``, which correlation makes large.
+    """
+    lengths = _deviations(parameters)
+    for centre in centres:
+        lengths = lengths + 2.0 * np.abs(parameters.means - centre)
+    return 2.0 * _whitened_size(parameters, lengths)
+
+
+def shifts(parameters: MixtureParameters, means: Floats) -> Floats:
+    """Return how much more rounding scatters have about ``means`` (K, d) than about their own, (K,).
+
+    Relative to the variances these errors are ``ε ‖diag(σ_k + |shift_k|) P_k‖_F²``.
+    """
+    deviations = _deviations(parameters)
+    own = _whitened_size(parameters, deviations)
+    away = _whitened_size(parameters, deviations + np.abs(parameters.means - means))
+    return (away / own) ** 2
