@@ -30,7 +30,7 @@ from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, 
 __all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "MomentSums", "conditions", "frames_of"]
 
 SUMMED_ROWS = 1024
-"""Rows of short blocks whose moments are added up one after another."""
+"""Rows of short blocks whose moments are added up one after another, and the most that float32 sums."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,8 +354,11 @@ class FeatureProducts:
 
     def collect(self, responsibilities: Floats) -> None:
         """Add the moments of the block scored last, with responsibilities (K', n)."""
-        self._form.moments(self._features[:, : self._n], responsibilities, self._moments.block)
-        self._moments.push(self._n)
+        step = self._n if self._features.dtype == np.float64 else SUMMED_ROWS
+        for begin in range(0, self._n, step):
+            some = slice(begin, min(begin + step, self._n))
+            self._form.moments(self._features[:, some], responsibilities[:, some], self._moments.block)
+            self._moments.push(some.stop - begin)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -31,7 +31,7 @@ from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 __all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
 
 MAX_PANELS, NARROWEST_PANEL = 8, 12
-TOGETHER = 256
+TOGETHER = 128
 """About how many coordinates of a row, of all components, are held at a time for scatters."""
 SUMMED_ROWS = 8192
 """Rows whose moments are added up one block after another."""

@@ -13,7 +13,7 @@ component goes which way: a fixed function of Θ, never of a clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -48,15 +48,17 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Features d up to which full covariances use quadratic features, a cost that all components
 share: 10 + 2 K, and 96 at most, beyond which 64 rows of them outgrow the cache
 (`benchmarks/kernels.py`)."""
-LEAST_BLOCK_ROWS = 64
+BLOCK_BYTES = 2**24
+MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
+"""Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
 
 
 class Form(Enum):
-    """A way to score rows: its blocks' bytes, and how many rows they have at least and at most."""
+    """A way to score rows."""
 
-    FEATURES = 2**20, 64, 8192
-    JOINT = 2**21, 64, 512
-    CENTRED = 2**21, 512, 8192
+    FEATURES = auto()
+    JOINT = auto()
+    CENTRED = auto()
 
 
 def form_of(covariance_type: str, n_components: int, n_features: int) -> Form:
@@ -80,14 +82,13 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
 def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    What a block of features needs takes about 1 MiB, half the L2 cache of a
-    core. In the other forms, with several calls for each component or panel,
-    it is 2 MiB: the longer the calls, the less threads wait for each other
-    between them.
+    What a block needs takes about 16 MiB, at most 32,768 rows: the longer the
+    calls of NumPy, the less threads wait for each other between them, which
+    costs more than what a smaller block would gain in the L2 cache.
     """
-    wanted, least, most = form.value
-    rows = wanted // row_bytes(covariance_type, n_components, n_features, form)
-    return max(least, min(most, rows // LEAST_BLOCK_ROWS * LEAST_BLOCK_ROWS))
+    least = MIN_CENTRED_ROWS if form is Form.CENTRED else MIN_BLOCK_ROWS
+    rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, form)
+    return max(least, min(MAX_BLOCK_ROWS, rows // MIN_BLOCK_ROWS * MIN_BLOCK_ROWS))
 
 
 def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:

@@ -5,7 +5,9 @@ import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 from threadpoolctl import threadpool_limits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -118,7 +120,7 @@ def test_kernels(main_of, capsys):
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " ns " in line]
     shapes = [("| full", "2"), ("| full", "32"), ("| diag", "2"), ("| diag", "32")]
     assert [(line[0], line[2]) for line in lines[:4]] == shapes
-    assert [line[6] for line in lines[:4]] == ["features", "centred", "features", "features"]
+    assert [line[6] for line in lines[:4]] == ["features", "joint", "features", "features"]
     assert lines[4][:2] == ["| 2", "8"]
 
 
@@ -137,6 +139,31 @@ def test_soak(main_of, capsys, tmp_path):
     ]
     assert (lines[1][1], lines[3][1]) == ("1", "2")
     assert "ended before" not in lines[1][2]
+
+
+def test_worker_kills(main_of, capsys):
+    """One fit at least, and it is the threaded one."""
+    arguments = ["--minutes", "0", "--every", "0.3", "--workers", "2", "--rows", "4000", "--iterations", "3"]
+    assert main_of("worker_kills")(arguments) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("FullEM")
+    assert line.endswith("same")
+
+
+def test_mnist_starts(main_of, capsys, tmp_path):
+    """Clusters far apart, of which a random start finds some; rows as few as these are not the paper's."""
+    labels = np.repeat(np.arange(5), 40)
+    rows = np.random.default_rng(0).normal(size=(200, 3)) + 20 * labels[:, np.newaxis]
+    group = zarr.create_group(tmp_path / "mnist.zarr")
+    group.create_array("X", data=rows)
+    group.create_array("labels", data=labels)
+    starts = main_of("mnist_starts")([str(tmp_path / "mnist.zarr"), "--seeds", "0", "1"])
+    assert [start.seed for start in starts] == [0, 1]
+    for start in starts:
+        assert start.iterations > 1
+        assert 0 <= start.error <= 0.8
+        assert not start.is_the_papers
+    assert capsys.readouterr().out.endswith("0 of 2 starts\n")
 
 
 def test_cluster_memory(main_of, capsys):

@@ -376,7 +376,7 @@ SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]
 def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, form, k, d):
     rows = block_rows(covariance_type, k, d, form)
     assert rows % 64 == 0
-    assert 64 <= rows <= 8192
+    assert 64 <= rows <= 32768
 
 
 def peak_of(kernel, share, n_blocks):
