@@ -48,7 +48,7 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Features d up to which full covariances use quadratic features, a cost that all components
 share: 10 + 2 K, and 96 at most, beyond which 64 rows of them outgrow the cache
 (`benchmarks/kernels.py`)."""
-BLOCK_BYTES = 2**24
+BLOCK_BYTES = 2**23
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
 
@@ -82,7 +82,7 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
 def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    What a block needs takes about 16 MiB, at most 32,768 rows: the longer the
+    What a block needs takes about 8 MiB, at most 32,768 rows: the longer the
     calls of NumPy, the less threads wait for each other between them, which
     costs more than what a smaller block would gain in the L2 cache.
     """
