@@ -46,8 +46,7 @@ MOST_SHIFTED = 16.0
 """How many times the rounding of the centred form the scatters of the joint form may have."""
 WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Features d up to which full covariances use quadratic features, a cost that all components
-share: 10 + 2 K, and 96 at most, beyond which 64 rows of them outgrow the cache
-(`benchmarks/kernels.py`)."""
+share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
 BLOCK_BYTES = 2**23
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
