@@ -379,16 +379,16 @@ def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, form, k
     assert 64 <= rows <= 32768
 
 
-def peak_of(kernel, share, n_blocks):
+def peak_of(plan, share, n_blocks):
     """The most bytes allocated while blocks are scored and their statistics are summed."""
-    rng, d = np.random.default_rng(0), kernel._plan.parameters.n_features
+    rng, d = np.random.default_rng(0), plan.parameters.n_features
     tracemalloc.start()
     try:
-        fresh = BlockKernel(kernel._plan, kernel.n_rows)
+        kernel = BlockKernel(plan, plan.block_rows)
         for _ in range(n_blocks):
-            responsibilities, _ = fresh.score(rng.normal(size=(kernel.n_rows, d)))
-            fresh.collect(responsibilities * (rng.random(kernel.n_rows) < share))
-        fresh.statistics()
+            responsibilities, _ = kernel.score(rng.normal(size=(kernel.n_rows, d)))
+            kernel.collect(responsibilities * (rng.random(kernel.n_rows) < share))
+        kernel.statistics()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -403,7 +403,7 @@ def test_a_kernel_takes_no_more_than_it_says(covariance_type, k, d, share):
     assert plan.together.all()
     matrices = np.prod(structure_named(covariance_type).shape(k, d)) + k * (d + 1)
     for chosen in (plan, plan.centred):
-        peak = peak_of(BlockKernel(chosen, chosen.block_rows), share, 3)
+        peak = peak_of(chosen, share, 3)
         rows = chosen.block_rows * (d + k) * 8
         assert peak <= block_bytes(covariance_type, k, d, 10**6) + rows + 16 * 8 * matrices
 
@@ -413,7 +413,7 @@ def test_centred_statistics_take_no_more_than_it_says(share):
     """The rows gathered, those that are picked out of them, and residuals; beside these a few (K, d, d)."""
     k, d = 4, 16
     plan = plan_kernel(drawn("full", k, d)).centred
-    peak = peak_of(BlockKernel(plan, plan.block_rows), share, 2 * 8192 // plan.block_rows)
+    peak = peak_of(plan, share, 3)
     assert peak <= block_bytes("full", k, d, 10**6) + 16 * 8 * k * d * (d + 1)
 
 
