@@ -30,6 +30,7 @@ from emtau_dask.mixture.statistics import (
     block_statistics,
     group_statistics,
     merge,
+    merged,
     zero,
 )
 from emtau_dask.storage import ChunkPlace, ChunkReader, Source
@@ -259,7 +260,7 @@ def statistics_under(
     """
     total: SufficientStatistics | None = run_pass(
         _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
-        partial(merge, problem.structure),
+        partial(merged, problem.structure),
         [source or NO_SOURCE, *problem.sources],
         problem.places,
         costs=problem.costs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ import dask.threaded
 import numpy as np
 import scipy
 import scipy.linalg
-from dask.base import get_scheduler
+from dask.base import get_scheduler, named_schedulers
+from dask.system import CPU_COUNT
 from threadpoolctl import threadpool_info
 
 from emtau_dask.errors import CheckpointError, ClusterError, ConfigError, EmtauError, InvalidDataError
@@ -63,6 +64,21 @@ def environment() -> dict[str, str]:
     return dict(_environment())
 
 
+def _scheduler() -> Any:
+    """Return what dask's own precedence chooses, None for its default.
+
+    Where nothing has imported distributed, no client is active, and it need
+    not be imported to find that out: that takes longer than many a fit.
+    """
+    setting = dask.config.get("scheduler", None)
+    if "distributed" not in sys.modules and dask.config.get("get", None) is None:
+        if setting is None:
+            return None
+        if isinstance(setting, str) and setting.lower() in named_schedulers:
+            return named_schedulers[setting.lower()]
+    return get_scheduler()
+
+
 def active_client() -> Any:
     """Return the distributed client that dask's own precedence chooses, None for a local scheduler.
 
@@ -74,7 +90,7 @@ def active_client() -> Any:
         Dask's ``scheduler`` setting names none.
     """
     try:
-        scheduler = get_scheduler()
+        scheduler = _scheduler()
     except RuntimeError as error:
         raise ClusterError(
             f"the active dask client is asynchronous or gone ({error}). Fit with a synchronous one, "
@@ -88,9 +104,26 @@ def active_client() -> Any:
     return owner if distributed is not None and isinstance(owner, distributed.Client) else None
 
 
+def local_scheduler() -> Callable[..., Any] | None:
+    """Return what runs tasks in this process, ``schedule(tasks, key)``; None where others run them.
+
+    It needs no collection, whose making and optimising take longer than small tasks.
+    """
+    schedule: Callable[..., Any] = _scheduler() or dask.threaded.get
+    return schedule if schedule in (dask.threaded.get, dask.local.get_sync) else None
+
+
 def in_process() -> bool:
     """Return whether a local scheduler runs tasks in this process."""
-    return get_scheduler() in (None, dask.threaded.get, dask.local.get_sync)
+    return local_scheduler() is not None
+
+
+def local_threads() -> int:
+    """Return how many threads this process may use for what it does between passes: as many as for tasks."""
+    if local_scheduler() is dask.local.get_sync:
+        return 1
+    threads: int = dask.config.get("num_workers", None) or CPU_COUNT
+    return threads
 
 
 def check_portable(what: str, thing: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any
 
@@ -78,7 +79,7 @@ def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint
     items = {places[i].chunk: places[i] for i in picked}
     digests = run_pass(
         _SampleTask(source.reader()),
-        _join,
+        partial(reduce, _join),
         [source],
         items,
         name="fingerprint",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -195,9 +196,9 @@ def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> 
         (N,), in the problem's chunks.
     observer : FitObserver
     """
-    found = run_pass(
+    found: NDArray[Any] | None = run_pass(
         _LabelsTask(labels.reader()),
-        np.union1d,
+        partial(reduce, np.union1d),
         [labels],
         problem.places,
         costs=problem.costs,
@@ -243,9 +244,9 @@ def judge(
     """
     reader = None if labels is None else labels.reader()
     plan = None if final is None else plan_kernel(final)
-    verdict = run_pass(
+    verdict: Verdict | None = run_pass(
         _JudgeTask(problem.loader(), reader, classes, held, reference, plan),
-        Verdict.plus,
+        partial(reduce, Verdict.plus),
         [labels or NO_SOURCE, *problem.sources],
         {chunk: EStepItem(place, states.get(chunk)) for chunk, place in problem.places.items()},
         costs=problem.costs,

@@ -9,6 +9,7 @@ from functools import partial
 
 from emtau_dask.activity import ActivityPolicy, NextPass, PassSummary
 from emtau_dask.activity.guard import checked_row_arrays, checked_schedule
+from emtau_dask.engine.cluster import local_threads
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
@@ -116,7 +117,8 @@ def advance(
         return _e_step(problem, state, plan, policy, settings, iteration, chunks, writer(), observer)
 
     def maximise(totals: PassTotals | None) -> MixtureParameters:
-        return m_step(_all_rows(problem, totals, held), problem.structure, settings.reg_covar)
+        statistics = _all_rows(problem, totals, held)
+        return m_step(statistics, problem.structure, settings.reg_covar, local_threads())
 
     totals, parameters = _with_enough_digits(
         score, maximise, plan_kernel(state.parameters, problem.rows.dtype)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
@@ -15,7 +15,13 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.engine.cluster import active_client, cluster_errors, in_process, travels_with_tasks
+from emtau_dask.engine.cluster import (
+    active_client,
+    cluster_errors,
+    in_process,
+    local_scheduler,
+    travels_with_tasks,
+)
 from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
@@ -80,7 +86,7 @@ class _Shared(Generic[T]):
     """What every task of a pass needs; one key of the graph, not a copy in each task."""
 
     task: Callable[..., T]
-    merge: Callable[[T, T], T]
+    merge: Callable[[Iterable[T]], T]
     ahead: ReadAhead[Any] | None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -101,15 +107,16 @@ def _run_batch(level: int, items: Mapping[int, Any], n_sources: int, shared: _Sh
     if len(items) == 1:
         ((chunk, item),) = items.items()
         return shared.run(chunk, item, *[[] for _ in range(n_sources)])
+    below = list(children(level - 1, list(items)))
     parts = (
         _run_batch(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
-        for child in children(level - 1, list(items))
+        for child in below
     )
-    return reduce(shared.merge, parts)
+    return shared.merge(parts) if len(below) > 1 else next(parts)
 
 
 def _merge_all(results: Sequence[T], shared: _Shared[T]) -> T:
-    return reduce(shared.merge, results)
+    return shared.merge(results)
 
 
 def _read_ahead(
@@ -231,17 +238,19 @@ def _computed(graph: _Graph, reading: ReadAhead[Any] | None, observer: FitObserv
         if key in graph.chunks_of:
             observer.chunks_done(len(graph.chunks_of[key]))
 
-    layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
-    result = Delayed(graph.root, layers, layer=graph.layer)
     ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
     with cluster_errors(), ahead_of_tasks, Callback(start_state=expect, posttask=count):
-        (value,) = dask.compute(result, traverse=False)
+        schedule = local_scheduler()
+        if schedule is not None:
+            return schedule(graph.tasks, graph.root)
+        layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
+        (value,) = dask.compute(Delayed(graph.root, layers, layer=graph.layer), traverse=False)
     return value
 
 
 def run_pass(
     task: Callable[..., T],
-    merge: Callable[[T, T], T],
+    merge: Callable[[Iterable[T]], T],
     sources: Sequence[ChunkInput],
     items: Mapping[int, Any],
     *,
@@ -262,7 +271,8 @@ def run_pass(
     task : callable (item, *blocks) -> T
         ``blocks`` are the computed references of the chunk, a list for each
         source. What a `ReadingTask` reads may be read ahead of its turn.
-    merge : callable (T, T) -> T
+    merge : callable (iterable of T) -> T
+        Called with results in the order of their chunks, `FAN_IN` at most.
     sources : sequence of ChunkInput
         Sources, all of the same chunks.
     items : mapping of int to object

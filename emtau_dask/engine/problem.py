@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,7 @@ def pose(
         weights = weights.aligned(rows.chunk_rows)
         totals = run_pass(
             _WeightTask(weights.reader()),
-            _WeightTotals.plus,
+            partial(reduce, _WeightTotals.plus),
             [weights],
             places_of(rows.chunk_rows),
             costs=chunk_costs(weights),
@@ -227,7 +227,7 @@ def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterato
     except UnusableRowError as error:
         first = run_pass(
             _ScanTask(problem.loader()),
-            _earlier,
+            partial(reduce, _earlier),
             problem.sources,
             problem.places,
             costs=problem.costs,

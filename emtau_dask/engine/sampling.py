@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -143,7 +143,7 @@ def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -
     weights = problem.weights
     draw = run_pass(
         _DrawTask(seed, size, None if weights is None else weights.reader()),
-        partial(_merge_draws, size),
+        partial(reduce, partial(_merge_draws, size)),
         [] if weights is None else [weights],
         problem.places,
         costs=problem.costs,
@@ -156,7 +156,7 @@ def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -
     ascending = np.sort(chosen)
     sample = run_pass(
         _TakeTask(problem.loader()),
-        _join,
+        partial(reduce, _join),
         problem.sources,
         _by_chunk(problem, ascending),
         costs=problem.costs,

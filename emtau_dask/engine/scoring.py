@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from emtau_dask.mixture.arrays import Bools, Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.kernel import BlockKernel, KernelPlan
 from emtau_dask.mixture.parameters import entropy
-from emtau_dask.mixture.statistics import SufficientStatistics, merge
+from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
 from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
 
 __all__ = [
@@ -100,20 +100,30 @@ def merge_held(structure: CovarianceStructure, a: HeldRows | None, b: HeldRows |
     return HeldRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)
 
 
-def merge_totals(structure: CovarianceStructure, a: PassTotals, b: PassTotals) -> PassTotals:
-    """Return the totals of both parts of a pass."""
-    statistics = (
-        a.statistics or b.statistics
-        if a.statistics is None or b.statistics is None
-        else merge(structure, a.statistics, b.statistics)
-    )
+def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) -> PassTotals:
+    """Return the totals of all parts of a pass, of which it holds one at a time."""
+    scored, leaving = Merger(structure), Merger(structure)
+    rows = bytes_read = 0
+    log_likelihood = held_entropy = 0.0
+    chunks: list[ChunkOutcome] = []
+    for part in parts:
+        if part.statistics is not None:
+            scored.push(part.statistics)
+        if part.leaving is not None:
+            leaving.push(part.leaving.statistics)
+            held_entropy += part.leaving.entropy
+        log_likelihood += part.log_likelihood
+        rows += part.scored
+        bytes_read += part.bytes_read
+        chunks += part.chunks
+    held = leaving.total()
     return PassTotals(
-        statistics,
-        a.log_likelihood + b.log_likelihood,
-        merge_held(structure, a.leaving, b.leaving),
-        a.scored + b.scored,
-        a.chunks + b.chunks,
-        a.bytes_read + b.bytes_read,
+        scored.total(),
+        log_likelihood,
+        None if held is None else HeldRows(held, held_entropy),
+        rows,
+        tuple(chunks),
+        bytes_read,
     )
 
 

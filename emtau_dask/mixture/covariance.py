@@ -18,6 +18,7 @@ spherical    (K,)                  (K,)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -36,6 +37,8 @@ from emtau_dask.mixture.factor import (
 __all__ = ["STRUCTURES", "CovarianceStructure", "structure_named"]
 
 PANELS, NARROWEST_PANEL = 4, 48
+THREADED = 2**26
+"""K d³ from which on threads share the factorisations: they then take milliseconds."""
 TILE = 2**16
 """Elements of a matrix that are worked on at a time."""
 
@@ -56,12 +59,12 @@ class CovarianceStructure:
         Add ``Σ_n roots_n roots_nᵀ`` to component k's part of ``scatter``, in
         place, which is zero before where it is k's alone; ``roots`` are rows
         about a centre, each times √weight, valid until the next tile is asked for.
-    add_outer : callable (scatter, weights (K,), vectors (K, d)) -> None
-        Add ``weights_k · vectors_k vectors_kᵀ`` to ``scatter``, in place.
+    add_outer : callable (scatter, weights (m, K), vectors (m, K, d)) -> None
+        Add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` to ``scatter``, in place.
     covariances : callable (scatter, weights (K,), d, reg_covar) -> covariances
         Maximum-likelihood covariances plus ``reg_covar`` on the diagonal.
-    factor : callable (covariances, means, weights) -> precisions_cholesky
-        Raises `SingularComponentError`.
+    factor : callable (covariances, means, weights, threads) -> precisions_cholesky
+        By so many threads where that pays; raises `SingularComponentError`.
     log_det : callable (precisions_cholesky, K, d) -> (K,)
         ln |P_k|, half the log-determinant of the precision.
     distances : callable (scatter, precisions_cholesky) -> float
@@ -81,7 +84,7 @@ class CovarianceStructure:
     add_scatter: Callable[[Floats, int, Iterator[Floats]], None]
     add_outer: Callable[[Floats, Floats, Floats], None]
     covariances: Callable[[Floats, Floats, int, float], Floats]
-    factor: Callable[[Floats, Floats, Floats], Floats]
+    factor: Callable[[Floats, Floats, Floats, int], Floats]
     log_det: Callable[[Floats, int, int], Floats]
     distances: Callable[[Floats, Floats], float]
     precisions: Callable[[Floats], Floats]
@@ -96,32 +99,32 @@ def _add_outer_full(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     Products below the rounding of the scatter, as corrections of means nearly
     always are, are left out.
     """
-    K, d = vectors.shape
+    _, K, d = vectors.shape
     together, rows = max(1, TILE // d**2), max(1, TILE // d)
     resolved = 0.25 * EPS * np.einsum("kii->ki", scatter)
-    matters = (np.abs(weights)[:, np.newaxis] * vectors**2 > resolved).any(axis=1)
+    weighted = weights[:, :, np.newaxis] * vectors
+    matters = (np.abs(weighted * vectors) > resolved).any(axis=(0, 2))
+    left, right = weighted.transpose(1, 2, 0), vectors.transpose(1, 0, 2)
     for first in range(0, K, together):
         some = slice(first, first + together)
         if not matters[some].any():
             continue
         for begin in range(0, d, rows):
             tile = slice(begin, begin + rows)
-            products = vectors[some, tile, np.newaxis] * vectors[some, np.newaxis, :]
-            products *= weights[some, np.newaxis, np.newaxis]
-            scatter[some, tile] += products
+            scatter[some, tile] += left[some, tile] @ right[some]
 
 
 def _add_outer_tied(scatter: Floats, weights: Floats, vectors: Floats) -> None:
-    for k in range(len(weights)):
-        _add_outer_full(scatter[np.newaxis], weights[k : k + 1], vectors[k : k + 1])
+    d = len(scatter)
+    _add_outer_full(scatter[np.newaxis], weights.reshape(-1, 1), vectors.reshape(-1, 1, d))
 
 
 def _add_outer_diag(scatter: Floats, weights: Floats, vectors: Floats) -> None:
-    scatter += weights[:, np.newaxis] * vectors**2
+    scatter += (weights[:, :, np.newaxis] * vectors**2).sum(axis=0)
 
 
 def _add_outer_spherical(scatter: Floats, weights: Floats, vectors: Floats) -> None:
-    scatter += weights * (vectors**2).sum(axis=1)
+    scatter += (weights * (vectors**2).sum(axis=2)).sum(axis=0)
 
 
 def _with_reg(matrix: Floats, reg_covar: float) -> Floats:
@@ -219,24 +222,33 @@ def _add_spherical(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
         scatter[k] += np.einsum("ij,ij->j", roots, roots).sum()
 
 
-def _factor_full(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+def _factor_full(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+    K, d = means.shape
     factors = np.empty_like(covariances)
-    for k in range(len(weights)):
+
+    def factorise(k: int) -> None:
         factors[k] = precision_factor(covariances[k], means[k], k, weights[k])
+
+    if threads == 1 or K * d**3 < THREADED:
+        for k in range(K):
+            factorise(k)
+    else:
+        with ThreadPoolExecutor(min(threads, K)) as pool:
+            list(pool.map(factorise, range(K)))
     return factors
 
 
-def _factor_tied(covariance: Floats, means: Floats, weights: Floats) -> Floats:
+def _factor_tied(covariance: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
     return precision_factor(covariance, np.abs(means).max(axis=0), -1, float(weights.sum()))
 
 
-def _factor_diag(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+def _factor_diag(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
     for k, variances in enumerate(covariances):
         check_variances(variances, means[k], k, weights[k])
     return 1.0 / np.sqrt(covariances)
 
 
-def _factor_spherical(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+def _factor_spherical(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
     for k in range(len(weights)):
         magnitude = np.sqrt(np.mean(means[k] ** 2, keepdims=True))
         check_variances(covariances[k : k + 1], magnitude, k, weights[k])

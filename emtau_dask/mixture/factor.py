@@ -20,6 +20,8 @@ from emtau_dask.mixture.arrays import EPS, Floats, frozen
 
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
+LAPACK_FEATURES = 96
+"""Features up to which LAPACK inverts a factor in one go."""
 
 
 def check_variances(variances: Floats, means: Floats, component: int, weight: float) -> None:
@@ -79,21 +81,45 @@ def precision_factor(covariance: Floats, means: Floats, component: int, weight: 
     scale = np.sqrt(variances)
     correlation = covariance / scale
     correlation /= scale[:, np.newaxis]
-    lower, info = lapack.dpotrf(correlation.T, lower=1, clean=1, overwrite_a=1)
     limit = PIVOT_FACTOR * len(scale) * EPS
-    pivots = np.diagonal(lower) ** 2
-    if info != 0 or not (pivots > limit).all():
-        j = int(info) - 1 if info > 0 else int(np.argmin(pivots))
+    factor, dependent = _upper_cholesky(correlation, limit)
+    if dependent is not None:
         raise SingularComponentError(
             component,
             weight,
-            f"feature {j} is a linear combination of the features before it to within {limit:.3g} "
+            f"feature {dependent} is a linear combination of the features before it to within {limit:.3g} "
             "of its variance, so the covariance is not positive definite",
         )
-    inverse, _ = lapack.dtrtri(lower, lower=1, overwrite_c=1)
-    factor: Floats = inverse.T
+    _invert_upper(factor)
     factor /= scale[:, np.newaxis]
     return factor
+
+
+def _upper_cholesky(correlation: Floats, limit: float) -> tuple[Floats, int | None]:
+    """Return the upper Cholesky factor, and the feature whose pivot is at most ``limit``, None for no such.
+
+    By NumPy: SciPy's LAPACK lets no other thread run, but says which pivot failed.
+    """
+    try:
+        upper = np.linalg.cholesky(correlation, upper=True).astype(np.float64, copy=False)
+    except np.linalg.LinAlgError:
+        upper, failed = lapack.dpotrf(correlation, lower=0)
+        return upper, int(failed) - 1 if failed else int(np.argmin(np.diagonal(upper)))
+    pivots = np.diagonal(upper) ** 2
+    return upper, None if (pivots > limit).all() else int(np.argmin(pivots))
+
+
+def _invert_upper(upper: Floats) -> None:
+    """Invert an upper-triangular matrix in place: by halves, whose products let other threads run."""
+    if len(upper) <= LAPACK_FEATURES:
+        upper[...] = lapack.dtrtri(upper, lower=0)[0]
+        return
+    half = len(upper) // 2
+    first, corner, last = upper[:half, :half], upper[:half, half:], upper[half:, half:]
+    _invert_upper(first)
+    _invert_upper(last)
+    np.matmul(first, corner @ last, out=corner)
+    np.negative(corner, out=corner)
 
 
 def factor_of_precision(precision: Floats) -> Floats | None:

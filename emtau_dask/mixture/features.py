@@ -402,5 +402,6 @@ def conditions(parameters: MixtureParameters, frame: Frame) -> Floats:
         variances = parameters.covariances.reshape(parameters.n_components, -1)
         kappa = np.ones(1)
     distances = np.sqrt((means**2 / variances).sum(axis=1))
-    conditions: Floats = kappa * (1.0 + distances) ** 2
+    with np.errstate(over="ignore"):
+        conditions: Floats = kappa * (1.0 + distances) ** 2
     return conditions

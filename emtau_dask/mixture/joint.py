@@ -17,12 +17,13 @@ of `conditions`: the root of what features lose.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import AnyArray, Floats, Ints, frozen, sealed
+from emtau_dask.mixture.arrays import AnyArray, Bools, Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -35,6 +36,9 @@ TOGETHER = 128
 """About how many coordinates of a row, of all components, are held at a time for scatters."""
 SUMMED_ROWS = 8192
 """Rows whose moments are added up one block after another."""
+NEGLIGIBLE = 2.0**-80
+"""Responsibilities that scatters leave out, as a part of the largest for the component in the block:
+32,768 rows, 64 standard deviations away, add as much to a variance as one rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +116,7 @@ class JointProducts:
         self._rows: Floats = np.empty((0, d))
 
     def _buffered(self, *shape: int) -> Floats:
-        return self._buffer[: int(np.prod(shape))].reshape(shape)
+        return self._buffer[: math.prod(shape)].reshape(shape)
 
     def score(self, rows: AnyArray, out: Floats) -> None:
         """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d) into ``out`` (K', n), nats."""
@@ -125,8 +129,8 @@ class JointProducts:
             height, width = panel.shape
             whitened = self._buffered(height, n)
             np.matmul(panel, coordinates[:width], out=whitened)
-            np.multiply(whitened, whitened, out=whitened)
-            out += whitened.reshape(len(out), -1, n).sum(axis=1)
+            whitened = whitened.reshape(len(out), -1, n)
+            out += np.einsum("kwn,kwn->kn", whitened, whitened)
         out *= -0.5
         out += factors.log_scales
 
@@ -134,10 +138,11 @@ class JointProducts:
         """Add the moments of the block scored last, with responsibilities (K', n)."""
         sums, scatter = self._moments.block
         np.matmul(responsibilities, self._coordinates[:, : len(self._rows)].T, out=sums)
-        if 2 * np.count_nonzero(responsibilities) > responsibilities.size:
+        present = responsibilities > NEGLIGIBLE * responsibilities.max(axis=1, keepdims=True)
+        if 2 * np.count_nonzero(present) > present.size:
             self._scatter_of_all(np.sqrt(responsibilities), scatter)
         else:
-            self._scatter_of_present(responsibilities, scatter)
+            self._scatter_of_present(responsibilities, present, scatter)
         self._moments.push(len(self._rows))
 
     def _scatter_of_all(self, roots: Floats, scatter: Floats) -> None:
@@ -151,15 +156,15 @@ class JointProducts:
             np.multiply(residuals, roots[some, np.newaxis, :], out=residuals)
             np.matmul(residuals, residuals.swapaxes(1, 2), out=scatter[some])
 
-    def _scatter_of_present(self, responsibilities: Floats, scatter: Floats) -> None:
-        """Leave out rows that weigh nothing: in many dimensions nearly all do."""
+    def _scatter_of_present(self, responsibilities: Floats, present: Bools, scatter: Floats) -> None:
+        """Leave out rows that weigh next to nothing: in many dimensions most do."""
         factors = self._factors
         for k, row_weights in enumerate(responsibilities):
-            present = np.flatnonzero(row_weights)
-            residuals = self._buffered(len(present), len(factors.centre))
-            np.subtract(self._rows[present], factors.centre, out=residuals)
+            which = np.flatnonzero(present[k])
+            residuals = self._buffered(len(which), len(factors.centre))
+            np.subtract(self._rows[which], factors.centre, out=residuals)
             residuals -= factors.means[k]
-            residuals *= np.sqrt(row_weights[present])[:, np.newaxis]
+            residuals *= np.sqrt(row_weights[which])[:, np.newaxis]
             np.matmul(residuals.T, residuals, out=scatter[k])
 
     def statistics(self) -> SufficientStatistics | None:
@@ -171,7 +176,9 @@ class JointProducts:
         weights, centre = sums[:, 0].copy(), self._factors.centre
         means = quotients(sums[:, 1:], weights[:, np.newaxis])
         moved = scatter.copy()
-        structure_named("full").add_outer(moved, -weights, means - self._factors.means)
+        structure_named("full").add_outer(
+            moved, -weights[np.newaxis], (means - self._factors.means)[np.newaxis]
+        )
         places = np.where(weights[:, np.newaxis] > 0, centre + means, 0.0)
         return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
 

@@ -82,7 +82,7 @@ class MixtureParameters:
 
 
 def m_step(
-    statistics: SufficientStatistics, structure: CovarianceStructure, reg_covar: float
+    statistics: SufficientStatistics, structure: CovarianceStructure, reg_covar: float, threads: int = 1
 ) -> MixtureParameters:
     """Return the parameters that maximise the expected complete log-likelihood.
 
@@ -93,6 +93,8 @@ def m_step(
     structure : CovarianceStructure
     reg_covar : float
         Added to every variance.
+    threads : int
+        That may share the work where it is much; they change no bit.
 
     Returns
     -------
@@ -120,7 +122,7 @@ def m_step(
         sealed(weights / total),
         means,
         sealed(covariances),
-        sealed(structure.factor(covariances, means, weights)),
+        sealed(structure.factor(covariances, means, weights, threads)),
     )
 
 
@@ -134,7 +136,8 @@ def expected_log_density(statistics: SufficientStatistics, parameters: MixturePa
     structure = parameters.structure
     factors = parameters.precisions_cholesky
     scatter = statistics.scatter.copy()
-    structure.add_outer(scatter, statistics.weights, statistics.means - parameters.means)
+    shifts = statistics.means - parameters.means
+    structure.add_outer(scatter, statistics.weights[np.newaxis], shifts[np.newaxis])
     distance = structure.distances(scatter, factors)
     return float(statistics.weights @ parameters.log_scales) - 0.5 * distance
 

@@ -19,11 +19,13 @@ from emtau_dask.mixture.arrays import Bools, Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 __all__ = [
+    "Merger",
     "PairwiseMerger",
     "SufficientStatistics",
     "block_statistics",
     "group_statistics",
     "merge",
+    "merged",
     "quotients",
     "spread_out",
     "tile_rows",
@@ -69,22 +71,65 @@ def quotients(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
+class Merger:
+    """Merge a stream of parts in one go, holding the sum of their scatters.
+
+    Beside that sum, all that is needed of the parts are weights and means:
+    with ``μ = Σ W_i μ_i / W``, the scatter of all is
+    ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
+    """
+
+    def __init__(self, structure: CovarianceStructure) -> None:
+        self._structure = structure
+        self._weights: list[Floats] = []
+        self._means: list[Floats] = []
+        self._scatter: Floats = np.empty(0)
+
+    def push(self, part: SufficientStatistics) -> None:
+        """Add the next part."""
+        if not self._weights:
+            self._scatter = part.scatter
+        elif len(self._weights) == 1:
+            self._scatter = self._scatter + part.scatter
+        else:
+            self._scatter += part.scatter
+        self._weights.append(part.weights)
+        self._means.append(part.means)
+
+    def total(self) -> SufficientStatistics | None:
+        """Return all parts merged, None where there were none; to be called once, after the last."""
+        weights, means, scatter = self._weights, self._means, self._scatter
+        if not weights:
+            return None
+        if len(weights) == 1:
+            return SufficientStatistics(weights[0], means[0], scatter)
+        whole = np.sum(weights, axis=0)
+        mean = means[0].copy()
+        for part_weights, part_means in zip(weights[1:], means[1:], strict=True):
+            mean += quotients(part_weights, whole)[:, np.newaxis] * (part_means - means[0])
+        self._structure.add_outer(scatter, np.array(weights), np.array(means) - mean)
+        return SufficientStatistics(sealed(whole), sealed(mean), sealed(scatter))
+
+
+def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
+    """Return the statistics of all rows of ``parts``, at least one, together.
+
+    Associative and commutative to rounding; merged with `zero`, statistics keep
+    their bits.
+    """
+    merger = Merger(structure)
+    for part in parts:
+        merger.push(part)
+    total = merger.total()
+    assert total is not None
+    return total
+
+
 def merge(
     structure: CovarianceStructure, a: SufficientStatistics, b: SufficientStatistics
 ) -> SufficientStatistics:
-    """Return the statistics of the rows of ``a`` and ``b`` together.
-
-    Associative and commutative to rounding; ``merge(zero, s)`` equals ``s`` bit
-    for bit.
-    """
-    weights = a.weights + b.weights
-    share = quotients(b.weights, weights)
-    shift = b.means - a.means
-    scatter = a.scatter + b.scatter
-    structure.add_outer(scatter, a.weights * share, shift)
-    return SufficientStatistics(
-        sealed(weights), sealed(a.means + share[:, np.newaxis] * shift), sealed(scatter)
-    )
+    """Return the statistics of the rows of ``a`` and ``b`` together; see `merged`."""
+    return merged(structure, (a, b))
 
 
 def spread_out(
@@ -208,7 +253,7 @@ def _about(
     for k, rows, row_weights in parts:
         structure.add_scatter(scatter, k, roots_of(k, rows, row_weights))
     corrections = quotients(corrections, weights[:, np.newaxis])
-    structure.add_outer(scatter, -weights, corrections)
+    structure.add_outer(scatter, -weights[np.newaxis], corrections[np.newaxis])
     return SufficientStatistics(frozen(weights), sealed(means + corrections), sealed(scatter))
 
 

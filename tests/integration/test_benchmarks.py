@@ -124,6 +124,18 @@ def test_kernels(main_of, capsys):
     assert lines[4][:2] == ["| 2", "8"]
 
 
+def test_blocks(main_of, capsys):
+    from emtau_dask.mixture import kernel
+
+    before = kernel.BLOCK_BYTES
+    sizes = ["--mebibytes", "1", "2", "--repeats", "2", "--iterations", "3"]
+    found = main_of("blocks")(["--work", "full-d4", "full-d42", "--scale", "2000", *sizes])
+    assert before == kernel.BLOCK_BYTES
+    assert {tuple(times) for times in found.values()} == {((1, 1), (1, 2), (2, 1), (2, 2))}
+    assert all(0 < time < 1e5 for times in found.values() for time in times.values())
+    assert capsys.readouterr().out.count("| MiB of a block | one thread | two threads |") == 2
+
+
 def test_soak(main_of, capsys, tmp_path):
     """Few of each kind of disturbance, none of which goes wrong; each draw of instants is a kill."""
     arguments = ["--scenarios", "3", "--stride", "200", "--instants", "1", "--meetings", "1"]

@@ -1,5 +1,8 @@
 """Which chunks share a task changes nothing but the number of tasks."""
 
+from functools import partial, reduce
+from operator import add
+
 import cloudpickle
 import dask
 import numpy as np
@@ -60,7 +63,7 @@ def run(costs, task=lambda chunk, *blocks: np.float32(1) / np.float32(chunk + 3)
     with dask.config.set(scheduler="synchronous"), Ran() as ran:
         value = run_pass(
             task,
-            merge or (lambda a, b: a + b),
+            merge or partial(reduce, add),
             [NO_SOURCE],
             items,
             name="test",
@@ -75,7 +78,7 @@ def run(costs, task=lambda chunk, *blocks: np.float32(1) / np.float32(chunk + 3)
 @given(COSTS)
 def test_batching_changes_no_bit(costs):
     alone = dict.fromkeys(costs, 2.0**30)
-    joined = {"task": lambda chunk, *blocks: f"{chunk}", "merge": lambda a, b: f"({a} {b})"}
+    joined = {"task": lambda chunk, *blocks: f"{chunk}", "merge": lambda parts: f"({' '.join(parts)})"}
     assert run(costs)[0].tobytes() == run(alone)[0].tobytes()
     assert run(costs, **joined)[0] == run(alone, **joined)[0]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.statistics import PairwiseMerger, merge, zero
+from emtau_dask.mixture.statistics import PairwiseMerger, merge, merged, zero
 
 FIELDS = ("weights", "means", "scatter")
 
@@ -119,9 +119,18 @@ def test_a_block_is_the_naive_sum(structure, table):
 def test_any_split_merged_in_a_chain_is_the_naive_sum(structure, split):
     rows, responsibilities, bounds = split
     parts = part_statistics(structure, rows, responsibilities, bounds)
-    merged = reduce(lambda a, b: merge(structure, a, b), parts)
+    chained = reduce(lambda a, b: merge(structure, a, b), parts)
     expected = naive_statistics(rows, responsibilities, structure.name)
-    assert_close(structure, merged, expected, rows, responsibilities)
+    assert_close(structure, chained, expected, rows, responsibilities)
+
+
+@settings(deadline=None)
+@given(structure=structures, split=splits())
+def test_any_split_merged_in_one_go_is_the_naive_sum(structure, split):
+    rows, responsibilities, bounds = split
+    found = merged(structure, part_statistics(structure, rows, responsibilities, bounds))
+    expected = naive_statistics(rows, responsibilities, structure.name)
+    assert_close(structure, found, expected, rows, responsibilities)
 
 
 @settings(deadline=None)

@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.linalg
 from references import COVARIANCE_TYPES, full_covariances, random_covariances, shaped
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
-from emtau_dask.mixture.covariance import STRUCTURES, structure_named
+from emtau_dask.mixture.covariance import STRUCTURES, THREADED, structure_named
 from emtau_dask.mixture.factor import covariance_of_factor, factor_of_precision, precision_factor
 
 K, D = 3, 4
@@ -28,7 +29,7 @@ def covariances(structure):
 
 @pytest.fixture
 def factors(structure, covariances):
-    return structure.factor(covariances, np.zeros((K, D)), np.ones(K))
+    return structure.factor(covariances, np.zeros((K, D)), np.ones(K), 1)
 
 
 def matrices(structure, values):
@@ -100,13 +101,16 @@ def test_add_scatter_adds_the_outer_products(structure):
     assert np.allclose(scatter, scatter_of(structure, expected), rtol=1e-13)
 
 
+@pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize(("k", "d"), [(K, D), (3, 300), (700, 12)], ids=["small", "wide", "many"])
-def test_add_outer_adds_weighted_outer_products(structure, k, d):
+def test_add_outer_adds_weighted_outer_products(structure, k, d, m):
     """Some of the shapes are worked on in several tiles, of rows or of components."""
     rng = np.random.default_rng(2)
-    weights, vectors = rng.uniform(-1, 1, size=k), rng.normal(size=(k, d))
+    weights, vectors = rng.uniform(-1, 1, size=(m, k)), rng.normal(size=(m, k, d))
     scatter = rng.normal(size=structure.shape(k, d))
-    each = [w * np.outer(v, v) for w, v in zip(weights, vectors, strict=True)]
+    each = [
+        sum(w * np.outer(v, v) for w, v in zip(weights[:, j], vectors[:, j], strict=True)) for j in range(k)
+    ]
     expected = scatter + scatter_of(structure, np.array(each))
     structure.add_outer(scatter, weights, vectors)
     assert np.allclose(scatter, expected, rtol=1e-12, atol=1e-12)
@@ -165,7 +169,7 @@ def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(str
 def test_covariances_are_exactly_symmetric(structure):
     rng = np.random.default_rng(6)
     scatter = np.zeros(structure.shape(K, D))
-    structure.add_outer(scatter, np.ones(K), rng.normal(size=(K, D)))
+    structure.add_outer(scatter, np.ones((1, K)), rng.normal(size=(1, K, D)))
     scatter *= 1 + rng.uniform(0, 1e-15, size=D)
     full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0))
     assert np.array_equal(full, full.swapaxes(1, 2))
@@ -221,7 +225,7 @@ def test_draw_maps_standard_normals_to_the_covariance(structure, covariances):
 def test_a_variance_of_zero_is_singular_and_names_component_and_weight(structure, covariances):
     broken = covariances * 0
     with pytest.raises(SingularComponentError) as caught:
-        structure.factor(broken, np.ones((K, D)), np.array([7.0, 8.0, 9.0]))
+        structure.factor(broken, np.ones((K, D)), np.array([7.0, 8.0, 9.0]), 1)
     shared = structure.name == "tied"
     assert caught.value.component == (-1 if shared else 0)
     assert caught.value.weight == (24.0 if shared else 7.0)
@@ -229,7 +233,7 @@ def test_a_variance_of_zero_is_singular_and_names_component_and_weight(structure
 
 def test_nan_is_singular_and_not_a_linear_algebra_error(structure, covariances):
     with pytest.raises(EmtauError):
-        structure.factor(covariances * np.nan, np.zeros((K, D)), np.ones(K))
+        structure.factor(covariances * np.nan, np.zeros((K, D)), np.ones(K), 1)
 
 
 def test_a_variance_below_what_the_rows_rounding_can_make_is_singular():
@@ -245,6 +249,36 @@ def test_linearly_dependent_features_are_singular():
     rows = np.random.default_rng(0).normal(size=(50, 2))
     with pytest.raises(SingularComponentError, match="feature 2 is a linear combination"):
         precision_factor(np.cov(np.column_stack([rows, rows.sum(axis=1)]).T), np.zeros(3), 0, 1.0)
+
+
+def test_in_many_dimensions_the_dependent_feature_is_named_too():
+    rows = np.random.default_rng(0).normal(size=(900, 300))
+    rows[:, 217] = rows[:, 30] - rows[:, 119]
+    with pytest.raises(SingularComponentError, match="feature 217 is a linear combination"):
+        precision_factor(np.cov(rows.T), np.zeros(300), 0, 1.0)
+
+
+@pytest.mark.parametrize("d", [95, 96, 97, 193, 401])
+def test_factors_of_many_features_are_the_inverse_of_scipys(d):
+    matrix = np.cov(np.random.default_rng(d).normal(size=(3 * d, d)).T)
+    factor = precision_factor(matrix, np.zeros(d), 0, 1.0)
+    expected = scipy.linalg.solve_triangular(scipy.linalg.cholesky(matrix, lower=True), np.eye(d), lower=True)
+    assert np.allclose(factor, expected.T, rtol=1e-11, atol=1e-13)
+    assert np.array_equal(factor, np.triu(factor))
+
+
+def test_threads_change_no_bit_of_factors():
+    structure, d = structure_named("full"), 300
+    matrices = random_covariances(np.random.default_rng(8), "full", 3, d)
+    assert 3 * d**3 > THREADED
+    zeros, ones = np.zeros((3, d)), np.ones(3)
+    alone, together = (structure.factor(matrices, zeros, ones, threads) for threads in (1, 3))
+    assert np.array_equal(alone, together)
+    matrices[1, 0] = matrices[1, :, 0] = 0.0
+    for threads in (1, 3):
+        with pytest.raises(SingularComponentError) as caught:
+            structure.factor(matrices, zeros, ones, threads)
+        assert caught.value.component == 1
 
 
 def test_features_correlated_at_1_minus_1e8_are_not():

@@ -22,7 +22,7 @@ def drawn(covariance_type, k=K, d=D, seed=0, spread=2.0):
     structure = structure_named(covariance_type)
     covariances = random_covariances(rng, covariance_type, k, d)
     weights, means = rng.dirichlet(np.ones(k) * 5), rng.normal(size=(k, d)) * spread
-    factors = structure.factor(covariances, means, np.ones(k))
+    factors = structure.factor(covariances, means, np.ones(k), 1)
     return MixtureParameters(covariance_type, weights, means, covariances, factors)
 
 
@@ -206,6 +206,31 @@ def test_rows_without_responsibility_add_nothing_to_the_statistics(rows, paramet
     assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.parametrize("d", [43, 150])
+def test_rows_that_weigh_next_to_nothing_cost_joint_scatters_no_digit(d):
+    """Far rows with responsibilities from 1e-300 up, on either side of those that are left out."""
+    n = 900
+    parameters = drawn("full", d=d)
+    rng = np.random.default_rng(3)
+    owners = rng.integers(K, size=n)
+    rows = rng.normal(size=(n, d)) + parameters.means[owners]
+    shares = 10.0 ** rng.uniform(-300.0, -10.0, size=(n, K))
+    shares[::3] = 10.0 ** rng.uniform(-26.0, -20.0, size=(len(shares[::3]), K))
+    shares[np.arange(n), owners] = 1.0
+    shares[0] = 1.0, 1e-25, 1e-25
+    rows[0] += 50.0
+    kernel = BlockKernel(jointly(plan_kernel(parameters)), n)
+    kernel.score(rows)
+    kernel.collect(np.ascontiguousarray(shares.T))
+    found = kernel.statistics()
+    weights, means, scatter = naive_statistics(rows, shares, "full")
+    deviations = np.sqrt(np.einsum("kii->ki", scatter)).astype(float)
+    error = np.abs(found.scatter - scatter).astype(float)
+    assert (error <= 1e-13 * deviations[:, :, np.newaxis] * deviations[:, np.newaxis, :]).all()
+    assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
+    assert np.allclose(found.means, means.astype(float), rtol=1e-13, atol=1e-13)
+
+
 def test_the_statistics_of_no_rows_are_none(parameters, form):
     assert BlockKernel(form(plan_kernel(parameters)), 16).statistics() is None
 
@@ -230,7 +255,7 @@ def test_no_log_density_near_its_component_is_off_by_more_than_the_limit(d, kapp
     spectra = np.exp(rng.uniform(0, np.log(kappa), (6, d)))
     covariances = (rotations * spectra[:, None, :]) @ rotations.swapaxes(1, 2)
     means = rng.normal(size=(6, d)) * spread
-    factors = structure_named("full").factor(covariances, means, np.ones(6))
+    factors = structure_named("full").factor(covariances, means, np.ones(6), 1)
     mixture = MixtureParameters("full", np.full(6, 1 / 6), means, covariances, factors)
     components = zip(means, covariances, strict=True)
     rows = np.concatenate([rng.multivariate_normal(*component, 50) for component in components])
@@ -264,7 +289,7 @@ class TestPlan:
         mixing = np.array([1e-2, 1.0, 1.0, 1e2])[:, None] * rotation
         covariances = mixing.T @ shared.covariances @ mixing
         means = shared.means @ mixing
-        factors = structure_named("full").factor(covariances, means, np.ones(K))
+        factors = structure_named("full").factor(covariances, means, np.ones(K), 1)
         tilted = MixtureParameters("full", shared.weights, means, covariances, factors)
         plan = plan_kernel(tilted)
         assert plan.frame.transform is not None
@@ -298,7 +323,7 @@ class TestPlan:
         before = drawn("full")
         plan = form(plan_kernel(before))
         tiny = before.covariances * np.array([1.0, 1.0, 1e-14])[:, None, None]
-        factors = structure_named("full").factor(tiny, before.means, np.ones(K))
+        factors = structure_named("full").factor(tiny, before.means, np.ones(K), 1)
         assert plan.admits(before)
         assert not plan.admits(replace(before, covariances=tiny, precisions_cholesky=factors))
 
@@ -341,7 +366,7 @@ class TestSingle:
 
     def test_correlation_that_whitening_would_remove_keeps_float64(self):
         tilted = np.array([[1.0, 0.9999], [0.9999, 1.0]])
-        factor = structure_named("tied").factor(tilted, np.zeros((2, 2)), np.ones(2))
+        factor = structure_named("tied").factor(tilted, np.zeros((2, 2)), np.ones(2), 1)
         tied = MixtureParameters("tied", np.full(2, 0.5), np.zeros((2, 2)), tilted, factor)
         plan = plan_kernel(tied, SINGLE)
         assert plan.together.all()
@@ -362,7 +387,7 @@ class TestSingle:
         before = near("full")
         plan = plan_kernel(before, SINGLE)
         small = before.covariances * np.array([1.0, 1.0, 1e-6])[:, None, None]
-        factors = structure_named("full").factor(small, before.means, np.ones(K))
+        factors = structure_named("full").factor(small, before.means, np.ones(K), 1)
         assert plan.admits(before)
         assert not plan.admits(replace(before, covariances=small, precisions_cholesky=factors))
 
@@ -427,7 +452,7 @@ def separated(spread, n_components=4):
     roots = np.triu(rng.normal(size=(n_components, WIDE, WIDE))) / WIDE**0.5 + np.eye(WIDE)
     covariances = roots.swapaxes(1, 2) @ roots
     weights = np.array([0.6, 0.3, 0.0999, 0.0001])
-    factors = structure_named("full").factor(covariances, means, np.ones(n_components))
+    factors = structure_named("full").factor(covariances, means, np.ones(n_components), 1)
     labels = rng.integers(n_components, size=60)
     rows = means[labels] + np.einsum("ni,nij->nj", rng.normal(size=(60, WIDE)), roots[labels])
     halfway = (means[labels[:20]] + means[labels[20:40]]) / 2

@@ -98,3 +98,26 @@ print(json.dumps([name for name in before if before[name] != after[name]]))
 def test_importing_every_module_changes_nothing():
     run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]", run.stdout
+
+
+LOCAL = """
+import sys
+import dask, numpy
+from emtau_dask import GaussianMixture
+
+rows = numpy.random.default_rng(0).normal(size=(60, 2))
+for scheduler in (None, "threads", "Synchronous"):
+    with dask.config.set(scheduler=scheduler):
+        GaussianMixture(2, tol=1.0, random_state=0).fit(rows)
+assert "distributed" not in sys.modules
+from distributed import Client
+with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as client:
+    GaussianMixture(2, tol=1.0, random_state=0).fit(rows)
+    print(client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter > 0))
+"""
+
+
+def test_fits_in_this_process_do_not_import_distributed_but_heed_a_client_that_comes_later():
+    run = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "True"

@@ -2,7 +2,8 @@
 
 import pickle
 import threading
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import dask
 import dask.array as da
@@ -17,8 +18,8 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage import GraphSource
 
 
-def joined(a, b):
-    return f"({a} {b})"
+def joined(parts):
+    return f"({' '.join(map(str, parts))})"
 
 
 def name_of(item, *blocks):
@@ -45,17 +46,14 @@ def batching(request):
 
 
 def expected_tree(chunks):
-    """Top down: split where numbers differ in their highest differing octal digit, and fold the parts."""
+    """Top down: split where numbers differ in their highest differing octal digit, and join the parts."""
     if len(chunks) == 1:
         return str(chunks[0])
     width = 1
     while len({chunk // (8 * width) for chunk in chunks}) > 1:
         width *= 8
     groups = sorted({chunk // width for chunk in chunks})
-    result, *rest = [expected_tree([chunk for chunk in chunks if chunk // width == g]) for g in groups]
-    for part in rest:
-        result = f"({result} {part})"
-    return result
+    return joined(expected_tree([chunk for chunk in chunks if chunk // width == g]) for g in groups)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def expected_tree(chunks):
         ([0], "0"),
         ([41], "41"),
         ([0, 1], "(0 1)"),
-        ([0, 1, 2], "((0 1) 2)"),
+        ([0, 1, 2], "(0 1 2)"),
         ([0, 1, 9], "((0 1) 9)"),
         ([0, 9, 10], "(0 (9 10))"),
         ([7, 8], "(7 8)"),
@@ -141,7 +139,7 @@ def test_items_and_results_are_handed_on_as_they_are():
     """Items that dask would read as a key, a task or a list of them in a graph are none of these."""
     odd = {2: "emtau-pass", 3: ("emtau-test", 3), 4: (str, 5), 5: [2, 3], 70: {"emtau-test": 1}}
     found = run_pass(
-        lambda item: [item], list.__add__, [], odd, name="test", stage="", observer=SilentObserver()
+        lambda item: [item], partial(reduce, add), [], odd, name="test", stage="", observer=SilentObserver()
     )
     assert found == list(odd.values())
 

@@ -7,7 +7,7 @@ import pytest
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.statistics import PairwiseMerger, group_statistics, merge, zero
+from emtau_dask.mixture.statistics import Merger, PairwiseMerger, group_statistics, merge, merged, zero
 
 SHAPES = {"full": (3, 4, 4), "tied": (4, 4), "diag": (3, 4), "spherical": (3,)}
 FIELDS = ("weights", "means", "scatter")
@@ -130,8 +130,31 @@ def test_merging_a_component_that_one_side_lacks(structure):
     assert_matches(merge(structure, *parts), naive_statistics(rows, responsibilities, structure.name))
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_many_parts_merge_in_one_go(structure, parts):
+    """Far from each other; the first lacks a component, and only the last has another."""
+    rows, responsibilities = draw(n=44)
+    pieces = np.array_split(np.arange(44), parts)
+    for number, piece in enumerate(pieces):
+        rows[piece] += 1e6 * number
+    responsibilities[pieces[0][: len(pieces[0]) * (parts > 1)], 0] = 0
+    responsibilities[: pieces[-1][0], 1] = 0
+    found = merged(structure, (statistics_of(structure, rows[p], responsibilities[p]) for p in pieces))
+    assert_matches(found, naive_statistics(rows, responsibilities, structure.name))
+
+
+def test_merging_leaves_the_parts_as_they_were(structure):
+    rows, responsibilities = draw()
+    parts = [statistics_of(structure, rows[p], responsibilities[p]) for p in np.array_split(np.arange(40), 3)]
+    before = [[getattr(part, name).copy() for name in FIELDS] for part in parts]
+    merged(structure, parts)
+    for part, arrays in zip(parts, before, strict=True):
+        assert all(np.array_equal(getattr(part, name), a) for name, a in zip(FIELDS, arrays, strict=True))
+
+
 def test_a_merger_without_anything_has_no_total(structure):
     assert PairwiseMerger(partial(merge, structure)).total() is None
+    assert Merger(structure).total() is None
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 8, 11])
