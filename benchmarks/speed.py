@@ -5,7 +5,8 @@
     python benchmarks/speed.py --python bob=bob-venv/bin/python --mnist mnist12456.npz
     python benchmarks/speed.py --scale 5000 --most-features 32 --repeats 1 --iterations 1 2
 
-All have the same rows, start and number of threads. Every fit is a process of its own, all
+All have the same rows, start and number of threads. Ours come in chunks of at most 16 MiB, as
+many for each thread. Every fit is a process of its own, all
 contestants in turn; the time of an iteration is that of a longer fit less that of a shorter
 one, over the iterations between, and a figure is the median over the repeats. Times are
 without those in which the whole machine stood still (`pauses.py`), where that can be seen.
@@ -30,7 +31,7 @@ import numpy as np
 from pauses import Pauses
 
 HERE = Path(__file__).parent
-CHUNKS = 8
+CHUNK_BYTES = 2**24
 REG_COVAR = 1e-6
 LEAST_ROWS_PER_COMPONENT = 10
 
@@ -145,6 +146,11 @@ def digits(work: Work, source: Path | None, folder: Path) -> tuple[np.ndarray, n
     return np.ascontiguousarray(rows[:, : work.features]), np.unique(labels, return_inverse=True)[1]
 
 
+def chunks_of(work: Work, threads: int) -> int:
+    """Return how many chunks our rows have: as many for each thread."""
+    return threads * -(-work.rows * work.features * 8 // (threads * CHUNK_BYTES))
+
+
 def write_task(work: Work, folder: Path, mnist: Path | None, chunks: int) -> None:
     """Write the rows, and the start: the true components' means, one variance for all, equal weights."""
     folder.mkdir()
@@ -209,7 +215,7 @@ def contestants(work: Work, peers: list[str]) -> list[str]:
 def measure(
     work: Work, folder: Path, peers: list[str], pauses: Pauses, options: argparse.Namespace
 ) -> Measured:
-    write_task(work, folder, options.mnist, max(CHUNKS, 2 * max(options.threads)))
+    write_task(work, folder, options.mnist, chunks_of(work, max(options.threads)))
     short, long = options.iterations or work.iterations
     measured = Measured(work)
     failed: set[str] = set()
