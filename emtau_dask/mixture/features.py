@@ -17,20 +17,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
 from emtau_dask.mixture.factor import precision_factor
+from emtau_dask.mixture.moments import SUMMED_ROWS, Moments, MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import PairwiseMerger, SufficientStatistics, quotients
+from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
-__all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "MomentSums", "conditions", "frames_of"]
+__all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "conditions", "frames_of", "slice_rows"]
 
-SUMMED_ROWS = 1024
-"""Rows of short blocks whose moments are added up one after another, and the most that float32 sums."""
+SMALL_PRODUCT, SHORTEST_SLICE = 10**6, 1024
+"""Multiplications up to which OpenBLAS forms a product without packing its factors, which for matrices of few
+rows takes longer than the product; and columns below which slices that small gain nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +78,6 @@ class Frame:
         np.subtract(rows.T, self.centre[:, np.newaxis], out=differences, casting="same_kind")
         if self.transform is not None:
             np.matmul(self.transform.T.astype(out.dtype, copy=False), differences, out=out)
-
-
-Moments = tuple[Floats, ...]
-"""``Σ_n r_kn φ_n``, (K, F), and what a form needs besides; adds up over blocks."""
 
 
 @dataclass(frozen=True)
@@ -265,58 +262,15 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
 )
 
 
-def _merged_moments(a: Moments, b: Moments) -> Moments:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+def slice_rows(n_components: int, n_features: int, n_rows: int) -> int:
+    """Return how many of the rows of a block (F, n_rows) of features go into one product with (K, F)."""
+    rows = SMALL_PRODUCT // (n_components * n_features)
+    return min(rows, n_rows) if rows >= SHORTEST_SLICE else n_rows
 
 
-class MomentSums:
-    """Moments of a stream of blocks, in float64.
-
-    Blocks are added up in place until they have as many rows as one product
-    would sum anyway, and those sums pairwise.
-
-    Parameters
-    ----------
-    shapes : tuple of tuple of int
-    dtype : dtype
-        Of the products.
-    summed_rows : int
-        Rows that are added up in place.
-
-    Attributes
-    ----------
-    block : Moments
-        Where to write those of the next block.
-    """
-
-    def __init__(
-        self, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any], summed_rows: int = SUMMED_ROWS
-    ) -> None:
-        self.block: Moments = tuple(np.empty(shape, dtype=dtype) for shape in shapes)
-        self._sums: Moments | None = None
-        self._summed, self._summed_rows = 0, summed_rows
-        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
-
-    def push(self, n_rows: int) -> None:
-        """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""
-        if self._sums is None:
-            self._sums = tuple(part.astype(np.float64) for part in self.block)
-        else:
-            for total, part in zip(self._sums, self.block, strict=True):
-                total += part
-        self._summed += n_rows
-        if self._summed >= self._summed_rows:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._sums is not None:
-            self._merger.push(self._sums)
-            self._sums, self._summed = None, 0
-
-    def total(self) -> Moments | None:
-        """Return the moments of all blocks so far, None where there were none."""
-        self._flush()
-        return self._merger.total()
+def _slices(n_rows: int, length: int) -> Iterator[slice]:
+    for begin in range(0, n_rows, length):
+        yield slice(begin, min(begin + length, n_rows))
 
 
 class FeatureProducts:
@@ -340,6 +294,8 @@ class FeatureProducts:
         self._features: Floats = np.ones((self._form.count(d), n_rows), dtype=dtype)
         self._scratch = None if frame.transform is None else np.empty((d, n_rows), dtype=dtype)
         self._moments = MomentSums(self._form.moment_shapes(len(coefficients), d), dtype)
+        self._scored_rows = slice_rows(len(coefficients), self._form.count(d), n_rows)
+        self._summed_rows = self._scored_rows if dtype == np.float64 else min(SUMMED_ROWS, self._scored_rows)
         self._n = 0
 
     def score(self, rows: AnyArray, out: Floats) -> None:
@@ -350,15 +306,14 @@ class FeatureProducts:
         scratch = None if self._scratch is None else self._scratch[:, : self._n]
         self._frame.place(rows, coordinates, scratch)
         self._form.fill(coordinates, features[1 + d :])
-        np.matmul(self._coefficients, features, out=out)
+        for some in _slices(self._n, self._scored_rows):
+            np.matmul(self._coefficients, features[:, some], out=out[:, some])
 
     def collect(self, responsibilities: Floats) -> None:
         """Add the moments of the block scored last, with responsibilities (K', n)."""
-        step = self._n if self._features.dtype == np.float64 else SUMMED_ROWS
-        for begin in range(0, self._n, step):
-            some = slice(begin, min(begin + step, self._n))
+        for some in _slices(self._n, self._summed_rows):
             self._form.moments(self._features[:, some], responsibilities[:, some], self._moments.block)
-            self._moments.push(some.stop - begin)
+            self._moments.push(some.stop - some.start)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -25,13 +25,13 @@ import numpy as np
 
 from emtau_dask.mixture.arrays import AnyArray, Bools, Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.features import MomentSums
+from emtau_dask.mixture.moments import MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
 
-MAX_PANELS, NARROWEST_PANEL = 8, 12
+MAX_PANELS, NARROWEST_PANEL = 8, 8
 TOGETHER = 128
 """About how many coordinates of a row, of all components, are held at a time for scatters."""
 SUMMED_ROWS = 8192
@@ -159,13 +159,22 @@ class JointProducts:
     def _scatter_of_present(self, responsibilities: Floats, present: Bools, scatter: Floats) -> None:
         """Leave out rows that weigh next to nothing: in many dimensions most do."""
         factors = self._factors
-        for k, row_weights in enumerate(responsibilities):
-            which = np.flatnonzero(present[k])
+        ends = np.cumsum(np.count_nonzero(present, axis=1))
+        fitting = len(self._buffer) // len(factors.centre)
+        begin = 0
+        while begin < len(ends):
+            before = ends[begin - 1] if begin else 0
+            stop = int(np.searchsorted(ends, before + fitting, side="right"))
+            components, which = np.nonzero(present[begin:stop])
             residuals = self._buffered(len(which), len(factors.centre))
-            np.subtract(self._rows[which], factors.centre, out=residuals)
-            residuals -= factors.means[k]
-            residuals *= np.sqrt(row_weights[which])[:, np.newaxis]
-            np.matmul(residuals.T, residuals, out=scatter[k])
+            np.take(self._rows, which, axis=0, out=residuals, mode="clip")
+            residuals -= factors.centre
+            residuals -= factors.means[begin:stop][components]
+            residuals *= np.sqrt(responsibilities[begin:stop][components, which])[:, np.newaxis]
+            for k in range(begin, stop):
+                own = residuals[(ends[k - 1] if k else 0) - before : ends[k] - before]
+                np.matmul(own.T, own, out=scatter[k])
+            begin = stop
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

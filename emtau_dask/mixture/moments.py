@@ -1,0 +1,72 @@
+"""Sums of moments over blocks of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from emtau_dask.mixture.arrays import Floats
+from emtau_dask.mixture.statistics import PairwiseMerger
+
+__all__ = ["SUMMED_ROWS", "MomentSums", "Moments"]
+
+SUMMED_ROWS = 1024
+"""Rows of short blocks whose moments are added up one after another, and the most that float32 sums."""
+
+Moments = tuple[Floats, ...]
+"""``Σ_n r_kn φ_n``, (K, F), and what a form needs besides; adds up over blocks."""
+
+
+def _merged_moments(a: Moments, b: Moments) -> Moments:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+class MomentSums:
+    """Moments of a stream of blocks, in float64.
+
+    Blocks are added up in place until they have as many rows as one product
+    would sum anyway, and those sums pairwise.
+
+    Parameters
+    ----------
+    shapes : tuple of tuple of int
+    dtype : dtype
+        Of the products.
+    summed_rows : int
+        Rows that are added up in place.
+
+    Attributes
+    ----------
+    block : Moments
+        Where to write those of the next block.
+    """
+
+    def __init__(
+        self, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any], summed_rows: int = SUMMED_ROWS
+    ) -> None:
+        self.block: Moments = tuple(np.empty(shape, dtype=dtype) for shape in shapes)
+        self._sums: Moments | None = None
+        self._summed, self._summed_rows = 0, summed_rows
+        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
+
+    def push(self, n_rows: int) -> None:
+        """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""
+        if self._sums is None:
+            self._sums = tuple(part.astype(np.float64) for part in self.block)
+        else:
+            for total, part in zip(self._sums, self.block, strict=True):
+                total += part
+        self._summed += n_rows
+        if self._summed >= self._summed_rows:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._sums is not None:
+            self._merger.push(self._sums)
+            self._sums, self._summed = None, 0
+
+    def total(self) -> Moments | None:
+        """Return the moments of all blocks so far, None where there were none."""
+        self._flush()
+        return self._merger.total()
