@@ -32,7 +32,9 @@ ROWS_OF_WORK = {
 
 def shortest_iteration(work: Work, rows: np.ndarray, means: np.ndarray, threads: int, length: int) -> float:
     """Return the milliseconds of the shortest of ``length`` iterations."""
-    model = GaussianMixture(work.components, algorithm=FullEM(), means_init=means, max_iter=length, tol=0.0)
+    model = GaussianMixture(
+        work.components, algorithm=FullEM(), means_init=means, max_iter=length, tol=0.0, random_state=0
+    )
     X = da.from_array(rows, chunks=(-(-len(rows) // CHUNKS), -1))
     with dask.config.set(scheduler="threads", num_workers=threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It is not to converge.

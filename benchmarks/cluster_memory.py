@@ -26,8 +26,8 @@ from typing import Any
 import dask
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.engine.cluster import active_client
 from emtau_dask.engine.observer import SilentObserver
+from emtau_dask.engine.scheduler import active_client
 from emtau_dask.face.computing import computing
 from emtau_dask.face.config import RunConfig, load_config
 from emtau_dask.face.inputs import open_inputs

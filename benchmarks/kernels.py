@@ -7,7 +7,9 @@ Nanoseconds per row, best of several, one thread: scoring a chunk of 2,048 rows 
 its statistics. The rule of `mixture.kernel` should choose the fastest form, or one
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
-`LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end.
+`LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end. A third
+has the rates of products with features, of blocks as a whole and in slices of a million multiplications
+(`features.slice_rows`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.features import frames_of
+from emtau_dask.mixture.features import FORMS, frames_of, slice_rows
 from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 
 CHUNK_ROWS = 2048
+BLOCK_ROWS = 16_640
 
 
 def mixture(
@@ -84,6 +87,31 @@ def print_forms(parameters: MixtureParameters, repeats: int) -> None:
     print("|", " | ".join(map(str, [*shape, *cells, chosen.name.lower(), f"{cost:.2f}"])), "|", flush=True)
 
 
+def print_products(n_components: int, n_features: int, repeats: int) -> None:
+    """Print a line of the third table: GFlop/s of scoring by features, and of summing them."""
+    count, rng = FORMS["full"].count(n_features), np.random.default_rng(0)
+    coefficients, features = rng.normal(size=(n_components, count)), rng.normal(size=(count, BLOCK_ROWS))
+    scores, sums = np.empty((n_components, BLOCK_ROWS)), np.zeros(coefficients.shape)
+
+    def rates(length: int) -> tuple[float, float]:
+        slices = [slice(begin, begin + length) for begin in range(0, BLOCK_ROWS, length)]
+
+        def score() -> None:
+            for some in slices:
+                np.matmul(coefficients, features[:, some], out=scores[:, some])
+
+        def collect() -> None:
+            for some in slices:
+                np.add(sums, np.matmul(scores[:, some], features[:, some].T), out=sums)
+
+        work = 2e-9 * coefficients.size * BLOCK_ROWS
+        return work / best(score, repeats), work / best(collect, repeats)
+
+    length = slice_rows(n_components, count, BLOCK_ROWS)
+    cells = [f"{rate:.1f}" for pair in zip(rates(BLOCK_ROWS), rates(length), strict=True) for rate in pair]
+    print(f"| {n_components} | {n_features} | {length} | {' | '.join(cells)} |", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -92,6 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--components", nargs="+", type=int, default=[2, 5, 16, 64])
     parser.add_argument("--features", nargs="+", type=int, default=[2, 4, 8, 16, 32, 48, 64, 128])
     parser.add_argument("--wide", nargs="+", type=int, default=[256, 384, 784], help="for the second table")
+    parser.add_argument("--narrow", nargs="+", type=int, default=[2, 4, 8, 12], help="for the third table")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args(arguments)
     print("| covariances | K | d | features | joint | centred | chosen | costs |")
@@ -112,6 +141,11 @@ def main(arguments: list[str] | None = None) -> None:
                     f"| {k} | {d} | {overlapping:.0f} ns | {apart:.0f} ns | {overlapping / apart:.2f} |",
                     flush=True,
                 )
+        print("\n| full, K | d | rows of a slice | scoring: whole | in slices | sums: whole | in slices |")
+        print("|---|---|---|---|---|---|---|")
+        for k in options.components:
+            for d in options.narrow:
+                print_products(k, d, options.repeats)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from emtau_dask.engine.cluster import active_client, in_process
 from emtau_dask.engine.problem import Problem
+from emtau_dask.engine.scheduler import active_client, in_process
 from emtau_dask.engine.settings import byte_setting
 from emtau_dask.storage import RowCache, is_stored, release_rows
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.blas import hold_single_thread
 from emtau_dask.errors import UnusableRowError
-from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.mixture.arrays import Floats, Ints, all_finite
 from emtau_dask.storage import CachedRows, ChunkPlace, ChunkReader, RowCache, Source
 from emtau_dask.storage.arrays import describe_bad_value
 
@@ -111,10 +111,9 @@ class LoadedChunk:
 
     def check_reach(self, positions: Ints, log_likelihoods: Floats) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
-        reachable = np.isfinite(log_likelihoods)
-        if not reachable.all():
+        if not all_finite(log_likelihoods):
             raise self._unusable(
-                int(positions[np.argmin(reachable)]),
+                int(positions[np.argmin(np.isfinite(log_likelihoods))]),
                 "is so far from every component that its density is beyond the range of float64 (distances "
                 "above about 1e154 standard deviations). Remove the row or scale the features.",
             )

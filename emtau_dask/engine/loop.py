@@ -9,11 +9,11 @@ from functools import partial
 
 from emtau_dask.activity import ActivityPolicy, NextPass, PassSummary
 from emtau_dask.activity.guard import checked_row_arrays, checked_schedule
-from emtau_dask.engine.cluster import local_threads
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
 from emtau_dask.engine.problem import Problem
+from emtau_dask.engine.scheduler import local_threads
 from emtau_dask.engine.scoring import (
     EStepItem,
     EStepTask,

@@ -15,16 +15,11 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.engine.cluster import (
-    active_client,
-    cluster_errors,
-    in_process,
-    local_scheduler,
-    travels_with_tasks,
-)
+from emtau_dask.engine.cluster import cluster_errors, travels_with_tasks
 from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
+from emtau_dask.engine.scheduler import active_client, in_process, local_scheduler
 
 __all__ = ["NO_SOURCE", "ChunkInput", "ReadingTask", "run_pass"]
 

@@ -16,13 +16,7 @@ from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.caching import active_rows_cached, cache_limit
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.checkpoint_reading import SavedFit, read_newest
-from emtau_dask.engine.cluster import (
-    active_client,
-    check_portable,
-    environment,
-    prove_access,
-    resident,
-)
+from emtau_dask.engine.cluster import check_portable, environment, prove_access, resident
 from emtau_dask.engine.fingerprint import check_same, fingerprint, fingerprint_of, source_entry
 from emtau_dask.engine.fitting import FitPlan, Journal, row_fields, run_fit, temporary_journal
 from emtau_dask.engine.loop import EmSettings
@@ -30,6 +24,7 @@ from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEn
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import check_counts, first_unusable_row_named, pose
 from emtau_dask.engine.readahead import read_ahead_limit
+from emtau_dask.engine.scheduler import active_client
 from emtau_dask.engine.starts import GivenParameters, check_responsibilities_shape
 from emtau_dask.engine.state import FitState
 from emtau_dask.errors import (

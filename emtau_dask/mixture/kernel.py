@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from emtau_dask.mixture import joint
-from emtau_dask.mixture.arrays import EPS, Bools, Floats
+from emtau_dask.mixture.arrays import EPS, Bools, Floats, all_finite
 from emtau_dask.mixture.centred import (
     LEAST_BROKEN_OFF,
     CentredStatistics,
@@ -278,7 +278,7 @@ class BlockKernel:
         self._together = self._plan.together
         with np.errstate(over="ignore", invalid="ignore"):
             responsibilities, log_likelihoods = self._scored(rows)
-            if self._together.any() and not np.isfinite(log_likelihoods).all():
+            if self._together.any() and not all_finite(log_likelihoods):
                 self._together = np.zeros_like(self._together)
                 responsibilities, log_likelihoods = self._scored(rows)
         return responsibilities, log_likelihoods

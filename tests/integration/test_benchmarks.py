@@ -116,8 +116,10 @@ def test_scheduling(main_of, capsys, tmp_path):
 def test_kernels(main_of, capsys):
     """A line for each shape, with what the rule of the kernel chooses there."""
     arguments = ["--types", "full", "diag", "--components", "2", "--features", "2", "32", "--wide", "8"]
-    main_of("kernels")([*arguments, "--repeats", "1"])
-    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " ns " in line]
+    main_of("kernels")([*arguments, "--narrow", "4", "--repeats", "1"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in printed[-1].split("|")[1:4]] == ["2", "4", "16640"]
+    lines = [line.split(" | ") for line in printed if " ns " in line]
     shapes = [("| full", "2"), ("| full", "32"), ("| diag", "2"), ("| diag", "32")]
     assert [(line[0], line[2]) for line in lines[:4]] == shapes
     assert [line[6] for line in lines[:4]] == ["features", "joint", "features", "features"]
@@ -129,7 +131,7 @@ def test_blocks(main_of, capsys):
 
     before = kernel.BLOCK_BYTES
     sizes = ["--mebibytes", "1", "2", "--repeats", "2", "--iterations", "3"]
-    found = main_of("blocks")(["--work", "full-d4", "full-d42", "--scale", "2000", *sizes])
+    found = main_of("blocks")(["--work", "full-d4", "full-d42", "--scale", "100", *sizes])
     assert before == kernel.BLOCK_BYTES
     assert {tuple(times) for times in found.values()} == {((1, 1), (1, 2), (2, 1), (2, 2))}
     assert all(0 < time < 1e5 for times in found.values() for time in times.values())
