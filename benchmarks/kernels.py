@@ -8,23 +8,26 @@ its statistics. The rule of `mixture.kernel` should choose the fastest form, or 
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
 `LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end. A third
-has the rates of products with features, of blocks as a whole and in slices of a million multiplications
-(`features.slice_rows`).
+has the rates of products with features in GFlop/s, as NumPy forms them as a whole and in slices
+(`mixture.products`), on one thread and on two at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.features import FORMS, frames_of, slice_rows
+from emtau_dask.mixture.features import FORMS, frames_of
 from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.products import product, summed_product
 
 CHUNK_ROWS = 2048
 BLOCK_ROWS = 16_640
@@ -87,29 +90,33 @@ def print_forms(parameters: MixtureParameters, repeats: int) -> None:
     print("|", " | ".join(map(str, [*shape, *cells, chosen.name.lower(), f"{cost:.2f}"])), "|", flush=True)
 
 
+def rate(compute: Callable[..., object], shape: tuple[int, int], threads: int, repeats: int) -> float:
+    """Return the GFlop/s of ``compute(coefficients, scores, features, sums)`` in so many threads at once."""
+    k, f = shape
+    rng = np.random.default_rng(0)
+
+    def run(_: int) -> float:
+        features, scores = rng.normal(size=(f, BLOCK_ROWS)), rng.normal(size=(k, BLOCK_ROWS))
+        coefficients, sums = rng.normal(size=shape), np.empty(shape)
+        together.wait()
+        return best(lambda: [compute(coefficients, scores, features, sums) for _ in range(10)], repeats)
+
+    together = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(2e-8 * k * f * BLOCK_ROWS / seconds for seconds in pool.map(run, range(threads)))
+
+
 def print_products(n_components: int, n_features: int, repeats: int) -> None:
-    """Print a line of the third table: GFlop/s of scoring by features, and of summing them."""
-    count, rng = FORMS["full"].count(n_features), np.random.default_rng(0)
-    coefficients, features = rng.normal(size=(n_components, count)), rng.normal(size=(count, BLOCK_ROWS))
-    scores, sums = np.empty((n_components, BLOCK_ROWS)), np.zeros(coefficients.shape)
-
-    def rates(length: int) -> tuple[float, float]:
-        slices = [slice(begin, begin + length) for begin in range(0, BLOCK_ROWS, length)]
-
-        def score() -> None:
-            for some in slices:
-                np.matmul(coefficients, features[:, some], out=scores[:, some])
-
-        def collect() -> None:
-            for some in slices:
-                np.add(sums, np.matmul(scores[:, some], features[:, some].T), out=sums)
-
-        work = 2e-9 * coefficients.size * BLOCK_ROWS
-        return work / best(score, repeats), work / best(collect, repeats)
-
-    length = slice_rows(n_components, count, BLOCK_ROWS)
-    cells = [f"{rate:.1f}" for pair in zip(rates(BLOCK_ROWS), rates(length), strict=True) for rate in pair]
-    print(f"| {n_components} | {n_features} | {length} | {' | '.join(cells)} |", flush=True)
+    """Print a line of the third table: the rates of products with features, as a whole and in slices."""
+    shape = n_components, FORMS["full"].count(n_features)
+    ways: list[Callable[..., object]] = [
+        lambda coefficients, scores, features, sums: np.matmul(coefficients, features, out=scores),
+        lambda coefficients, scores, features, sums: product(coefficients, features, scores),
+        lambda coefficients, scores, features, sums: np.matmul(scores, features.T, out=sums),
+        lambda coefficients, scores, features, sums: summed_product(scores, features, sums),
+    ]
+    rates = [f"{rate(way, shape, threads, repeats):.0f}" for way in ways for threads in (1, 2)]
+    print(f"| {n_components} | {n_features} | {' | '.join(rates)} |", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -141,8 +148,11 @@ def main(arguments: list[str] | None = None) -> None:
                     f"| {k} | {d} | {overlapping:.0f} ns | {apart:.0f} ns | {overlapping / apart:.2f} |",
                     flush=True,
                 )
-        print("\n| full, K | d | rows of a slice | scoring: whole | in slices | sums: whole | in slices |")
-        print("|---|---|---|---|---|---|---|")
+        ways = (f"{what}, {how}" for what in ("scores", "sums") for how in ("whole", "slices"))
+        header = " | ".join(
+            f"{way}, {threads} thread{'s'[threads < 2 :]}" for way in ways for threads in (1, 2)
+        )
+        print(f"\n| full, K | d | {header} |\n{'|---' * 10}|")
         for k in options.components:
             for d in options.narrow:
                 print_products(k, d, options.repeats)

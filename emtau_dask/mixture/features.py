@@ -23,15 +23,12 @@ from scipy.linalg import solve_triangular
 
 from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
 from emtau_dask.mixture.factor import precision_factor
-from emtau_dask.mixture.moments import SUMMED_ROWS, Moments, MomentSums
+from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.products import product, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
-__all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "conditions", "frames_of", "slice_rows"]
-
-SMALL_PRODUCT, SHORTEST_SLICE = 10**6, 1024
-"""Multiplications up to which OpenBLAS forms a product without packing its factors, which for matrices of few
-rows takes longer than the product; and columns below which slices that small gain nothing."""
+__all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "conditions", "frames_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +107,7 @@ class FeatureForm:
 
 
 def _product(features: Floats, responsibilities: Floats, out: Moments) -> None:
-    np.matmul(responsibilities, features.T, out=out[0])
+    summed_product(responsibilities, features, out[0])
 
 
 def _fill_full(coordinates: Floats, squares: Floats) -> None:
@@ -180,8 +177,8 @@ def _coefficients_tied(parameters: MixtureParameters, frame: Frame) -> Floats:
 def _moments_tied(features: Floats, responsibilities: Floats, out: Moments) -> None:
     coordinates = features[1:-1]
     weighted = coordinates * np.sqrt(responsibilities.sum(axis=0))
-    np.matmul(responsibilities, features[:-1].T, out=out[0])
-    np.matmul(weighted, weighted.T, out=out[1])
+    summed_product(responsibilities, features[:-1], out[0])
+    summed_product(weighted, weighted, out[1])
 
 
 def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:
@@ -262,17 +259,6 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
 )
 
 
-def slice_rows(n_components: int, n_features: int, n_rows: int) -> int:
-    """Return how many of the rows of a block (F, n_rows) of features go into one product with (K, F)."""
-    rows = SMALL_PRODUCT // (n_components * n_features)
-    return min(rows, n_rows) if rows >= SHORTEST_SLICE else n_rows
-
-
-def _slices(n_rows: int, length: int) -> Iterator[slice]:
-    for begin in range(0, n_rows, length):
-        yield slice(begin, min(begin + length, n_rows))
-
-
 class FeatureProducts:
     """Log-densities and statistics of some components by their features; its buffers serve one task.
 
@@ -293,9 +279,7 @@ class FeatureProducts:
         self._coefficients = coefficients
         self._features: Floats = np.ones((self._form.count(d), n_rows), dtype=dtype)
         self._scratch = None if frame.transform is None else np.empty((d, n_rows), dtype=dtype)
-        self._moments = MomentSums(self._form.moment_shapes(len(coefficients), d), dtype)
-        self._scored_rows = slice_rows(len(coefficients), self._form.count(d), n_rows)
-        self._summed_rows = self._scored_rows if dtype == np.float64 else min(SUMMED_ROWS, self._scored_rows)
+        self._moments = MomentSums(self._form.moment_shapes(len(coefficients), d))
         self._n = 0
 
     def score(self, rows: AnyArray, out: Floats) -> None:
@@ -306,14 +290,12 @@ class FeatureProducts:
         scratch = None if self._scratch is None else self._scratch[:, : self._n]
         self._frame.place(rows, coordinates, scratch)
         self._form.fill(coordinates, features[1 + d :])
-        for some in _slices(self._n, self._scored_rows):
-            np.matmul(self._coefficients, features[:, some], out=out[:, some])
+        product(self._coefficients, features, out)
 
     def collect(self, responsibilities: Floats) -> None:
         """Add the moments of the block scored last, with responsibilities (K', n)."""
-        for some in _slices(self._n, self._summed_rows):
-            self._form.moments(self._features[:, some], responsibilities[:, some], self._moments.block)
-            self._moments.push(some.stop - some.start)
+        self._form.moments(self._features[:, : self._n], responsibilities, self._moments.block)
+        self._moments.push(self._n)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -27,6 +27,7 @@ from emtau_dask.mixture.arrays import AnyArray, Bools, Floats, Ints, frozen, sea
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.moments import MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.products import summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
@@ -34,7 +35,7 @@ __all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_
 MAX_PANELS, NARROWEST_PANEL = 8, 8
 TOGETHER = 128
 """About how many coordinates of a row, of all components, are held at a time for scatters."""
-SUMMED_ROWS = 8192
+ADDED_ROWS = 8192
 """Rows whose moments are added up one block after another."""
 NEGLIGIBLE = 2.0**-80
 """Responsibilities that scatters leave out, as a part of the largest for the component in the block:
@@ -112,7 +113,7 @@ class JointProducts:
         self._factors = factors
         self._coordinates: Floats = np.ones((1 + d, n_rows))
         self._buffer: Floats = np.empty(buffer_rows(K, d) * n_rows)
-        self._moments = MomentSums(((K, 1 + d), (K, d, d)), np.dtype(np.float64), SUMMED_ROWS)
+        self._moments = MomentSums(((K, 1 + d), (K, d, d)), ADDED_ROWS)
         self._rows: Floats = np.empty((0, d))
 
     def _buffered(self, *shape: int) -> Floats:
@@ -137,7 +138,7 @@ class JointProducts:
     def collect(self, responsibilities: Floats) -> None:
         """Add the moments of the block scored last, with responsibilities (K', n)."""
         sums, scatter = self._moments.block
-        np.matmul(responsibilities, self._coordinates[:, : len(self._rows)].T, out=sums)
+        summed_product(responsibilities, self._coordinates[:, : len(self._rows)], sums)
         present = responsibilities > NEGLIGIBLE * responsibilities.max(axis=1, keepdims=True)
         if 2 * np.count_nonzero(present) > present.size:
             self._scatter_of_all(np.sqrt(responsibilities), scatter)
@@ -173,7 +174,7 @@ class JointProducts:
             residuals *= np.sqrt(responsibilities[begin:stop][components, which])[:, np.newaxis]
             for k in range(begin, stop):
                 own = residuals[(ends[k - 1] if k else 0) - before : ends[k] - before]
-                np.matmul(own.T, own, out=scatter[k])
+                summed_product(own.T, own.T, scatter[k])
             begin = stop
 
     def statistics(self) -> SufficientStatistics | None:

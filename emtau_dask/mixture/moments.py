@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from emtau_dask.mixture.arrays import Floats
 from emtau_dask.mixture.statistics import PairwiseMerger
 
-__all__ = ["SUMMED_ROWS", "MomentSums", "Moments"]
+__all__ = ["MomentSums", "Moments"]
 
-SUMMED_ROWS = 1024
-"""Rows of short blocks whose moments are added up one after another, and the most that float32 sums."""
+ADDED_ROWS = 1024
+"""Rows of short blocks whose moments are added up one after another."""
 
 Moments = tuple[Floats, ...]
 """``Σ_n r_kn φ_n``, (K, F), and what a form needs besides; adds up over blocks."""
@@ -31,9 +29,7 @@ class MomentSums:
     Parameters
     ----------
     shapes : tuple of tuple of int
-    dtype : dtype
-        Of the products.
-    summed_rows : int
+    added_rows : int
         Rows that are added up in place.
 
     Attributes
@@ -42,29 +38,27 @@ class MomentSums:
         Where to write those of the next block.
     """
 
-    def __init__(
-        self, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any], summed_rows: int = SUMMED_ROWS
-    ) -> None:
-        self.block: Moments = tuple(np.empty(shape, dtype=dtype) for shape in shapes)
+    def __init__(self, shapes: tuple[tuple[int, ...], ...], added_rows: int = ADDED_ROWS) -> None:
+        self.block: Moments = tuple(np.empty(shape) for shape in shapes)
         self._sums: Moments | None = None
-        self._summed, self._summed_rows = 0, summed_rows
+        self._rows, self._added_rows = 0, added_rows
         self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
 
     def push(self, n_rows: int) -> None:
         """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""
         if self._sums is None:
-            self._sums = tuple(part.astype(np.float64) for part in self.block)
+            self._sums = tuple(part.copy() for part in self.block)
         else:
             for total, part in zip(self._sums, self.block, strict=True):
                 total += part
-        self._summed += n_rows
-        if self._summed >= self._summed_rows:
+        self._rows += n_rows
+        if self._rows >= self._added_rows:
             self._flush()
 
     def _flush(self) -> None:
         if self._sums is not None:
             self._merger.push(self._sums)
-            self._sums, self._summed = None, 0
+            self._sums, self._rows = None, 0
 
     def total(self) -> Moments | None:
         """Return the moments of all blocks so far, None where there were none."""

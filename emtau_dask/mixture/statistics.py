@@ -17,6 +17,7 @@ import numpy as np
 
 from emtau_dask.mixture.arrays import Bools, Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.products import summed_product
 
 __all__ = [
     "Merger",
@@ -178,7 +179,9 @@ def block_statistics(
         Times the row weights.
     """
     weights = responsibilities.sum(axis=1)
-    means = quotients(responsibilities @ rows, weights[:, np.newaxis])
+    sums = np.empty((len(weights), rows.shape[1]))
+    summed_product(responsibilities, rows.T, sums)
+    means = quotients(sums, weights[:, np.newaxis])
     parts = ((int(k), *_present(rows, responsibilities[k])) for k in np.flatnonzero(weights > 0))
     return _about(structure, weights, means, parts)
 

@@ -9,9 +9,9 @@ import scipy.special
 import scipy.stats
 from references import COVARIANCE_TYPES, LONG, full_covariances, naive_statistics, random_covariances
 
-from emtau_dask.mixture import features, joint
+from emtau_dask.mixture import joint
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.features import Frame, conditions, slice_rows
+from emtau_dask.mixture.features import Frame, conditions
 from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, block_bytes, block_rows, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 
@@ -205,41 +205,6 @@ def test_rows_without_responsibility_add_nothing_to_the_statistics(rows, paramet
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
     assert np.allclose(found.means, means.astype(float), rtol=1e-12, atol=1e-13)
     assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-12, atol=1e-11)
-
-
-@pytest.mark.parametrize("length", [1, 7, 49, 50])
-@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
-def test_a_block_goes_into_several_products(rows, covariance_type, length, monkeypatch):
-    parameters = drawn(covariance_type)
-    plan = plan_kernel(parameters)
-    size = K * features.FORMS[covariance_type].count(D)
-    monkeypatch.setattr(features, "SMALL_PRODUCT", length * size)
-    monkeypatch.setattr(features, "SHORTEST_SLICE", 1)
-    kernel = BlockKernel(plan, N)
-    responsibilities, _ = kernel.score(rows)
-    expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
-    assert np.allclose(responsibilities.T, expected, rtol=1e-10, atol=1e-300)
-    kernel.collect(responsibilities)
-    found = kernel.statistics()
-    weights, means, scatter = naive_statistics(rows, expected, covariance_type)
-    assert np.allclose(found.weights, weights.astype(float), rtol=1e-11)
-    assert np.allclose(found.means, means.astype(float), rtol=1e-11, atol=1e-11)
-    assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("n_components", "n_features", "n_rows", "of_a_product"),
-    [
-        (8, 15, 16_640, 8_333),
-        (8, 15, 8_000, 8_000),
-        (16, 61, 2_000, 1_024),
-        (16, 62, 2_000, 2_000),
-        (16, 153, 4_096, 4_096),
-        (1, 4, 10, 10),
-    ],
-)
-def test_products_are_small_or_whole(n_components, n_features, n_rows, of_a_product):
-    assert slice_rows(n_components, n_features, n_rows) == of_a_product
 
 
 @pytest.mark.parametrize("d", [43, 150])

@@ -1,0 +1,74 @@
+"""Products in slices against NumPy's own of the whole."""
+
+import numpy as np
+import pytest
+
+from emtau_dask.mixture.products import product, slices_of, summed_product
+
+SHAPES = [
+    (1, 3, 1),
+    (1, 3, 70),
+    (8, 15, 16_640),
+    (8, 15, 16_643),
+    (3, 6, 40_001),
+    (64, 561, 300),
+    (16, 18, 5_000),
+]
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def factors(request):
+    k, f, n = request.param
+    rng = np.random.default_rng(0)
+    whole = rng.normal(size=(k, n + 5)), rng.normal(size=(f, n + 5))
+    return rng.normal(size=(k, f)), whole[0][:, :n], whole[1][:, :n]
+
+
+def test_a_product_is_that_of_the_whole(factors):
+    coefficients, scores, features = factors
+    product(coefficients, features, scores)
+    expected = np.einsum("kf,fn->kn", coefficients, features)
+    assert np.allclose(scores, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_summed_product_is_that_of_the_whole(factors):
+    _, scores, features = factors
+    out = np.full((len(scores), len(features)), np.nan)
+    summed_product(scores, features, out)
+    size = np.einsum("kn,fn->kf", np.abs(scores), np.abs(features))
+    assert (np.abs(out - np.einsum("kn,fn->kf", scores, features)) <= 1e-14 * size).all()
+
+
+def test_a_product_with_itself_is_symmetric(factors):
+    features = factors[2]
+    out = np.empty((len(features), len(features)))
+    summed_product(features, features, out)
+    assert np.array_equal(out, out.T)
+
+
+def test_products_of_float32_are_summed_in_float64_over_slices():
+    """Of 2^25 ones, float32 sums no more than 2^24."""
+    ones = np.ones((1, 2**25), dtype=np.float32)
+    out = np.empty((1, 1))
+    summed_product(ones, ones, out)
+    assert out == 2**25
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "size", "options", "slices"),
+    [
+        (8_333, 8 * 15, {}, 1),
+        (8_334, 8 * 15, {}, 2),
+        (16_640, 8 * 15, {"results": True}, 8),
+        (8_000, 500, {"results": True}, 4),
+        (8_000, 501, {"results": True}, 8),
+        (2_000, 16 * 61, {}, 2),
+        (2_000, 16 * 62, {}, 1),
+        (4_096, 16 * 153, {}, 1),
+        (4_096, 16 * 153, {"longest": 1024}, 4),
+        (127, 1, {"results": True}, 1),
+        (128, 1, {"results": True}, 2),
+    ],
+)
+def test_slices_are_as_many_as_are_needed(n_rows, size, options, slices):
+    assert slices_of(n_rows, size, **options) == slices
