@@ -1,7 +1,8 @@
 """Matrix products over the rows of a block, in slices of the rows.
 
 OpenBLAS packs the factors of a product before it multiplies them, unless the
-product has at most a million multiplications; where a factor has few rows,
+product has at most a million multiplications (and, where the second factor is
+transposed, at most about a thousand results); where a factor has few rows,
 packing takes longer than the product. And NumPy's `matmul` keeps the
 interpreter lock, and with it all other threads, while it computes a result of at
 most 500 numbers, however long the factors are; a stack of results, one of each
@@ -14,35 +15,36 @@ import numpy as np
 
 from emtau_dask.mixture.arrays import AnyArray, Floats
 
-__all__ = ["SUMMED_ROWS", "product", "slices_of", "summed_product"]
+__all__ = ["SUMMED_ROWS", "product", "score_slices", "sum_slices", "summed_product"]
 
-SMALL_PRODUCT, SHORTEST_SMALL = 10**6, 1024
-"""Multiplications that are not packed for, and rows below which slices that small gain nothing."""
-LOCKED_RESULT, SHORTEST_SLICE = 500, 64
-"""Numbers of a result that `matmul` keeps the lock for, and rows of the shortest slices that avoid it."""
+UNPACKED, UNPACKED_RESULT = 10**6, 1000
+"""Multiplications, and numbers of a result with a transposed factor, that are not packed for."""
+LOCKED_RESULT = 500
+"""Numbers of a result that `matmul` keeps the lock for."""
+SHORTEST = 128
+"""Rows of the shortest slices."""
 SUMMED_ROWS = 1024
 """The most rows that are summed in float32."""
 
 
-def slices_of(n_rows: int, size: int, *, longest: int | None = None, results: bool = False) -> int:
-    """Return the number of slices, a power of two, in which a product over ``n_rows`` rows is formed.
-
-    Parameters
-    ----------
-    n_rows : int
-    size : int
-        Multiplications for each row.
-    longest : int, optional
-        The most rows of a slice.
-    results : bool
-        Whether each slice has a result of ``size`` numbers, to be added up.
-    """
-    small = SMALL_PRODUCT // size
-    most = min(small if small >= SHORTEST_SMALL else n_rows, longest or n_rows)
+def _slices(n_rows: int, longest: int) -> int:
     count = 1
-    while count * most < n_rows:
+    while count * longest < n_rows:
         count *= 2
-    while results and count * size <= LOCKED_RESULT and 2 * count * SHORTEST_SLICE <= n_rows:
+    return count
+
+
+def score_slices(n_rows: int, size: int) -> int:
+    """Return in how many slices, a power of two, `product` is formed, of ``size`` multiplications a row."""
+    longest = UNPACKED // size
+    return _slices(n_rows, longest) if longest >= SHORTEST else 1
+
+
+def sum_slices(n_rows: int, size: int, *, single: bool = False) -> int:
+    """Return in how many slices, a power of two, `summed_product` is formed, with ``size`` results."""
+    longest = UNPACKED // size if size <= UNPACKED_RESULT else n_rows
+    count = _slices(n_rows, min(longest, SUMMED_ROWS) if single else longest)
+    while count * size <= LOCKED_RESULT and 2 * count * SHORTEST <= n_rows:
         count *= 2
     return count
 
@@ -57,7 +59,7 @@ def _stacked(matrix: AnyArray, count: int) -> AnyArray:
 def product(a: AnyArray, b: AnyArray, out: AnyArray) -> None:
     """Write ``a b`` of (K, F) and (F, n) into ``out`` (K, n), by slices of the n rows."""
     n = b.shape[1]
-    count = slices_of(n, a.size)
+    count = score_slices(n, a.size)
     if count > 1:
         np.matmul(a, _stacked(b, count), out=_stacked(out, count))
         if rest := n % count:
@@ -68,13 +70,13 @@ def product(a: AnyArray, b: AnyArray, out: AnyArray) -> None:
 
 def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> None:
     """Write ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64, summed over slices of the n rows."""
+    if out.size > UNPACKED_RESULT and len(a) < len(b):
+        a, b, out = b, a, out.T
     n = b.shape[1]
-    longest = SUMMED_ROWS if b.dtype == np.float32 else None
-    count = slices_of(n, len(a) * len(b), longest=longest, results=True)
+    count = sum_slices(n, out.size, single=b.dtype == np.float32)
     if count > 1:
-        np.matmul(_stacked(a, count), _stacked(b, count).swapaxes(1, 2)).sum(
-            axis=0, dtype=np.float64, out=out
-        )
+        parts = np.matmul(_stacked(a, count), _stacked(b, count).swapaxes(1, 2))
+        parts.sum(axis=0, dtype=np.float64, out=out)
         if rest := n % count:
             out += np.matmul(a[:, -rest:], b[:, -rest:].T)
     else:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emtau_dask.mixture.products import product, slices_of, summed_product
+from emtau_dask.mixture.products import product, score_slices, sum_slices, summed_product
 
 SHAPES = [
     (1, 3, 1),
@@ -55,20 +55,33 @@ def test_products_of_float32_are_summed_in_float64_over_slices():
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "size", "options", "slices"),
+    ("n_rows", "size", "slices"),
     [
-        (8_333, 8 * 15, {}, 1),
-        (8_334, 8 * 15, {}, 2),
-        (16_640, 8 * 15, {"results": True}, 8),
-        (8_000, 500, {"results": True}, 4),
-        (8_000, 501, {"results": True}, 8),
-        (2_000, 16 * 61, {}, 2),
-        (2_000, 16 * 62, {}, 1),
-        (4_096, 16 * 153, {}, 1),
-        (4_096, 16 * 153, {"longest": 1024}, 4),
-        (127, 1, {"results": True}, 1),
-        (128, 1, {"results": True}, 2),
+        (8_333, 120, 1),
+        (8_334, 120, 2),
+        (3_712, 16 * 153, 16),
+        (4_096, 7_812, 32),
+        (4_096, 7_813, 1),
+        (50, 1, 1),
     ],
 )
-def test_slices_are_as_many_as_are_needed(n_rows, size, options, slices):
-    assert slices_of(n_rows, size, **options) == slices
+def test_scores_are_formed_in_slices_of_a_million_multiplications(n_rows, size, slices):
+    assert score_slices(n_rows, size) == slices
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "size", "single", "slices"),
+    [
+        (16_640, 120, False, 8),
+        (8_000, 500, False, 4),
+        (8_000, 501, False, 8),
+        (2_000, 1_000, False, 2),
+        (2_000, 1_001, False, 1),
+        (2_048, 1_001, True, 2),
+        (2_049, 1_001, True, 4),
+        (255, 1, False, 1),
+        (256, 1, False, 2),
+    ],
+)
+def test_sums_are_formed_in_slices_that_are_neither_packed_nor_locked(n_rows, size, single, slices):
+    assert sum_slices(n_rows, size, single=single) == slices
