@@ -33,7 +33,7 @@ from emtau_dask.mixture.factor import (
     factor_of_precision,
     precision_factor,
 )
-from emtau_dask.mixture.products import summed_product
+from emtau_dask.mixture.products import squares
 
 __all__ = ["STRUCTURES", "CovarianceStructure", "structure_named"]
 
@@ -200,25 +200,19 @@ def _whiten_scaled(differences: Floats, factors: Floats, k: int, out: Floats) ->
     np.multiply(differences, factors[k], out=out)
 
 
-def _squared(roots: Floats) -> Floats:
-    """Return ``Σ_n roots_n roots_nᵀ``."""
-    d = roots.shape[1]
-    square = np.empty((d, d))
-    summed_product(roots.T, roots.T, square)
-    return square
-
-
 def _add_full(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     """Spare the first product, often the only one, a copy: it may be as large as all that it is made of."""
     for roots in islice(tiles, 1):
-        summed_product(roots.T, roots.T, scatter[k])
+        squares(roots.T, scatter[k])
     for roots in tiles:
-        scatter[k] += _squared(roots)
+        scatter[k] += roots.T @ roots
 
 
 def _add_tied(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    square = np.empty_like(scatter)
     for roots in tiles:
-        scatter += _squared(roots)
+        squares(roots.T, square)
+        scatter += square
 
 
 def _add_diag(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:

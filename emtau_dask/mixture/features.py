@@ -25,7 +25,7 @@ from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
 from emtau_dask.mixture.factor import precision_factor
 from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.products import product, summed_product
+from emtau_dask.mixture.products import product, squares, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "conditions", "frames_of"]
@@ -178,7 +178,7 @@ def _moments_tied(features: Floats, responsibilities: Floats, out: Moments) -> N
     coordinates = features[1:-1]
     weighted = coordinates * np.sqrt(responsibilities.sum(axis=0))
     summed_product(responsibilities, features[:-1], out[0])
-    summed_product(weighted, weighted, out[1])
+    squares(weighted, out[1])
 
 
 def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:

@@ -27,7 +27,7 @@ from emtau_dask.mixture.arrays import AnyArray, Bools, Floats, Ints, frozen, sea
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.moments import MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.products import summed_product
+from emtau_dask.mixture.products import squares, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
@@ -174,7 +174,7 @@ class JointProducts:
             residuals *= np.sqrt(responsibilities[begin:stop][components, which])[:, np.newaxis]
             for k in range(begin, stop):
                 own = residuals[(ends[k - 1] if k else 0) - before : ends[k] - before]
-                summed_product(own.T, own.T, scatter[k])
+                squares(own.T, scatter[k])
             begin = stop
 
     def statistics(self) -> SufficientStatistics | None:

@@ -1,8 +1,8 @@
 """Matrix products over the rows of a block, in slices of the rows.
 
 OpenBLAS packs the factors of a product before it multiplies them, unless the
-product has at most a million multiplications (and, where the second factor is
-transposed, at most about a thousand results); where a factor has few rows,
+product has at most a million multiplications and, where the second factor is
+transposed, at most about a thousand results; where a factor has few rows,
 packing takes longer than the product. And NumPy's `matmul` keeps the
 interpreter lock, and with it all other threads, while it computes a result of at
 most 500 numbers, however long the factors are; a stack of results, one of each
@@ -11,18 +11,20 @@ slice, is longer.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from emtau_dask.mixture.arrays import AnyArray, Floats
 
-__all__ = ["SUMMED_ROWS", "product", "score_slices", "sum_slices", "summed_product"]
+__all__ = ["SUMMED_ROWS", "product", "score_slices", "squares", "sum_slices", "summed_product"]
 
 UNPACKED, UNPACKED_RESULT = 10**6, 1000
 """Multiplications, and numbers of a result with a transposed factor, that are not packed for."""
 LOCKED_RESULT = 500
 """Numbers of a result that `matmul` keeps the lock for."""
-SHORTEST = 128
-"""Rows of the shortest slices."""
+SHORTEST, NARROWEST = 128, 24
+"""Rows of the shortest slices, and columns of the narrowest parts of a sum's result."""
 SUMMED_ROWS = 1024
 """The most rows that are summed in float32."""
 
@@ -41,7 +43,7 @@ def score_slices(n_rows: int, size: int) -> int:
 
 
 def sum_slices(n_rows: int, size: int, *, single: bool = False) -> int:
-    """Return in how many slices, a power of two, `summed_product` is formed, with ``size`` results."""
+    """Return in how many slices, a power of two, sums over rows are formed, with ``size`` results."""
     longest = UNPACKED // size if size <= UNPACKED_RESULT else n_rows
     count = _slices(n_rows, min(longest, SUMMED_ROWS) if single else longest)
     while count * size <= LOCKED_RESULT and 2 * count * SHORTEST <= n_rows:
@@ -69,14 +71,34 @@ def product(a: AnyArray, b: AnyArray, out: AnyArray) -> None:
 
 
 def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> None:
-    """Write ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64, summed over slices of the n rows."""
-    if out.size > UNPACKED_RESULT and len(a) < len(b):
-        a, b, out = b, a, out.T
+    """Write ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64.
+
+    By slices of the n rows, and by parts of the F that are not packed for; where these
+    would be narrow, with the longer factor first, which is packed for once.
+    """
+    k, f = out.shape
+    widest = UNPACKED_RESULT // k
+    if f <= widest or widest >= NARROWEST:
+        parts = -(-f // widest)
+        for begin, end in pairwise(f * i // parts for i in range(parts + 1)):
+            _write_sum(a, b[begin:end], out[:, begin:end])
+    elif k < f:
+        _write_sum(b, a, out.T)
+    else:
+        _write_sum(a, b, out)
+
+
+def squares(a: AnyArray, out: Floats) -> None:
+    """Write ``a aᵀ`` of (d, n) into ``out`` (d, d), float64, exactly symmetric, by slices of the n rows."""
+    _write_sum(a, a, out)
+
+
+def _write_sum(a: AnyArray, b: AnyArray, out: Floats) -> None:
     n = b.shape[1]
     count = sum_slices(n, out.size, single=b.dtype == np.float32)
     if count > 1:
-        parts = np.matmul(_stacked(a, count), _stacked(b, count).swapaxes(1, 2))
-        parts.sum(axis=0, dtype=np.float64, out=out)
+        sums = np.matmul(_stacked(a, count), _stacked(b, count).swapaxes(1, 2))
+        sums.sum(axis=0, dtype=np.float64, out=out)
         if rest := n % count:
             out += np.matmul(a[:, -rest:], b[:, -rest:].T)
     else:

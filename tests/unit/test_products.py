@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emtau_dask.mixture.products import product, score_slices, sum_slices, summed_product
+from emtau_dask.mixture.products import product, score_slices, squares, sum_slices, summed_product
 
 SHAPES = [
     (1, 3, 1),
@@ -39,11 +39,13 @@ def test_a_summed_product_is_that_of_the_whole(factors):
     assert (np.abs(out - np.einsum("kn,fn->kf", scores, features)) <= 1e-14 * size).all()
 
 
-def test_a_product_with_itself_is_symmetric(factors):
+def test_squares_are_those_of_the_whole_and_symmetric(factors):
     features = factors[2]
     out = np.empty((len(features), len(features)))
-    summed_product(features, features, out)
+    squares(features, out)
     assert np.array_equal(out, out.T)
+    size = np.einsum("fn,gn->fg", np.abs(features), np.abs(features))
+    assert (np.abs(out - np.einsum("fn,gn->fg", features, features)) <= 1e-14 * size).all()
 
 
 def test_products_of_float32_are_summed_in_float64_over_slices():
