@@ -148,10 +148,11 @@ class KernelPlan:
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block."""
+        """Rows of a block: in float32, of half as many bytes each, twice as many."""
         parameters = self.parameters
         shape = parameters.covariance_type, parameters.n_components, parameters.n_features
-        return block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
+        rows = block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
+        return min(MAX_BLOCK_ROWS, 2 * rows) if self.single else rows
 
     @cached_property
     def _coefficients(self) -> Floats:

@@ -360,6 +360,24 @@ class TestSingle:
         assert np.allclose(found.means, wanted.means, atol=1e-5)
         assert np.allclose(found.scatter, wanted.scatter, rtol=1e-4, atol=1e-3)
 
+    @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+    def test_blocks_have_twice_the_rows_in_no_more_bytes(self, covariance_type):
+        k, d = 16, 8
+        identity = {
+            "full": np.eye(d)[np.newaxis].repeat(k, axis=0),
+            "tied": np.eye(d),
+            "diag": np.ones((k, d)),
+        }
+        covariances = identity.get(covariance_type, np.ones(k))
+        parameters = MixtureParameters(
+            covariance_type, np.full(k, 1 / k), np.zeros((k, d)), covariances, covariances
+        )
+        single, double = plan_kernel(parameters, SINGLE), plan_kernel(parameters)
+        assert single.single
+        assert single.block_rows == 2 * double.block_rows
+        most = block_bytes(covariance_type, k, d, 10**6) + single.block_rows * (d + k) * 8
+        assert peak_of(single, 1.0, 3) <= most + 16 * 8 * k * (d + 1) ** 2
+
     def test_rows_of_float64_never_lose_digits(self):
         assert not plan_kernel(near("full"), np.dtype(np.float64)).single
 
@@ -413,7 +431,7 @@ def peak_of(plan, share, n_blocks):
     try:
         kernel = BlockKernel(plan, plan.block_rows)
         for _ in range(n_blocks):
-            responsibilities, _ = kernel.score(rng.normal(size=(kernel.n_rows, d)))
+            responsibilities, _ = kernel.score(rng.standard_normal((kernel.n_rows, d), dtype=plan.dtype))
             kernel.collect(responsibilities * (rng.random(kernel.n_rows) < share))
         kernel.statistics()
         return tracemalloc.get_traced_memory()[1]
@@ -426,10 +444,11 @@ def peak_of(plan, share, n_blocks):
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
 def test_a_kernel_takes_no_more_than_it_says(covariance_type, k, d, share):
     """Beside the kernel itself the block of rows that is given to it, and some arrays of statistics."""
-    plan = plan_kernel(drawn(covariance_type, k, d, spread=0.1))
+    parameters = drawn(covariance_type, k, d, spread=0.1)
+    plan = plan_kernel(parameters)
     assert plan.together.all()
     matrices = np.prod(structure_named(covariance_type).shape(k, d)) + k * (d + 1)
-    for chosen in (plan, plan.centred):
+    for chosen in (plan, plan.centred, plan_kernel(parameters, SINGLE)):
         peak = peak_of(chosen, share, 3)
         rows = chosen.block_rows * (d + k) * 8
         assert peak <= block_bytes(covariance_type, k, d, 10**6) + rows + 16 * 8 * matrices
