@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--components", nargs="+", type=int, default=[2, 5, 16, 64])
     parser.add_argument("--features", nargs="+", type=int, default=[2, 4, 8, 16, 32, 48, 64, 128])
     parser.add_argument("--wide", nargs="+", type=int, default=[256, 384, 784], help="for the second table")
-    parser.add_argument("--narrow", nargs="+", type=int, default=[2, 4, 8, 12], help="for the third table")
+    parser.add_argument("--narrow", nargs="+", type=int, default=[2, 4, 8, 16], help="for the third table")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args(arguments)
     print("| covariances | K | d | features | joint | centred | chosen | costs |")
