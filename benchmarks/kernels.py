@@ -25,12 +25,12 @@ from threadpoolctl import threadpool_limits
 
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import FORMS, frames_of
-from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, plan_kernel
+from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, block_rows, plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.products import product, summed_product
 
 CHUNK_ROWS = 2048
-BLOCK_ROWS = 16_640
+PRODUCTS = 20
 
 
 def mixture(
@@ -90,32 +90,43 @@ def print_forms(parameters: MixtureParameters, repeats: int) -> None:
     print("|", " | ".join(map(str, [*shape, *cells, chosen.name.lower(), f"{cost:.2f}"])), "|", flush=True)
 
 
-def rate(compute: Callable[..., object], shape: tuple[int, int], threads: int, repeats: int) -> float:
-    """Return the GFlop/s of ``compute(coefficients, scores, features, sums)`` in so many threads at once."""
+def rate(
+    compute: Callable[..., object], shape: tuple[int, int], n_rows: int, threads: int, repeats: int
+) -> float:
+    """Return the GFlop/s of ``compute(coefficients, scores, features, sums)`` in so many threads together."""
     k, f = shape
-    rng = np.random.default_rng(0)
-
-    def run(_: int) -> float:
-        features, scores = rng.normal(size=(f, BLOCK_ROWS)), rng.normal(size=(k, BLOCK_ROWS))
-        coefficients, sums = rng.normal(size=shape), np.empty(shape)
-        together.wait()
-        return best(lambda: [compute(coefficients, scores, features, sums) for _ in range(10)], repeats)
-
     together = threading.Barrier(threads)
+
+    def run(seed: int) -> list[float]:
+        rng = np.random.default_rng(seed)
+        features, scores = rng.normal(size=(f, n_rows)), rng.normal(size=(k, n_rows))
+        coefficients, sums = rng.normal(size=shape), np.empty(shape)
+        times = []
+        for _ in range(repeats):
+            together.wait()
+            began = time.perf_counter()
+            for _ in range(PRODUCTS):
+                compute(coefficients, scores, features, sums)
+            together.wait()
+            times.append(time.perf_counter() - began)
+        return times
+
     with ThreadPoolExecutor(threads) as pool:
-        return sum(2e-8 * k * f * BLOCK_ROWS / seconds for seconds in pool.map(run, range(threads)))
+        seconds = min(map(max, zip(*pool.map(run, range(threads)), strict=True)))
+    return threads * PRODUCTS * 2e-9 * k * f * n_rows / seconds
 
 
 def print_products(n_components: int, n_features: int, repeats: int) -> None:
     """Print a line of the third table: the rates of products with features, as a whole and in slices."""
     shape = n_components, FORMS["full"].count(n_features)
+    n_rows = block_rows("full", n_components, n_features, Form.FEATURES)
     ways: list[Callable[..., object]] = [
         lambda coefficients, scores, features, sums: np.matmul(coefficients, features, out=scores),
         lambda coefficients, scores, features, sums: product(coefficients, features, scores),
         lambda coefficients, scores, features, sums: np.matmul(scores, features.T, out=sums),
         lambda coefficients, scores, features, sums: summed_product(scores, features, sums),
     ]
-    rates = [f"{rate(way, shape, threads, repeats):.0f}" for way in ways for threads in (1, 2)]
+    rates = [f"{rate(way, shape, n_rows, threads, repeats):.0f}" for way in ways for threads in (1, 2)]
     print(f"| {n_components} | {n_features} | {' | '.join(rates)} |", flush=True)
 
 
