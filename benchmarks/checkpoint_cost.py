@@ -36,7 +36,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits
+from emtau_dask.face import fit_sources
 from emtau_dask.face.config_data import MixtureOptions
 from emtau_dask.face.datasets import make_dataset
 from emtau_dask.storage import LocalObjects
@@ -71,7 +71,7 @@ class Spent:
             patch.object(LocalObjects, "put", counting_put),
             patch.object(CommitLog, "append", counting_append),
             patch.object(CheckpointJournal, "save", clocked(CheckpointJournal.save, self.commits)),
-            patch.object(fits, "fingerprint", clocked(fits.fingerprint, self.fingerprint)),
+            patch.object(fit_sources, "fingerprint", clocked(fit_sources.fingerprint, self.fingerprint)),
         ):
             yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -20,8 +21,10 @@ from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 
 __all__ = ["Fingerprint", "check_same", "fingerprint", "fingerprint_of", "source_entry"]
 
-SAMPLED_CHUNKS = 4
+SAMPLED_CHUNKS = 16
 SAMPLED_ROWS = 256
+SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
+"""What a sample may read, beyond one chunk: 64 MiB of values, or a twentieth of them all."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,23 @@ def _join(a: dict[int, str], b: dict[int, str]) -> dict[int, str]:
     return a | b
 
 
+def sampled(source: Source) -> dict[int, ChunkPlace]:
+    """Return which chunks are sampled: at most 16 of those that hold rows, evenly spaced.
+
+    As many as may be read, counted as if all were of the mean length; always one.
+    """
+    places = list(places_of(source.chunk_rows).values())
+    if not places:
+        return {}
+    all_bytes = math.prod(source.shape) * source.dtype.itemsize
+    allowed = max(SAMPLED_BYTES, all_bytes // SAMPLED_SHARE) * len(places) // max(1, all_bytes)
+    count = max(1, min(SAMPLED_CHUNKS, len(places), allowed))
+    picked = (places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count))
+    return {place.chunk: place for place in picked}
+
+
 def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint:
-    """Return the fingerprint of a source; reads at most 4 chunks, evenly spaced, 256 rows of each.
+    """Return the fingerprint of a source; reads the chunks that are `sampled`, 256 rows of each.
 
     Parameters
     ----------
@@ -74,9 +92,7 @@ def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint
         Its name, for the observer.
     observer : FitObserver
     """
-    places = list(places_of(source.chunk_rows).values())
-    picked = sorted({round(i) for i in np.linspace(0, len(places) - 1, SAMPLED_CHUNKS)}) if places else []
-    items = {places[i].chunk: places[i] for i in picked}
+    items = sampled(source)
     digests = run_pass(
         _SampleTask(source.reader()),
         partial(reduce, _join),

@@ -8,8 +8,9 @@ from typing import Any, Self
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.activity import ALGORITHMS, as_policy
-from emtau_dask.face.fits import fit_estimator, resume_estimator
+from emtau_dask.face.fits import fit_estimator
 from emtau_dask.face.fitted import FittedMixture
+from emtau_dask.face.resuming import resume_estimator
 
 __all__ = ["GaussianMixture"]
 

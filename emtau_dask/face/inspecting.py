@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from emtau_dask.engine.state import FitState
-from emtau_dask.face.fits import open_saved
+from emtau_dask.face.resuming import open_saved
 from emtau_dask.storage.commits import FORMAT, VERSION
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from emtau_dask.errors import CheckpointError, ConfigError
 from emtau_dask.face.computing import computing
 from emtau_dask.face.config import portable, resumed_config
 from emtau_dask.face.estimator import GaussianMixture
-from emtau_dask.face.fits import fit_estimator, mixture_in, open_saved, resume_estimator
+from emtau_dask.face.fits import fit_estimator
 from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
 from emtau_dask.face.plans import Plan, check_memory, plan_of
 from emtau_dask.face.policies import policy_of
 from emtau_dask.face.progress import progress_to, watching
+from emtau_dask.face.resuming import mixture_in, open_saved, resume_estimator
 from emtau_dask.face.zarr_rows import check_writable, refuse_existing, replacing
 from emtau_dask.storage import is_parquet, object_store
 from emtau_dask.storage.commits import check_startable, holds_run

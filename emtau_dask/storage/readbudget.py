@@ -1,9 +1,9 @@
 """A bound on the memory that reads under way take in one process.
 
-While zarr reads a chunk it holds the stored bytes, the decoded chunk and the
-array that it copies into: three times the chunk. With chunks of 128 MB two such
-reads at once cost more than the fit itself, so reads share a budget; small
-chunks are still read side by side.
+While zarr reads a chunk it holds the stored bytes, the decoded chunk and, where
+several make a result, the array that it copies into: two or three times the chunk.
+With chunks of 128 MB two such reads at once cost more than the fit itself, so reads
+share a budget; small chunks are still read side by side.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.url_store import UrlStore
 from emtau_dask.storage.urls import Url, is_url, read_errors
-from emtau_dask.storage.zarr_memory import peak_bytes
+from emtau_dask.storage.zarr_memory import peak_bytes, prototype_for
 
 __all__ = ["group_source", "open_zarr", "plain_zarr_of", "zarr_source"]
 
@@ -100,7 +100,8 @@ class ZarrReader:
                 read_errors(f"rows {start} to {stop} of the zarr array {self.where}", remote=self.remote),
                 READ_BUDGET.reading(self.peak_bytes(start, stop)),
             ):
-                rows = np.asarray(self.array[start:stop])
+                buffers = prototype_for(self.array, start, stop)
+                rows = np.asarray(self.array.get_basic_selection(slice(start, stop), prototype=buffers))
         finally:
             _reads.reset(token)
         if reads.missing:

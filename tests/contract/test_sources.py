@@ -234,3 +234,42 @@ def test_a_source_follows_only_a_plain_from_zarr(tmp_path):
     changed = [array + 1, array[::-1], array[:, ::-1], array.T.T * 2, array.map_blocks(np.negative)]
     for each in changed:
         assert np.array_equal(all_rows(as_source(each, ndim=2, what="X")), each.compute())
+
+
+LAYOUTS = {
+    "plain": {"chunks": (10, 3), "compressors": None},
+    "compressed": {"chunks": (10, 3)},
+    "sharded": {"chunks": (5, 3), "shards": (10, 3)},
+    "format 2": {"chunks": (10, 3), "zarr_format": 2},
+    "big endian": {"chunks": (10, 3), "serializer": zarr.codecs.BytesCodec(endian="big")},
+    "transposed": {"chunks": (10, 3), "filters": zarr.codecs.TransposeCodec(order=(1, 0))},
+    "format 2, by columns": {"chunks": (10, 3), "zarr_format": 2, "order": "F"},
+    "wider chunks": {"chunks": (10, 4)},
+    "parts of rows": {"chunks": (10, 2)},
+}
+ADOPTED = {"plain", "compressed", "format 2"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_rows_of_one_zarr_chunk_are_its_decoded_bytes_not_a_copy(layout, tmp_path, monkeypatch):
+    """zarr would copy them into an array of the result's own, which it begins with."""
+    values = np.random.default_rng(0).normal(size=(25, 3))
+    source = as_source(
+        zarr.create_array(store=tmp_path / "rows", data=values, **LAYOUTS[layout]), ndim=2, what="X"
+    )
+    begun = []
+
+    def empty(cls, shape, dtype, order="C"):
+        begun.append(np.empty(shape, dtype, order))
+        return cls(begun[-1])
+
+    monkeypatch.setattr(zarr.core.buffer.cpu.NDBuffer, "empty", classmethod(empty))
+    whole = source.reader().load(ChunkPlace(0, 10, 20), [])[0]
+    assert np.array_equal(whole, values[10:20])
+    assert whole.dtype == values.dtype
+    assert (not any(np.shares_memory(whole, array) for array in begun)) is (layout in ADOPTED)
+    for start, stop in [(0, 9), (10, 25), (20, 25), (5, 15)]:
+        begun.clear()
+        part = source.reader().load(ChunkPlace(0, start, stop), [])[0]
+        assert np.array_equal(part, values[start:stop])
+        assert any(np.shares_memory(part, array) for array in begun)

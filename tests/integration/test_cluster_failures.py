@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
 from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits as face_fits
+from emtau_dask.face import fits, resuming
 from emtau_dask.storage import as_source
 
 ITERATIONS = 12
@@ -65,7 +65,8 @@ def after_iterations(monkeypatch):
         def iteration(self, record, parameters):
             calls.get(record.iteration, lambda: None)()
 
-    monkeypatch.setattr(face_fits, "observer_for", lambda verbose: Observer())
+    for module in (fits, resuming):
+        monkeypatch.setattr(module, "observer_for", lambda verbose: Observer())
     return calls
 
 

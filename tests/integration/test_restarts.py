@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits as face_fits
+from emtau_dask.face import fits, resuming
 
 ITERATIONS, STARTS = 3, 3
 
@@ -26,7 +26,8 @@ def interrupted_after(monkeypatch):
                 if left[0] < 0:
                     raise KeyboardInterrupt
 
-    monkeypatch.setattr(face_fits, "observer_for", lambda verbose: Observer())
+    for module in (fits, resuming):
+        monkeypatch.setattr(module, "observer_for", lambda verbose: Observer())
 
     def set_to(iterations):
         left[0] = iterations

@@ -17,7 +17,7 @@ import numpy as np
 
 from emtau_dask import EMLazy, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
 from emtau_dask.engine.checkpoint_reading import read_commit, read_newest
-from emtau_dask.face import fits
+from emtau_dask.face import fits, resuming
 from emtau_dask.storage import LocalObjects, open_log
 from reliability.boundaries import Boundaries
 
@@ -229,7 +229,7 @@ def resume(scenario, folder, at=None, delays=None, meeting=None):
 def _meet(meeting):
     """Wait, after the next commit is read, until everyone who is to come is there."""
     folder, name, expected = meeting
-    plain = fits.read_newest
+    plain = resuming.read_newest
 
     def read_and_wait(log):
         saved = plain(log)
@@ -238,7 +238,7 @@ def _meet(meeting):
             time.sleep(0.001)
         return saved
 
-    fits.read_newest = read_and_wait
+    resuming.read_newest = read_and_wait
 
 
 def limited_memory(megabytes):

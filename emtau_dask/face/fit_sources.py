@@ -1,0 +1,75 @@
+"""What a fit reads: its rows, and what is read beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from emtau_dask.engine.cluster import resident
+from emtau_dask.engine.fingerprint import fingerprint, source_entry
+from emtau_dask.engine.manifest import SourceEntry
+from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.problem import check_counts
+from emtau_dask.engine.starts import check_responsibilities_shape
+from emtau_dask.face.data import fit_source, row_values_source
+from emtau_dask.storage import Source
+
+__all__ = ["FitSources", "opened_sources"]
+
+
+@dataclass(frozen=True)
+class FitSources:
+    """What a fit reads.
+
+    Attributes
+    ----------
+    rows : Source
+    weights, responsibilities : Source or None
+        In the chunks of the rows.
+    """
+
+    rows: Source
+    weights: Source | None
+    responsibilities: Source | None
+
+    def named(self) -> dict[str, Source]:
+        """Return those that there are, by what users call them."""
+        values = {
+            "X": self.rows,
+            "sample_weight": self.weights,
+            "responsibilities_init": self.responsibilities,
+        }
+        return {name: source for name, source in values.items() if source is not None}
+
+    def entries(self, observer: FitObserver) -> dict[str, SourceEntry | None]:
+        """Return their fingerprints, as a manifest has them; reads samples."""
+        found = {
+            name: source_entry(fingerprint(source, name, observer)) for name, source in self.named().items()
+        }
+        return {
+            "data": found["X"],
+            "sample_weight": found.get("sample_weight"),
+            "responsibilities_init": found.get("responsibilities_init"),
+        }
+
+
+@contextmanager
+def opened_sources(
+    estimator: Any, X: Any, sample_weight: Any, responsibilities_init: Any
+) -> Iterator[FitSources]:
+    """Open what a fit reads; what of it lies in memory is on the workers of a cluster until the end."""
+    rows = fit_source(estimator, X)
+    weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
+    responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
+    check_responsibilities_shape(responsibilities, rows, estimator.n_components)
+    check_counts(rows, weights, estimator.n_components)
+    with (
+        resident(rows) as kept_rows,
+        resident(None if weights is None else weights.aligned(rows.chunk_rows)) as kept_weights,
+        resident(
+            None if responsibilities is None else responsibilities.aligned(rows.chunk_rows)
+        ) as kept_responsibilities,
+    ):
+        yield FitSources(kept_rows, kept_weights, kept_responsibilities)
