@@ -3,13 +3,14 @@
     python benchmarks/kernels.py
     python benchmarks/kernels.py --types full diag --components 2 16 --features 4 32
 
-Nanoseconds per row, best of several, one thread: scoring a chunk of 2,048 rows and summing
+Nanoseconds per row, best of several, one thread: scoring a chunk of 4,096 rows and summing
 its statistics. The rule of `mixture.kernel` should choose the fastest form, or one
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
 `LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end. A third
 has the rates of products with features in GFlop/s, as NumPy forms them as a whole and in slices
-(`mixture.products`), on one thread and on two at once.
+(`mixture.products`), on one thread and on two at once. A fourth has the time of an exponential, NumPy's
+and ours, of values that do and do not underflow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,22 @@ from threadpoolctl import threadpool_limits
 
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import FORMS, frames_of
-from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, block_rows, plan_kernel
+from emtau_dask.mixture.kernel import (
+    BlockKernel,
+    Form,
+    KernelPlan,
+    block_rows,
+    even_length,
+    exponentials,
+    plan_kernel,
+)
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.products import product, summed_product
 
-CHUNK_ROWS = 2048
+CHUNK_ROWS = 4096
 PRODUCTS = 20
+EXPONENTS = 2**16
+RANGES = {"-100 to 0": (-100, 0), "-745 to -708": (-745, -708), "-3000 to 0": (-3000, 0)}
 
 
 def mixture(
@@ -62,7 +73,7 @@ def nanoseconds(plan: KernelPlan, repeats: int) -> float:
     """Return the time per row of a chunk under ``plan``."""
     means, rng = plan.parameters.means, np.random.default_rng(1)
     rows = rng.normal(size=(CHUNK_ROWS, means.shape[1])) + means[rng.integers(len(means), size=CHUNK_ROWS)]
-    size = min(plan.block_rows, CHUNK_ROWS)
+    size = even_length(CHUNK_ROWS, plan.block_rows)
 
     def run() -> None:
         kernel = BlockKernel(plan, size)
@@ -130,6 +141,25 @@ def print_products(n_components: int, n_features: int, repeats: int) -> None:
     print(f"| {n_components} | {n_features} | {' | '.join(rates)} |", flush=True)
 
 
+def print_exponentials(name: str, low: float, high: float, repeats: int) -> None:
+    """Print a line of the fourth table: nanoseconds of an exponential, less those of copying its argument."""
+    values = np.random.default_rng(0).uniform(low, high, EXPONENTS)
+    out = np.empty_like(values)
+
+    def ours() -> None:
+        np.copyto(out, values)
+        exponentials(out)
+
+    def numpys() -> None:
+        np.copyto(out, values)
+        np.exp(out, out=out)
+
+    with np.errstate(under="ignore"):
+        spent = [best(run, repeats) for run in (lambda: np.copyto(out, values), numpys, ours)]
+    cells = (f"{(each - spent[0]) / EXPONENTS * 1e9:.2f} ns" for each in spent[1:])
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -167,6 +197,9 @@ def main(arguments: list[str] | None = None) -> None:
         for k in options.components:
             for d in options.narrow:
                 print_products(k, d, options.repeats)
+        print("\n| exponents | NumPy | ours |\n|---|---|---|")
+        for name, (low, high) in RANGES.items():
+            print_exponentials(name, low, high, options.repeats)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.kernel import Form, block_rows
+from emtau_dask.mixture.kernel import Form, block_rows, even_length
 from emtau_dask.mixture.statistics import (
     PairwiseMerger,
     SufficientStatistics,
@@ -230,7 +230,8 @@ class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientSt
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
-        n_rows = block_rows(self.structure.name, self.n_components, n_features, Form.CENTRED)
+        wanted = block_rows(self.structure.name, self.n_components, n_features, Form.CENTRED)
+        n_rows = even_length(len(positions), wanted)
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
             of_block = None if weights is None else weights[where]

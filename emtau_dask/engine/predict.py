@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.chunks import LoadedChunk
 from emtau_dask.mixture.arrays import Floats
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, even_length
+from emtau_dask.mixture.parameters import most_probable
 
 __all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring", "score_chunk"]
 
@@ -72,8 +73,8 @@ def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scorin
     """
     n_components, n_rows = plan.parameters.n_components, len(loaded.rows)
     results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
-    kernel = BlockKernel(plan, plan.block_rows)
     positions = loaded.positions()
+    kernel = BlockKernel(plan, even_length(len(positions), plan.block_rows))
     for where, rows in loaded.blocks(positions, kernel.n_rows):
         responsibilities, log_likelihoods = kernel.score(rows)
         loaded.check_reach(positions[where], log_likelihoods)
@@ -83,8 +84,7 @@ def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scorin
 
 
 def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    labels: NDArray[np.intp] = responsibilities.argmax(axis=0)
-    return labels
+    return most_probable(responsibilities)[0].astype(np.intp)
 
 
 def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:

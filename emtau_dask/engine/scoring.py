@@ -16,8 +16,8 @@ from emtau_dask.engine.chunks import ChunkLoader, LoadedChunk
 from emtau_dask.engine.passes import ReadingTask
 from emtau_dask.mixture.arrays import Bools, Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan
-from emtau_dask.mixture.parameters import entropy
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, even_length
+from emtau_dask.mixture.parameters import entropy, most_probable
 from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
 from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
 
@@ -273,6 +273,8 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         return tracking.writer.write(chunk, written)
 
     def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
+        if not len(positions):
+            return None
         weights = loaded.weights_at(positions)
         kernel, entropies = self._kernel(positions), []
         for where, responsibilities, _ in self._scored_blocks(kernel, loaded, positions):
@@ -283,7 +285,8 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             entropies.append(float(row_entropy.sum()))
             kernel.collect(responsibilities)
         statistics = kernel.statistics()
-        return None if statistics is None else HeldRows(statistics, math.fsum(entropies))
+        assert statistics is not None
+        return HeldRows(statistics, math.fsum(entropies))
 
     def _evidence(
         self, loaded: LoadedChunk, positions: Ints
@@ -293,8 +296,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
 
         def record(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
-            evidence.labels[where] = responsibilities.argmax(axis=0)
-            evidence.responsibilities[where] = responsibilities.max(axis=0)
+            evidence.labels[where], evidence.responsibilities[where] = most_probable(responsibilities)
             evidence.log_likelihoods[where] = log_likelihoods
 
         return *self._score(loaded, positions, record), evidence
@@ -315,7 +317,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         return kernel.statistics(), math.fsum(sums)
 
     def _kernel(self, positions: Ints) -> BlockKernel:
-        return BlockKernel(self.plan, max(1, min(self.plan.block_rows, len(positions))))
+        return BlockKernel(self.plan, even_length(len(positions), self.plan.block_rows))
 
     def _scored_blocks(
         self, kernel: BlockKernel, loaded: LoadedChunk, positions: Ints

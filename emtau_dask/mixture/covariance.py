@@ -205,7 +205,7 @@ def _add_full(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     for roots in islice(tiles, 1):
         squares(roots.T, scatter[k])
     for roots in tiles:
-        scatter[k] += roots.T @ roots
+        scatter[k] += np.dot(roots.T, roots)
 
 
 def _add_tied(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:

@@ -170,7 +170,7 @@ class JointProducts:
             residuals = self._buffered(len(which), len(factors.centre))
             np.take(self._rows, which, axis=0, out=residuals, mode="clip")
             residuals -= factors.centre
-            residuals -= factors.means[begin:stop][components]
+            residuals -= np.take(factors.means[begin:stop], components, axis=0, mode="clip")
             residuals *= np.sqrt(responsibilities[begin:stop][components, which])[:, np.newaxis]
             for k in range(begin, stop):
                 own = residuals[(ends[k - 1] if k else 0) - before : ends[k] - before]

@@ -32,7 +32,16 @@ from emtau_dask.mixture.features import FORMS, FeatureProducts, Frame, condition
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics, merge, spread_out, tile_rows
 
-__all__ = ["BlockKernel", "Form", "KernelPlan", "block_bytes", "block_rows", "plan_kernel"]
+__all__ = [
+    "BlockKernel",
+    "Form",
+    "KernelPlan",
+    "block_bytes",
+    "block_rows",
+    "even_length",
+    "exponentials",
+    "plan_kernel",
+]
 
 DOUBLE = np.dtype(np.float64)
 SINGLE_EPS = float(np.finfo(np.float32).eps)
@@ -50,6 +59,8 @@ share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
 BLOCK_BYTES = 2**23
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
+LEAST_EXPONENT = {dtype: float(np.log(np.finfo(dtype).tiny)) + 8.0 for dtype in map(np.dtype, ("f4", "f8"))}
+"""Below it exponentials are taken for 0, by dtype: 3,000 times the smallest normal number."""
 
 
 class Form(Enum):
@@ -90,14 +101,29 @@ def block_rows(covariance_type: str, n_components: int, n_features: int, form: F
     return max(least, min(MAX_BLOCK_ROWS, rows // MIN_BLOCK_ROWS * MIN_BLOCK_ROWS))
 
 
+def even_length(n_rows: int, wanted: int) -> int:
+    """Return how long the blocks of ``n_rows`` rows are: all alike, and as near to ``wanted`` as can be.
+
+    At most half as long again, so that a chunk with some more active rows than
+    ``wanted`` is one block; and a multiple of 64 rows, which slices divide.
+    """
+    length = -(-n_rows // max(1, round(n_rows / wanted)))
+    return max(1, -(-length // MIN_BLOCK_ROWS)) * MIN_BLOCK_ROWS
+
+
+def _longest(n_rows: int, wanted: int) -> int:
+    """Return an upper bound of `even_length` for chunks of up to ``n_rows`` rows."""
+    return min(n_rows, 3 * wanted // 2) + MIN_BLOCK_ROWS
+
+
 def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of the bytes that a kernel takes for chunks of ``n_rows`` rows."""
     shape = covariance_type, n_components, n_features
     in_blocks = max(
-        min(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form)
+        _longest(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form)
         for form in {form_of(*shape), *([Form.JOINT] if covariance_type == "full" else []), Form.CENTRED}
     )
-    stretch = stretch_rows(n_components, n_features, block_rows(*shape, Form.CENTRED))
+    stretch = stretch_rows(n_components, n_features, _longest(n_rows, block_rows(*shape, Form.CENTRED)))
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
@@ -148,7 +174,7 @@ class KernelPlan:
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block: in float32, of half as many bytes each, twice as many."""
+        """About how many rows a block has: in float32, of half as many bytes each, twice as many."""
         parameters = self.parameters
         shape = parameters.covariance_type, parameters.n_components, parameters.n_features
         rows = block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
@@ -232,6 +258,22 @@ def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:
     return KernelPlan(parameters, Form.JOINT, frame, good)
 
 
+def exponentials(values: Floats) -> None:
+    """Replace ``values``, at most 0, by their exponentials; next to the smallest numbers that is 0.
+
+    NumPy's takes 7 to 50 times as long where it underflows (`benchmarks/kernels.py`), and what is
+    computed with the subnormal numbers that may come of it takes longer still.
+    """
+    least = LEAST_EXPONENT[values.dtype]
+    if not values.min(initial=0.0) < least:
+        np.exp(values, out=values)
+        return
+    vanished = values < least
+    np.maximum(values, least, out=values)
+    np.exp(values, out=values)
+    np.copyto(values, 0.0, where=vanished)
+
+
 class BlockKernel:
     """Scores blocks of rows, and sums their statistics; its buffers serve one task.
 
@@ -308,7 +350,7 @@ class BlockKernel:
             )
         peaks = log_densities.max(axis=0)
         log_densities -= peaks
-        np.exp(log_densities, out=log_densities)
+        exponentials(log_densities)
         sums = log_densities.sum(axis=0)
         log_densities *= 1.0 / sums
         return log_densities, np.add(peaks, np.log(sums), dtype=np.float64)

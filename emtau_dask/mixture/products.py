@@ -6,7 +6,7 @@ transposed, at most about a thousand results; where a factor has few rows,
 packing takes longer than the product. And NumPy's `matmul` keeps the
 interpreter lock, and with it all other threads, while it computes a result of at
 most 500 numbers, however long the factors are; a stack of results, one of each
-slice, is longer.
+slice, is longer. `dot` never keeps it, but copies factors whose rows are apart.
 """
 
 from __future__ import annotations
@@ -101,5 +101,7 @@ def _write_sum(a: AnyArray, b: AnyArray, out: Floats) -> None:
         sums.sum(axis=0, dtype=np.float64, out=out)
         if rest := n % count:
             out += np.matmul(a[:, -rest:], b[:, -rest:].T)
+    elif a.flags.forc and b.flags.forc:
+        out[...] = np.dot(a, b.T)
     else:
         np.matmul(a, b.T, out=out)

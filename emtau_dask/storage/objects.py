@@ -9,6 +9,7 @@ question of concurrency, who writes a commit first, is answered by `create`.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -207,19 +208,17 @@ class LocalObjects:
                 about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode):
                     return None
-                with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    return file.read(min(limit, about.st_size) + 1)
+                return _read(descriptor, min(limit, about.st_size) + 1)
             finally:
                 os.close(descriptor)
 
     def _write_partial(self, path: Path, data: bytes, *, durable: bool) -> Path:
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
-        if not path.parent.is_dir():
-            self._make_folder(path.parent)
         try:
-            with partial.open("xb") as file:
-                file.write(data)
-                file.flush()
+            with self._opened(partial) as file:
+                left = memoryview(data)
+                while len(left):
+                    left = left[file.write(left) :]
                 if durable:
                     os.fsync(file.fileno())
         except BaseException:
@@ -227,6 +226,14 @@ class LocalObjects:
                 partial.unlink()
             raise
         return partial
+
+    def _opened(self, path: Path) -> io.FileIO:
+        """Return a new file, in a folder that is made where there is none."""
+        try:
+            return path.open("xb", buffering=0)
+        except FileNotFoundError:
+            self._make_folder(path.parent)
+            return path.open("xb", buffering=0)
 
     def _make_folder(self, folder: Path) -> None:
         """Make folders below the root, never the root itself: where it has vanished, so has the run."""
@@ -305,6 +312,15 @@ class LocalObjects:
                 else:
                     path.unlink()
             root.rmdir()
+
+
+def _read(descriptor: int, limit: int) -> bytes:
+    """Return what there is of a file from where it stands, at most ``limit`` bytes."""
+    pieces = []
+    while limit > 0 and (piece := os.read(descriptor, limit)):
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
 
 
 def _fsync(path: str) -> None:

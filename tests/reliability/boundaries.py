@@ -118,10 +118,7 @@ class _Halves:
         for part in (data[:half], data[half:]):
             self._boundaries.step("write")
             self._file.write(part)
-            self._file.flush()
-
-    def flush(self):
-        self._file.flush()
+        return len(data)
 
     def fileno(self):
         return self._file.fileno()

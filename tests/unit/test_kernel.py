@@ -12,7 +12,16 @@ from references import COVARIANCE_TYPES, LONG, full_covariances, naive_statistic
 from emtau_dask.mixture import joint
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import Frame, conditions
-from emtau_dask.mixture.kernel import BlockKernel, Form, KernelPlan, block_bytes, block_rows, plan_kernel
+from emtau_dask.mixture.kernel import (
+    BlockKernel,
+    Form,
+    KernelPlan,
+    block_bytes,
+    block_rows,
+    even_length,
+    exponentials,
+    plan_kernel,
+)
 from emtau_dask.mixture.parameters import MixtureParameters
 
 N, K, D = 50, 3, 4
@@ -424,12 +433,47 @@ def test_a_block_is_a_multiple_of_64_rows_within_limits(covariance_type, form, k
     assert 64 <= rows <= 32768
 
 
+@pytest.mark.parametrize("wanted", [64, 512, 3712, 32768])
+@pytest.mark.parametrize("n_rows", [0, 1, 63, 64, 65, 500, 5000, 5569, 100_000, 1_000_003])
+def test_blocks_are_about_as_long_as_wanted_and_all_alike(n_rows, wanted):
+    length = even_length(n_rows, wanted)
+    count = -(-n_rows // length)
+    assert length % 64 == 0
+    assert 64 <= length <= 3 * wanted // 2 + 64
+    assert count <= max(1, round(n_rows / wanted))
+    assert (
+        length < n_rows / max(count, 1) + 64 or n_rows == 0
+    )  # none is longer than an equal share, but for 64
+
+
+EXPONENTS = {
+    "ordinary": np.linspace(-50, 0, 999),
+    "some vanish": -np.logspace(-3, 5, 999),
+    "all vanish": np.linspace(-5000, -750, 999),
+    "with infinity": np.array([0.0, -np.inf, -3.0]),
+    "NaN": np.array([0.0, np.nan, -1e4]),
+    "none": np.empty(0),
+}
+
+
+@pytest.mark.parametrize(("dtype", "small"), [("f8", 1e-300), ("f4", 1e-34)])
+@pytest.mark.parametrize("case", EXPONENTS)
+def test_exponentials_are_scipys_where_they_count_and_else_zero(case, dtype, small):
+    values = EXPONENTS[case].astype(dtype)
+    expected = np.array([scipy.special.exp10(value / np.log(10)) for value in values.astype("f8")])
+    with np.errstate(all="ignore"):
+        exponentials(values)
+    assert np.allclose(values, expected, rtol=1e-11 if dtype == "f8" else 1e-5, atol=small, equal_nan=True)
+    assert not ((values != 0) & (np.abs(values) < np.finfo(dtype).tiny)).any()
+    assert (values[expected < small / 1e8] == 0).all()
+
+
 def peak_of(plan, share, n_blocks):
-    """The most bytes allocated while blocks are scored and their statistics are summed."""
+    """The most bytes allocated while blocks of the greatest length are scored and summed."""
     rng, d = np.random.default_rng(0), plan.parameters.n_features
     tracemalloc.start()
     try:
-        kernel = BlockKernel(plan, plan.block_rows)
+        kernel = BlockKernel(plan, 3 * plan.block_rows // 2)
         for _ in range(n_blocks):
             responsibilities, _ = kernel.score(rng.standard_normal((kernel.n_rows, d), dtype=plan.dtype))
             kernel.collect(responsibilities * (rng.random(kernel.n_rows) < share))
@@ -450,7 +494,7 @@ def test_a_kernel_takes_no_more_than_it_says(covariance_type, k, d, share):
     matrices = np.prod(structure_named(covariance_type).shape(k, d)) + k * (d + 1)
     for chosen in (plan, plan.centred, plan_kernel(parameters, SINGLE)):
         peak = peak_of(chosen, share, 3)
-        rows = chosen.block_rows * (d + k) * 8
+        rows = 3 * chosen.block_rows // 2 * (d + k) * 8
         assert peak <= block_bytes(covariance_type, k, d, 10**6) + rows + 16 * 8 * matrices
 
 

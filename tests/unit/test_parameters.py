@@ -16,10 +16,23 @@ from emtau_dask.mixture.parameters import (
     entropy,
     expected_log_density,
     m_step,
+    most_probable,
 )
 from emtau_dask.mixture.statistics import zero
 
 N, K, D = 60, 3, 2
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("k", [1, 2, 16, 255, 256, 257])
+@pytest.mark.parametrize("levels", [2, 1000])
+def test_the_most_probable_component_is_the_first_of_the_largest(k, dtype, levels):
+    """With few levels nearly all rows have ties."""
+    scores = (np.random.default_rng(0).integers(levels, size=(k, 500)) / levels).astype(dtype)
+    labels, largest = most_probable(scores)
+    assert np.array_equal(labels, [list(row).index(max(row)) for row in scores.T])
+    assert np.array_equal(largest, [max(row) for row in scores.T])
+    assert labels.dtype == (np.uint8 if k <= 256 else np.uint16)
 
 
 @pytest.fixture(params=COVARIANCE_TYPES)
