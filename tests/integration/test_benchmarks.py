@@ -118,9 +118,15 @@ def test_kernels(main_of, capsys):
     arguments = ["--types", "full", "diag", "--components", "2", "--features", "2", "32", "--wide", "8"]
     main_of("kernels")([*arguments, "--narrow", "4", "--repeats", "1"])
     printed = capsys.readouterr().out.splitlines()
-    components, features, *rates = (float(cell) for cell in printed[-1].strip("|").split("|"))
+    end = printed.index("| exponents | NumPy | ours |")
+    components, features, *rates = (float(cell) for cell in printed[end - 2].strip("|").split("|"))
     assert (components, features, len(rates)) == (2, 4, 8)
     assert min(rates) > 0
+    assert [line.split(" | ")[0] for line in printed[end + 2 :]] == [
+        "| -100 to 0",
+        "| -745 to -708",
+        "| -3000 to 0",
+    ]
     lines = [line.split(" | ") for line in printed if " ns " in line]
     shapes = [("| full", "2"), ("| full", "32"), ("| diag", "2"), ("| diag", "32")]
     assert [(line[0], line[2]) for line in lines[:4]] == shapes
