@@ -43,7 +43,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
 from emtau_dask.engine.caching import cache_limit
-from emtau_dask.engine.planning import demand
+from emtau_dask.engine.planning import FitOutline, demand
 from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.storage import as_source, open_source, places_of
 
@@ -221,15 +221,15 @@ def times(found: dict[str, Any], pauses: Pauses) -> dict[str, float]:
 
 
 def needed(folder: Path, options: argparse.Namespace) -> int:
-    return demand(
-        {"X": open_source(str(folder / ZSTD))},
+    outline = FitOutline(
         n_components=options.components,
         covariance_type="full",
         fields=None,
         threads=options.threads,
         cache_limit=cache_limit(),
         read_ahead_limit=read_ahead_limit(),
-    ).memory
+    )
+    return demand({"X": open_source(str(folder / ZSTD))}, outline).memory
 
 
 def report(found: Measured) -> None:

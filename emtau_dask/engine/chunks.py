@@ -218,15 +218,17 @@ class ChunkLoader:
             self.cache.drop(loaded.chunk)
 
 
-def loaded_bytes(sources: Sequence[Source]) -> dict[int, int]:
+def loaded_bytes(sources: Sequence[Source], chunk_rows: Sequence[int]) -> dict[int, int]:
     """Return the bytes that each chunk takes when it is loaded, by chunk.
 
     Parameters
     ----------
     sources : sequence of Source
-        The rows, and what is read beside them, in the same chunks.
+        The rows, and what is read beside them.
+    chunk_rows : sequence of int
+        Rows of each chunk.
     """
     width = ROW_BYTES + sum(
         math.prod(source.shape[1:]) * max(source.dtype.itemsize, DOUBLE.itemsize) for source in sources
     )
-    return {chunk: rows * width for chunk, rows in enumerate(sources[0].chunk_rows) if rows}
+    return {chunk: rows * width for chunk, rows in enumerate(chunk_rows) if rows}

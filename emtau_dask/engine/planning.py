@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 
 from emtau_dask.engine.chunks import loaded_bytes
 from emtau_dask.engine.merge_tree import FAN_IN, batches_of
@@ -15,7 +16,7 @@ from emtau_dask.mixture.kernel import block_bytes
 from emtau_dask.storage import RangeSource, RowFields, Source, is_stored
 from emtau_dask.storage.zarr_source import READ_BUDGET
 
-__all__ = ["FitDemand", "demand", "largest_chunk"]
+__all__ = ["FitDemand", "FitOutline", "demand", "largest_chunk"]
 
 PROCESS_BYTES = 280 * 10**6
 """The interpreter with every library that a fit loads, in a process of its own or a dask worker."""
@@ -25,6 +26,8 @@ ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
 """Of a row while its chunk is processed: positions twice, two values of evidence, its weight, masks."""
 STATE_COPIES = 6
 SAMPLE_COPIES = 6
+READING_SLACK = 2**22
+"""What a read holds beside what is in proportion to its rows, for chunks as they are not yet."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +66,12 @@ class FitDemand:
     complete: bool
 
 
-def demand(
-    sources: Mapping[str, Source],
-    *,
-    n_components: int,
-    covariance_type: str,
-    fields: RowFields | None,
-    threads: int,
-    cache_limit: int,
-    read_ahead_limit: int,
-) -> FitDemand:
-    """Return what a fit of these sources needs.
+@dataclass(frozen=True)
+class FitOutline:
+    """What a fit's demand depends on beside its data.
 
-    Parameters
+    Attributes
     ----------
-    sources : mapping of str to Source
-        The rows under ``"X"``, and what is read beside them, in the same chunks.
     n_components : int
     covariance_type : str
     fields : RowFields or None
@@ -91,35 +84,88 @@ def demand(
         Bytes of chunks that the process may hold before their tasks ask for
         them; 0 where other processes run the tasks.
     """
+
+    n_components: int
+    covariance_type: str
+    fields: RowFields | None
+    threads: int
+    cache_limit: int
+    read_ahead_limit: int
+
+
+def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
+    """Return what a fit of these sources needs.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+        The rows under ``"X"``, and what is read beside them, in the same chunks.
+    outline : FitOutline
+    """
     rows = sources["X"]
-    longest = max(rows.chunk_rows, default=0)
     reading = sum(_reading(source) for source in sources.values())
-    held = sum(_chunk_bytes(source, longest) for source in sources.values())
-    beside = _beside(longest, rows.shape[1], n_components, covariance_type, fields)
-    ahead = _ahead_bytes(sources, threads, read_ahead_limit)
-    reads = 2 * threads if ahead else threads
-    under_way = min(reads * (reading - held), max(READ_BUDGET.limit, reading))
-    arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
-    resident = sum(array.nbytes for array in arrays if array is not None)
-    sample = SAMPLE_COPIES * sample_size(n_components, rows.shape[1]) * rows.shape[1] * FLOAT
-    cached = 0 if fields is None else _cached_bytes(sources, rows.shape[0])
-    to_cache = threads * _cached_bytes(sources, longest) if cached and cache_limit else 0
-    working = max(threads * (held + beside) + max(0, under_way) + to_cache + ahead, sample)
     costs = chunk_costs(rows)
     batched = all(source.addressable for source in sources.values())
     leaves = {(0, chunk) for chunk in costs}
     if batched and costs:
         leaves = {(batch.level, batch.number) for batch in batches_of(costs)}
     return FitDemand(
-        memory=PROCESS_BYTES + resident + working + min(cached, cache_limit),
+        memory=_memory(sources, outline, rows.chunk_rows, reading),
         largest_read=reading,
-        cache=min(cached, cache_limit),
-        read_ahead=ahead,
+        cache=_cached(sources, outline),
+        read_ahead=_ahead_bytes(sources, outline, rows.chunk_rows),
         pass_bytes=sum(math.prod(source.shape) * source.dtype.itemsize for source in sources.values()),
         tasks=len(leaves) + _merges(leaves),
         chunks=len(costs),
         complete=batched,
     )
+
+
+def _memory(
+    sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int], reading: int
+) -> int:
+    """Return the bytes that a process needs; reading the longest chunk, it holds ``reading`` at once."""
+    rows, threads, K = sources["X"], outline.threads, outline.n_components
+    longest = max(chunk_rows, default=0)
+    held = sum(_chunk_bytes(source, longest) for source in sources.values())
+    beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
+    ahead = _ahead_bytes(sources, outline, chunk_rows)
+    being_read = threads * held + min(ahead, threads * held)
+    beside_rows = being_read * max(0, reading - held) // held if held else 0
+    under_way = min(beside_rows, max(READ_BUDGET.limit, reading))
+    arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
+    resident = sum(array.nbytes for array in arrays if array is not None)
+    sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
+    cached = _cached(sources, outline)
+    to_cache = threads * _cached_bytes(sources, longest) if cached else 0
+    working = max(threads * (held + beside) + under_way + to_cache + ahead, sample)
+    return PROCESS_BYTES + resident + working + cached
+
+
+def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:
+    """Return how many rows chunks may have, as stored and as read, for a fit to stay within ``limit`` bytes.
+
+    Of numbers a twentieth apart; 0 where none will do. Reading a chunk is taken
+    to hold as many bytes for each of its rows as it does now.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+    outline : FitOutline
+    limit : int
+    """
+    longest = max(sources["X"].chunk_rows, default=0)
+    reading = sum(_reading(source) for source in sources.values())
+
+    def needed(rows: int) -> int:
+        whole, rest = divmod(sources["X"].shape[0], rows)
+        chunks = (*[rows] * min(whole, outline.threads), rest)
+        return _memory(sources, outline, chunks, READING_SLACK + reading * rows // longest)
+
+    rows = longest
+    while rows and needed(rows) > limit:
+        rows = rows * 19 // 20
+    return rows
 
 
 def _is_in_memory(source: Source) -> bool:
@@ -158,12 +204,20 @@ def _beside(
     return blocks + statistics + state + n_rows * ROW_BYTES
 
 
-def _ahead_bytes(sources: Mapping[str, Source], threads: int, limit: int) -> int:
+def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int]) -> int:
     """Return the most bytes that are held read ahead: a chunk for each thread, of those within the limit."""
     if not is_stored(sources["X"]) or not all(source.addressable for source in sources.values()):
         return 0
-    sizes = loaded_bytes(list(sources.values())).values()
-    return min(limit, threads * max((size for size in sizes if size <= limit), default=0))
+    limit = outline.read_ahead_limit
+    sizes = loaded_bytes(list(sources.values()), chunk_rows).values()
+    return min(limit, sum(nlargest(outline.threads, (size for size in sizes if size <= limit))))
+
+
+def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
+    """Return the most bytes of active rows that are kept between passes."""
+    if outline.fields is None:
+        return 0
+    return min(outline.cache_limit, _cached_bytes(sources, sources["X"].shape[0]))
 
 
 def _cached_bytes(sources: Mapping[str, Source], n_rows: int) -> int:
@@ -186,17 +240,3 @@ def _merges(leaves: set[tuple[int, int]]) -> int:
         level += 1
         nodes = set(groups) | {number for depth, number in leaves if depth == level}
     return merges
-
-
-def largest_chunk(found: FitDemand, longest: int, limit: int) -> int:
-    """Return about how many rows a chunk may have for a fit to stay within ``limit`` bytes, at least 0.
-
-    What tasks hold is taken as proportional to their chunks' rows, less a tenth
-    for what is not: blocks, statistics. Where chunks are too long to be read
-    ahead, shorter ones may take twice as much, once loaded and once ahead.
-    """
-    fixed = PROCESS_BYTES + found.cache + found.read_ahead
-    room, needed = limit - fixed, found.memory - fixed
-    if not found.read_ahead:
-        needed *= 2
-    return max(0, int(0.9 * longest * room / needed)) if needed > 0 else longest

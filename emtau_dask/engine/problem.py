@@ -92,7 +92,7 @@ class Problem:
         """What a pass over the rows may read ahead; None for rows that are not stored, or no bytes."""
         if not self.read_ahead or not is_stored(self.rows):
             return None
-        return AheadBudget(self.read_ahead, loaded_bytes(self.sources))
+        return AheadBudget(self.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
     def loader(self) -> ChunkLoader:
         """Return what tasks take along to load chunks."""

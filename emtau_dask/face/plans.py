@@ -11,7 +11,7 @@ from rich.table import Table
 
 from emtau_dask.engine.caching import cache_limit
 from emtau_dask.engine.fitting import row_fields
-from emtau_dask.engine.planning import FitDemand, demand, largest_chunk
+from emtau_dask.engine.planning import FitDemand, FitOutline, demand, largest_chunk
 from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.errors import ConfigError
 from emtau_dask.face.policies import policy_of
@@ -37,12 +37,15 @@ class Plan:
         Bytes that a process may use, where that is known.
     longest : int
         Rows of the longest chunk.
+    fitting : int
+        Rows that chunks may have for the limit to be kept; 0 where none will do.
     """
 
     demand: FitDemand
     threads: int
     limit: int | None
     longest: int
+    fitting: int
 
 
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
@@ -54,8 +57,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
     fields = row_fields(inputs.rows, model.n_components, policy_of(config.algorithm), config.stop.max_iter)
-    found = demand(
-        sources,
+    outline = FitOutline(
         n_components=model.n_components,
         covariance_type=model.covariance_type,
         fields=fields,
@@ -63,8 +65,13 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         cache_limit=cache_limit(),
         read_ahead_limit=read_ahead_limit() if cluster.scheduler == "threads" else 0,
     )
+    found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
-    return Plan(found, threads, limit, max(inputs.rows.chunk_rows, default=0))
+    longest = max(inputs.rows.chunk_rows, default=0)
+    fitting = longest
+    if limit is not None and found.memory > limit:
+        fitting = largest_chunk(sources, outline, limit)
+    return Plan(found, threads, limit, longest, fitting)
 
 
 def check_memory(plan: Plan) -> None:
@@ -77,10 +84,9 @@ def check_memory(plan: Plan) -> None:
     """
     if plan.limit is None or plan.demand.memory <= plan.limit:
         return
-    rows = largest_chunk(plan.demand, plan.longest, plan.limit)
     remedy = (
-        f"Write the data in chunks of at most {rows:,} rows (they have {plan.longest:,})"
-        if rows
+        f"Write the data in chunks of at most {plan.fitting:,} rows (they have {plan.longest:,})"
+        if plan.fitting
         else "What does not depend on the chunks needs about as much: raise it"
     )
     if plan.demand.cache:

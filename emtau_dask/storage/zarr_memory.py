@@ -37,12 +37,15 @@ ADOPTING = BufferPrototype(buffer=cpu.Buffer, nd_buffer=AdoptingBuffer)
 
 
 def _is_adopted(array: zarr.Array[Any], start: int, stop: int) -> bool:
-    """Return whether the rows are one chunk, and laid out in it as in the result; shards allow no buffers."""
+    """Return whether the rows are one chunk, laid out in it as in the result.
+
+    Of the array's last chunk they may be the beginning. Shards allow no buffers.
+    """
     if array.shards is not None or array.filters or array.order != "C":
         return False
     swapped = getattr(array.serializer, "endian", None) is Endian.big
-    whole = start % array.chunks[0] == 0 and (stop - start, *array.shape[1:]) == array.chunks
-    return whole and not swapped
+    begins, ends = start % array.chunks[0] == 0, stop == min(start + array.chunks[0], array.shape[0])
+    return begins and ends and array.shape[1:] == array.chunks[1:] and not swapped
 
 
 def prototype_for(array: zarr.Array[Any], start: int, stop: int) -> BufferPrototype:

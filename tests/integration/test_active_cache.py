@@ -18,7 +18,7 @@ from zarr.storage import LocalStore
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.activity import NextPass, Schedule
-from emtau_dask.engine.planning import demand
+from emtau_dask.engine.planning import FitOutline, demand
 from emtau_dask.storage import RowFields, as_source, open_source, rowcache
 
 N, D, K, CHUNK = 2000, 3, 3, 250
@@ -252,8 +252,7 @@ class TestPrediction:
     FIELDS = RowFields(("active",), ("bool",), CHUNK)
 
     def of(self, X, fields, limit):
-        return demand(
-            {"X": as_source(X, ndim=2, what="X")},
+        outline = FitOutline(
             n_components=K,
             covariance_type="full",
             fields=fields,
@@ -261,6 +260,7 @@ class TestPrediction:
             cache_limit=limit,
             read_ahead_limit=0,
         )
+        return demand({"X": as_source(X, ndim=2, what="X")}, outline)
 
     def test_the_cache_is_part_of_it(self, tmp_path):
         X = zarr.create_array(store=tmp_path / "x.zarr", shape=(10**7, 16), dtype="f8", chunks=(10**6, 16))

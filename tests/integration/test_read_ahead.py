@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
-from emtau_dask.engine.planning import demand
-from emtau_dask.storage import RangeSource, as_source
+from emtau_dask.engine.planning import FitOutline, demand, largest_chunk
+from emtau_dask.storage import RangeSource, RowFields, as_source
 
 N, D, K, CHUNK = 1200, 3, 3, 100
 CHUNKS = (CHUNK,) * (N // CHUNK)
@@ -223,8 +223,7 @@ def test_a_setting_that_is_no_number_of_bytes(path, value):
 
 class TestPrediction:
     def of(self, X, limit, threads=2):
-        return demand(
-            {"X": as_source(X, ndim=2, what="X")},
+        outline = FitOutline(
             n_components=K,
             covariance_type="full",
             fields=None,
@@ -232,10 +231,34 @@ class TestPrediction:
             cache_limit=0,
             read_ahead_limit=limit,
         )
+        return demand({"X": as_source(X, ndim=2, what="X")}, outline)
 
     @pytest.fixture
     def large(self, tmp_path):
         return zarr.create_array(store=tmp_path / "x.zarr", shape=(10**7, 16), dtype="f8", chunks=(10**5, 16))
+
+    @pytest.mark.parametrize("compressors", ["auto", None])
+    @pytest.mark.parametrize("threads", [1, 2, 8])
+    @pytest.mark.parametrize("limit", [450 * 10**6, 10**9, 3 * 10**9])
+    def test_chunks_as_long_as_it_says_fit_and_somewhat_longer_ones_do_not(
+        self, tmp_path, compressors, threads, limit
+    ):
+        """Where a fit is beyond its limit, it says how long chunks may be: written so, it is within."""
+
+        def outlined(rows):
+            path = tmp_path / f"{rows}.zarr"
+            stored = zarr.create_array(
+                store=path, shape=(10**8, 16), dtype="f8", chunks=(rows, 16), compressors=compressors
+            )
+            outline = FitOutline(4, "full", RowFields(("active",), ("bool",), rows), threads, 2**27, 2**26)
+            return {"X": as_source(stored, ndim=2, what="X")}, outline
+
+        rows = largest_chunk(*outlined(2 * 10**7), limit)
+        if rows == 0:
+            assert demand(*outlined(1000)).memory > limit
+            return
+        assert demand(*outlined(rows)).memory <= limit
+        assert any(demand(*outlined(round(rows * longer))).memory > limit for longer in (1.1, 1.2, 1.3))
 
     def test_a_chunk_for_each_thread_is_part_of_it(self, large):
         chunk = 10**5 * 16 * 8
