@@ -102,13 +102,13 @@ def block_rows(covariance_type: str, n_components: int, n_features: int, form: F
 
 
 def even_length(n_rows: int, wanted: int) -> int:
-    """Return how long the blocks of ``n_rows`` rows are: all alike, and as near to ``wanted`` as can be.
+    """Return how long the blocks of ``n_rows`` rows are: all alike, and none longer than ``wanted``.
 
-    At most half as long again, so that a chunk with some more active rows than
-    ``wanted`` is one block; and a multiple of 64 rows, which slices divide.
+    A chunk with at most half as many rows again is one block, since a short one
+    costs nearly as many calls as a long one. A multiple of 64 rows, which slices divide.
     """
-    length = -(-n_rows // max(1, round(n_rows / wanted)))
-    return max(1, -(-length // MIN_BLOCK_ROWS)) * MIN_BLOCK_ROWS
+    blocks = 1 if 2 * n_rows <= 3 * wanted else -(-n_rows // wanted)
+    return max(1, -(-n_rows // (blocks * MIN_BLOCK_ROWS))) * MIN_BLOCK_ROWS
 
 
 def _longest(n_rows: int, wanted: int) -> int:

@@ -440,7 +440,8 @@ def test_blocks_are_about_as_long_as_wanted_and_all_alike(n_rows, wanted):
     count = -(-n_rows // length)
     assert length % 64 == 0
     assert 64 <= length <= 3 * wanted // 2 + 64
-    assert count <= max(1, round(n_rows / wanted))
+    assert count == 1 or length <= wanted
+    assert count <= max(1, -(-n_rows // wanted))
     assert (
         length < n_rows / max(count, 1) + 64 or n_rows == 0
     )  # none is longer than an equal share, but for 64
