@@ -19,7 +19,7 @@ from emtau_dask.engine.passes import run_pass
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 
-__all__ = ["Fingerprint", "check_same", "fingerprint", "fingerprint_of", "source_entry"]
+__all__ = ["Fingerprint", "check_same", "fingerprint", "fingerprint_of", "sampled", "source_entry"]
 
 SAMPLED_CHUNKS = 16
 SAMPLED_ROWS = 256

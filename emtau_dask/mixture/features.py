@@ -21,7 +21,7 @@ from types import MappingProxyType
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from emtau_dask.mixture.arrays import AnyArray, Floats, frozen
+from emtau_dask.mixture.arrays import AnyArray, Floats, Ints, frozen
 from emtau_dask.mixture.factor import precision_factor
 from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -29,6 +29,9 @@ from emtau_dask.mixture.products import product, squares, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "conditions", "frames_of"]
+
+MOST_DISTANCES = 16
+"""Coordinates up to which products of each distance are a call of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +113,35 @@ def _product(features: Floats, responsibilities: Floats, out: Moments) -> None:
     summed_product(responsibilities, features, out[0])
 
 
+def _pairs(d: int) -> tuple[Ints, Ints]:
+    """Return i and j of the products of coordinates: every unordered pair once, by distance j − i mod d."""
+    distance, i = np.divmod(np.arange(d * (d + 1) // 2), d)
+    return i, (i + distance) % d
+
+
 def _fill_full(coordinates: Floats, squares: Floats) -> None:
-    d = len(coordinates)
-    begin = 0
-    for i in range(d):
-        np.multiply(coordinates[i:], coordinates[i], out=squares[begin : begin + d - i])
-        begin += d - i
+    """Write the products of `_pairs`; in even d those of the last distance are half as many.
+
+    Where there are many coordinates, blocks are of few rows, and a call for each
+    distance is so short that threads would wait for each other's lock: all go in one.
+    """
+    d, n = coordinates.shape
+    distances, rest = divmod(len(squares), d)
+    if d <= MOST_DISTANCES:
+        np.multiply(coordinates, coordinates, out=squares[:d])
+        for distance in range(1, distances):
+            out = squares[distance * d : (distance + 1) * d]
+            np.multiply(coordinates[distance:], coordinates[:-distance], out=out[:-distance])
+            np.multiply(coordinates[:distance], coordinates[-distance:], out=out[-distance:])
+        if rest:
+            np.multiply(coordinates[rest:], coordinates[:rest], out=squares[-rest:])
+        return
+    turned = np.concatenate([coordinates, coordinates[: d // 2]])
+    step, one = turned.strides
+    others: Floats = np.ndarray((distances, d, n), turned.dtype, turned, strides=(step, step, one))
+    np.multiply(others, coordinates, out=squares[: distances * d].reshape(distances, d, n))
+    if rest:
+        np.multiply(turned[distances : distances + rest], coordinates[:rest], out=squares[-rest:])
 
 
 def _means_in(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -129,11 +155,11 @@ def _coefficients_full(parameters: MixtureParameters, frame: Frame) -> Floats:
     K, d = parameters.means.shape
     whitened = np.einsum("ki,kij->kj", _means_in(parameters, frame), factors)
     precisions = factors @ factors.swapaxes(-1, -2)
-    upper = np.triu_indices(d)
-    coefficients = np.empty((K, 1 + d + len(upper[0])))
+    i, j = _pairs(d)
+    coefficients = np.empty((K, 1 + d + len(i)))
     coefficients[:, 0] = parameters.log_scales - 0.5 * (whitened**2).sum(axis=1)
     coefficients[:, 1 : 1 + d] = np.einsum("kij,kj->ki", factors, whitened)
-    coefficients[:, 1 + d :] = np.where(upper[0] == upper[1], -0.5, -1.0) * precisions[:, upper[0], upper[1]]
+    coefficients[:, 1 + d :] = np.where(i == j, -0.5, -1.0) * precisions[:, i, j]
     return coefficients
 
 
@@ -142,9 +168,9 @@ def _statistics_full(moments: Moments, frame: Frame) -> SufficientStatistics:
     d = len(frame.centre)
     weights, means = _weights_and_means(sums, frame)
     scatter = np.empty((len(sums), d, d))
-    rows, columns = np.triu_indices(d)
-    scatter[:, rows, columns] = sums[:, 1 + d :]
-    scatter[:, columns, rows] = sums[:, 1 + d :]
+    i, j = _pairs(d)
+    scatter[:, i, j] = sums[:, 1 + d :]
+    scatter[:, j, i] = sums[:, 1 + d :]
     scatter -= weights[:, np.newaxis, np.newaxis] * means[:, :, np.newaxis] * means[:, np.newaxis, :]
     return _in_place(weights, means, frame.forms_back(scatter), frame)
 

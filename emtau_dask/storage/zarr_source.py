@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Literal, cast
@@ -26,7 +27,7 @@ from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.url_store import UrlStore
 from emtau_dask.storage.urls import Url, is_url, read_errors
-from emtau_dask.storage.zarr_memory import peak_bytes, prototype_for
+from emtau_dask.storage.zarr_memory import ZarrLayout
 
 __all__ = ["group_source", "open_zarr", "plain_zarr_of", "zarr_source"]
 
@@ -100,7 +101,7 @@ class ZarrReader:
                 read_errors(f"rows {start} to {stop} of the zarr array {self.where}", remote=self.remote),
                 READ_BUDGET.reading(self.peak_bytes(start, stop)),
             ):
-                buffers = prototype_for(self.array, start, stop)
+                buffers = self._layout.prototype(start, stop)
                 rows = np.asarray(self.array.get_basic_selection(slice(start, stop), prototype=buffers))
         finally:
             _reads.reset(token)
@@ -127,7 +128,11 @@ class ZarrReader:
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds at once, the rows included."""
-        return peak_bytes(self.array, start, stop, remote=self.remote)
+        return self._layout.peak_bytes(start, stop, remote=self.remote)
+
+    @cached_property
+    def _layout(self) -> ZarrLayout:
+        return ZarrLayout.of(self.array)
 
 
 def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:

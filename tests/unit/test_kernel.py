@@ -11,6 +11,7 @@ from references import COVARIANCE_TYPES, LONG, full_covariances, naive_statistic
 
 from emtau_dask.mixture import joint
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.features import FORMS as FEATURES
 from emtau_dask.mixture.features import Frame, conditions
 from emtau_dask.mixture.kernel import (
     BlockKernel,
@@ -467,6 +468,17 @@ def test_exponentials_are_scipys_where_they_count_and_else_zero(case, dtype, sma
     assert np.allclose(values, expected, rtol=1e-11 if dtype == "f8" else 1e-5, atol=small, equal_nan=True)
     assert not ((values != 0) & (np.abs(values) < np.finfo(dtype).tiny)).any()
     assert (values[expected < small / 1e8] == 0).all()
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 15, 16, 17, 18, 33])
+def test_features_are_the_products_of_all_pairs_of_coordinates(d):
+    whole = np.random.default_rng(0).normal(size=(d, 9))
+    for coordinates in (whole, whole[:, :7]):
+        squares = np.full((d * (d + 1) // 2, coordinates.shape[1] + 2), np.nan)
+        FEATURES["full"].fill(coordinates, squares[:, :-2])
+        expected = [coordinates[i] * coordinates[j] for i in range(d) for j in range(i, d)]
+        assert np.array_equal(np.sort(squares[:, :-2], axis=0), np.sort(expected, axis=0))
+        assert np.isnan(squares[:, -2:]).all()
 
 
 def peak_of(plan, share, n_blocks):
