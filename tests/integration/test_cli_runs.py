@@ -10,11 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 import yaml
 import zarr
 from click.testing import CliRunner
+from distributed import LocalCluster, Security
 
 from emtau_dask import GaussianMixture
 from emtau_dask.face.cli import main
@@ -217,6 +219,44 @@ def test_predict_takes_the_last_commit_of_a_run(data, undisturbed, tmp_path):
 def test_worker_processes_give_the_same_bits(data, undisturbed, tmp_path):
     result = emtau("fit", config_of(tmp_path, data), "--scheduler", "processes", "--workers", 2)
     assert result.exit_code == NOT_CONVERGED, result.stderr
+    assert same(tmp_path, undisturbed)
+
+
+def certificate(folder):
+    """A key and a certificate that signs itself, and what the command line is told of them."""
+    security = Security.temporary()
+    contents = {
+        "ca_file": security.tls_ca_file,
+        "cert": security.tls_client_cert,
+        "key": security.tls_client_key,
+    }
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    return security, {name: str(folder / name) for name in contents}
+
+
+def test_a_cluster_behind_tls_takes_its_own_certificate_alone_and_gives_the_same_bits(
+    data, undisturbed, tmp_path
+):
+    security, own = certificate(tmp_path / "own")
+    _, strange = certificate(tmp_path / "strange")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
+        LocalCluster(
+            2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=None
+        ) as cluster,
+    ):
+        address = cluster.scheduler_address
+        assert address.startswith("tls://")
+        for cluster_section in ({"scheduler": address}, {"scheduler": address, "tls": strange}):
+            refused = emtau("fit", config_of(tmp_path, data, cluster=cluster_section))
+            assert refused.exit_code == 1
+            assert address in refused.stderr
+            assert "cluster.tls" in refused.stderr
+            assert not (tmp_path / "run.zarr").exists()
+        result = emtau("fit", config_of(tmp_path, data, cluster={"scheduler": address, "tls": own}))
+        assert result.exit_code == NOT_CONVERGED, result.stderr
     assert same(tmp_path, undisturbed)
 
 
