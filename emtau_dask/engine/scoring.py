@@ -182,6 +182,10 @@ def _unrecorded(where: slice, responsibilities: Floats, log_likelihoods: Floats)
     """Record nothing: no policy asks."""
 
 
+def _same(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> bool:
+    return all(np.array_equal(values, after[name]) for name, values in before.items())
+
+
 @dataclass(frozen=True, eq=False)
 class EStepTask(ReadingTask[FoundRows, PassTotals]):
     """A partial E-step over one chunk: ``task(item, *blocks) -> PassTotals``.
@@ -214,14 +218,20 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         return FoundRows(loaded, positions, self._fresh_state(self.tracking, item.place.n_rows, positions))
 
     def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
-        """Score the chunk's active rows; a repeated call writes the same."""
+        """Score the chunk's active rows, and write row state where it changes; again, it does the same."""
         loaded, positions, state = found.loaded, found.positions, found.state
         if self.tracking is None or state is None:
             statistics, log_likelihood = self._score(loaded, positions, _unrecorded)
             n = len(positions)
             outcome = ChunkOutcome(loaded.chunk, n, None)
             return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
-        statistics, log_likelihood, stays, written = self._advance(self.tracking, loaded, state, positions)
+        statistics, log_likelihood, evidence = self._evidence(loaded, positions)
+        before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
+        after, stays = checked_update(self.tracking.policy, before, evidence)
+        if item.state is not None and stays.all() and _same(before, after):
+            written = item.state
+        else:
+            written = self._write(self.tracking, loaded.chunk, state, after, positions, stays)
         self.loader.keep_active(loaded, positions[stays])
         return PassTotals(
             statistics,
@@ -231,16 +241,6 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written),),
             loaded.bytes_read,
         )
-
-    def _advance(
-        self, tracking: RowTracking, loaded: LoadedChunk, state: Mapping[str, NDArray[Any]], positions: Ints
-    ) -> tuple[SufficientStatistics | None, float, Bools, SlotState]:
-        """Score rows, let the policy decide on them, and write their next state."""
-        statistics, log_likelihood, evidence = self._evidence(loaded, positions)
-        before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
-        after, stays = checked_update(tracking.policy, before, evidence)
-        written = self._write(tracking, loaded.chunk, state, after, positions, stays)
-        return statistics, log_likelihood, stays, written
 
     def _fresh_state(self, tracking: RowTracking, n_rows: int, positions: Ints) -> dict[str, NDArray[Any]]:
         state: dict[str, NDArray[Any]] = {

@@ -5,6 +5,7 @@ What a cache of active rows saves beyond that is counted in test_active_cache.py
 """
 
 import warnings
+from dataclasses import dataclass
 from itertools import accumulate
 
 import dask
@@ -18,7 +19,8 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
-from emtau_dask.storage import as_source
+from emtau_dask.activity import NextPass, RowArray, Schedule
+from emtau_dask.storage import LocalObjects, as_source
 
 CHUNKS = (40, 40, 0, 80, 40)
 """Chunks 0 and 4 hold a cluster far from all others, 1 and 3 one each of two that overlap, 2 nothing."""
@@ -311,3 +313,45 @@ def test_drawing_a_sample_reads_no_rows_but_those_of_chunks_drawn_from():
     with dask.config.set(scheduler="synchronous"):
         mixture.fit(X)
     assert len(calls) == 2 * 64 + 400
+
+
+@dataclass(frozen=True)
+class HalfStays:
+    """Every other row stays active for good; with ``counting``, iterations are counted for each of them."""
+
+    counting: bool
+
+    def row_arrays(self, n_components, max_iter):
+        return (RowArray("seen", max_iter),) if self.counting else ()
+
+    def update(self, state, evidence):
+        n = len(evidence.labels)
+        stays = np.arange(n) % 2 == 0 if evidence.iteration == 1 else np.ones(n, dtype=bool)
+        return {name: values + 1 for name, values in state.items()}, stays
+
+    def schedule(self, summary):
+        return Schedule(NextPass.ACTIVE, test_tol=False)
+
+
+def test_row_state_that_does_not_change_is_not_written(monkeypatch):
+    put, written = LocalObjects.put, []
+
+    def counted(store, key, data):
+        written.append(key)
+        put(store, key, data)
+
+    monkeypatch.setattr(LocalObjects, "put", counted)
+
+    def fit(counting):
+        written.clear()
+        mixture = GaussianMixture(K, algorithm=HalfStays(counting), tol=0, max_iter=6, **START)
+        with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            mixture.fit(as_source(ROWS, ndim=2, what="X").aligned(CHUNKS))
+        return mixture, len(written)
+
+    (still, few), (counted_rows, many) = fit(False), fit(True)
+    assert (few, many) == (len(EVERYWHERE), 6 * len(EVERYWHERE))
+    assert np.array_equal(still.means_, counted_rows.means_)
+    assert still.lower_bounds_ == counted_rows.lower_bounds_
+    assert [record.active_rows for record in still.history_] == [len(ROWS)] + [len(ROWS) // 2] * 5
