@@ -28,6 +28,8 @@ def computing(config: RunConfig) -> Iterator[None]:
     """
     cluster = config.cluster
     with ExitStack() as stack:
+        # A client that cannot connect leaves itself behind as dask's scheduler.
+        stack.enter_context(dask.config.set(scheduler=dask.config.get("scheduler", None)))
         settings: dict[str, Any] = {"scheduler": cluster.scheduler}
         if cluster.scheduler == "threads":
             if cluster.workers is not None:

@@ -254,6 +254,7 @@ def test_a_cluster_behind_tls_takes_its_own_certificate_alone_and_gives_the_same
             assert refused.exit_code == 1
             assert address in refused.stderr
             assert "cluster.tls" in refused.stderr
+            assert dask.config.get("scheduler", None) is None
             assert not (tmp_path / "run.zarr").exists()
         result = emtau("fit", config_of(tmp_path, data, cluster={"scheduler": address, "tls": own}))
         assert result.exit_code == NOT_CONVERGED, result.stderr
