@@ -2,8 +2,8 @@
 
 Data chunk i owns slot i of one regular array, padded to the longest chunk, so
 no two tasks ever write one object. State is never changed in place: a step
-reads what an earlier step wrote and writes anew; a chunk that is skipped writes
-nothing, and its last copy stays the one referred to.
+reads what an earlier step wrote and writes anew; for a chunk that is skipped, or whose
+state does not change, nothing is written, and its last copy stays the one referred to.
 """
 
 from __future__ import annotations
