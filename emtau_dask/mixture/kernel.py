@@ -261,7 +261,7 @@ def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:
 def exponentials(values: Floats) -> None:
     """Replace ``values``, at most 0, by their exponentials; next to the smallest numbers that is 0.
 
-    NumPy's takes 7 to 50 times as long where it underflows (`benchmarks/kernels.py`), and what is
+    NumPy's takes 6 to 50 times as long where it underflows (`benchmarks/kernels.py`), and what is
     computed with the subnormal numbers that may come of it takes longer still.
     """
     least = LEAST_EXPONENT[values.dtype]
