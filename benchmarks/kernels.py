@@ -36,7 +36,7 @@ from emtau_dask.mixture.kernel import (
     plan_kernel,
 )
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.products import product, summed_product
+from emtau_dask.mixture.products import perform, product, summed_product
 
 CHUNK_ROWS = 4096
 PRODUCTS = 20
@@ -78,8 +78,8 @@ def nanoseconds(plan: KernelPlan, repeats: int) -> float:
     def run() -> None:
         kernel = BlockKernel(plan, size)
         for begin in range(0, CHUNK_ROWS, size):
-            responsibilities, _ = kernel.score(rows[begin : begin + size])
-            kernel.collect(responsibilities)
+            kernel.score(rows[begin : begin + size])
+            kernel.collect()
         kernel.statistics()
 
     return best(run, repeats) / CHUNK_ROWS * 1e9
@@ -133,9 +133,9 @@ def print_products(n_components: int, n_features: int, repeats: int) -> None:
     n_rows = block_rows("full", n_components, n_features, Form.FEATURES)
     ways: list[Callable[..., object]] = [
         lambda coefficients, scores, features, sums: np.matmul(coefficients, features, out=scores),
-        lambda coefficients, scores, features, sums: product(coefficients, features, scores),
+        lambda coefficients, scores, features, sums: perform(product(coefficients, features, scores)),
         lambda coefficients, scores, features, sums: np.matmul(scores, features.T, out=sums),
-        lambda coefficients, scores, features, sums: summed_product(scores, features, sums),
+        lambda coefficients, scores, features, sums: perform(summed_product(scores, features, sums)),
     ]
     rates = [f"{rate(way, shape, n_rows, threads, repeats):.0f}" for way in ways for threads in (1, 2)]
     print(f"| {n_components} | {n_features} | {' | '.join(rates)} |", flush=True)

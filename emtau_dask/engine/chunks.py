@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.blas import hold_single_thread
 from emtau_dask.errors import UnusableRowError
-from emtau_dask.mixture.arrays import Floats, Ints, all_finite
+from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.mixture.kernel import ScoredBlock
 from emtau_dask.storage import CachedRows, ChunkPlace, ChunkReader, RowCache, Source
 from emtau_dask.storage.arrays import describe_bad_value
 
@@ -109,11 +110,14 @@ class LoadedChunk:
                 )
             yield where, block
 
-    def check_reach(self, positions: Ints, log_likelihoods: Floats) -> None:
+    def check_reach(self, positions: Ints, scored: ScoredBlock) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
-        if not all_finite(log_likelihoods):
+        if math.isfinite(scored.total):
+            return
+        finite = np.isfinite(scored.log_likelihoods)
+        if not finite.all():
             raise self._unusable(
-                int(positions[np.argmin(np.isfinite(log_likelihoods))]),
+                int(positions[np.argmin(finite)]),
                 "is so far from every component that its density is beyond the range of float64 (distances "
                 "above about 1e154 standard deviations). Remove the row or scale the features.",
             )

@@ -44,8 +44,8 @@ class Held(Protocol):
 
 
 def _responsibilities(rows: Floats, plan: KernelPlan) -> tuple[Floats, Floats]:
-    responsibilities, log_likelihoods = BlockKernel(plan, max(1, len(rows))).score(rows)
-    return responsibilities.T, log_likelihoods
+    scored = BlockKernel(plan, max(1, len(rows))).score(rows)
+    return scored.responsibilities.T, scored.log_likelihoods
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,10 +76,10 @@ def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scorin
     positions = loaded.positions()
     kernel = BlockKernel(plan, even_length(len(positions), plan.block_rows))
     for where, rows in loaded.blocks(positions, kernel.n_rows):
-        responsibilities, log_likelihoods = kernel.score(rows)
-        loaded.check_reach(positions[where], log_likelihoods)
+        scored = kernel.score(rows)
+        loaded.check_reach(positions[where], scored)
         for scoring, result in zip(scorings, results, strict=True):
-            result[where] = scoring.pick(responsibilities, log_likelihoods)
+            result[where] = scoring.pick(scored.responsibilities, scored.log_likelihoods)
     return results
 
 

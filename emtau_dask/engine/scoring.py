@@ -14,9 +14,9 @@ from emtau_dask.activity import ActivityPolicy, Evidence
 from emtau_dask.activity.guard import ACTIVE, checked_update
 from emtau_dask.engine.chunks import ChunkLoader, LoadedChunk
 from emtau_dask.engine.passes import ReadingTask
-from emtau_dask.mixture.arrays import Bools, Floats, Ints
+from emtau_dask.mixture.arrays import Bools, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, even_length
+from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, ScoredBlock, even_length
 from emtau_dask.mixture.parameters import entropy, most_probable
 from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
 from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
@@ -178,7 +178,7 @@ class FoundRows:
     state: Mapping[str, NDArray[Any]] | None
 
 
-def _unrecorded(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
+def _unrecorded(where: slice, scored: ScoredBlock) -> None:
     """Record nothing: no policy asks."""
 
 
@@ -277,13 +277,11 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             return None
         weights = loaded.weights_at(positions)
         kernel, entropies = self._kernel(positions), []
-        for where, responsibilities, _ in self._scored_blocks(kernel, loaded, positions):
-            row_entropy = entropy(responsibilities)
-            if weights is not None:
-                responsibilities *= weights[where]
-                row_entropy *= weights[where]
-            entropies.append(float(row_entropy.sum()))
-            kernel.collect(responsibilities)
+        for where, scored in self._scored_blocks(kernel, loaded, positions):
+            row_entropy = entropy(scored.responsibilities)
+            row_weights = None if weights is None else weights[where]
+            entropies.append(float(row_entropy.sum() if row_weights is None else row_weights @ row_entropy))
+            kernel.collect(row_weights)
         statistics = kernel.statistics()
         assert statistics is not None
         return HeldRows(statistics, math.fsum(entropies))
@@ -295,25 +293,23 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         label_type = np.min_scalar_type(self.plan.parameters.n_components - 1)
         evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
 
-        def record(where: slice, responsibilities: Floats, log_likelihoods: Floats) -> None:
-            evidence.labels[where], evidence.responsibilities[where] = most_probable(responsibilities)
-            evidence.log_likelihoods[where] = log_likelihoods
+        def record(where: slice, scored: ScoredBlock) -> None:
+            evidence.labels[where], evidence.responsibilities[where] = most_probable(scored.responsibilities)
+            evidence.log_likelihoods[where] = scored.log_likelihoods
 
         return *self._score(loaded, positions, record), evidence
 
     def _score(
-        self, loaded: LoadedChunk, positions: Ints, record: Callable[[slice, Floats, Floats], None]
+        self, loaded: LoadedChunk, positions: Ints, record: Callable[[slice, ScoredBlock], None]
     ) -> tuple[SufficientStatistics | None, float]:
         """Return the statistics and the log-likelihood of rows; ``record`` sees each block's scores."""
         weights = loaded.weights_at(positions)
         kernel, sums = self._kernel(positions), []
-        for where, responsibilities, log_likelihoods in self._scored_blocks(kernel, loaded, positions):
-            record(where, responsibilities, log_likelihoods)
-            if weights is not None:
-                responsibilities *= weights[where]
-                log_likelihoods *= weights[where]
-            sums.append(float(log_likelihoods.sum()))
-            kernel.collect(responsibilities)
+        for where, scored in self._scored_blocks(kernel, loaded, positions):
+            record(where, scored)
+            row_weights = None if weights is None else weights[where]
+            sums.append(scored.total if row_weights is None else float(row_weights @ scored.log_likelihoods))
+            kernel.collect(row_weights)
         return kernel.statistics(), math.fsum(sums)
 
     def _kernel(self, positions: Ints) -> BlockKernel:
@@ -321,9 +317,9 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
 
     def _scored_blocks(
         self, kernel: BlockKernel, loaded: LoadedChunk, positions: Ints
-    ) -> Iterator[tuple[slice, Floats, Floats]]:
-        """Yield each block's place, responsibilities (K, n) and log-likelihoods; reused by the next."""
+    ) -> Iterator[tuple[slice, ScoredBlock]]:
+        """Yield each block's place and what the kernel says of it, until the next."""
         for where, rows in loaded.blocks(positions, kernel.n_rows, self.plan.dtype):
-            responsibilities, log_likelihoods = kernel.score(rows)
-            loaded.check_reach(positions[where], log_likelihoods)
-            yield where, responsibilities, log_likelihoods
+            scored = kernel.score(rows)
+            loaded.check_reach(positions[where], scored)
+            yield where, scored

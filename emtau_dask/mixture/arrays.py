@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -45,9 +44,3 @@ def symmetrised(matrices: Floats) -> Floats:
             matrices[..., rows, columns] = means
             across[...] = means
     return matrices
-
-
-def all_finite(values: Floats) -> bool:
-    """Return whether no value is NaN or infinite; where their sum is finite, it tells."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(values.sum()) or bool(np.isfinite(values).all())

@@ -33,7 +33,7 @@ from emtau_dask.mixture.factor import (
     factor_of_precision,
     precision_factor,
 )
-from emtau_dask.mixture.products import squares
+from emtau_dask.mixture.products import perform, squares
 
 __all__ = ["STRUCTURES", "CovarianceStructure", "structure_named"]
 
@@ -203,7 +203,7 @@ def _whiten_scaled(differences: Floats, factors: Floats, k: int, out: Floats) ->
 def _add_full(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     """Spare the first product, often the only one, a copy: it may be as large as all that it is made of."""
     for roots in islice(tiles, 1):
-        squares(roots.T, scatter[k])
+        perform(squares(roots.T, scatter[k]))
     for roots in tiles:
         scatter[k] += np.dot(roots.T, roots)
 
@@ -211,7 +211,7 @@ def _add_full(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 def _add_tied(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     square = np.empty_like(scatter)
     for roots in tiles:
-        squares(roots.T, square)
+        perform(squares(roots.T, square))
         scatter += square
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -25,7 +26,7 @@ from emtau_dask.mixture.arrays import AnyArray, Floats, Ints, frozen
 from emtau_dask.mixture.factor import precision_factor
 from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.products import product, squares, summed_product
+from emtau_dask.mixture.products import Step, perform, product, squares, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["FORMS", "FeatureForm", "FeatureProducts", "Frame", "conditions", "frames_of"]
@@ -72,13 +73,6 @@ class Frame:
         back = np.stack([self.vectors_back(self.vectors_back(matrix).T) for matrix in flat])
         return (0.5 * (back + back.swapaxes(-1, -2))).reshape(matrices.shape)
 
-    def place(self, rows: AnyArray, out: Floats, scratch: Floats | None) -> None:
-        """Write ``y`` of ``rows`` (n, d) into ``out`` (d, n); a transform needs ``scratch`` (d, n)."""
-        differences = out if scratch is None else scratch
-        np.subtract(rows.T, self.centre[:, np.newaxis], out=differences, casting="same_kind")
-        if self.transform is not None:
-            np.matmul(self.transform.T.astype(out.dtype, copy=False), differences, out=out)
-
 
 @dataclass(frozen=True)
 class FeatureForm:
@@ -91,26 +85,26 @@ class FeatureForm:
     ----------
     count : callable (d) -> int
         F.
-    fill : callable (coordinates (d, n), squares (F − 1 − d, n)) -> None
-        Write the squares.
+    fill : callable (coordinates (d, n), squares (F − 1 − d, n)) -> iterator of Step
+        What writes the squares.
     coefficients : callable (parameters, frame) -> (K, F)
         W, such that ``W φ`` are the weighted log-densities.
     moment_shapes : callable (K, d) -> tuple of shapes
-    moments : callable (features (F, n), responsibilities (K, n), out Moments) -> None
-        Write the moments of a block.
+    moments : callable (features (F, n), responsibilities (K, n), out Moments) -> iterator of Step
+        What writes the moments of a block.
     statistics : callable (moments, frame) -> SufficientStatistics
     """
 
     count: Callable[[int], int]
-    fill: Callable[[Floats, Floats], None]
+    fill: Callable[[Floats, Floats], Iterator[Step]]
     coefficients: Callable[[MixtureParameters, Frame], Floats]
     moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]]
-    moments: Callable[[Floats, Floats, Moments], None]
+    moments: Callable[[Floats, Floats, Moments], Iterator[Step]]
     statistics: Callable[[Moments, Frame], SufficientStatistics]
 
 
-def _product(features: Floats, responsibilities: Floats, out: Moments) -> None:
-    summed_product(responsibilities, features, out[0])
+def _product(features: Floats, responsibilities: Floats, out: Moments) -> Iterator[Step]:
+    return summed_product(responsibilities, features, out[0])
 
 
 def _pairs(d: int) -> tuple[Ints, Ints]:
@@ -119,29 +113,31 @@ def _pairs(d: int) -> tuple[Ints, Ints]:
     return i, (i + distance) % d
 
 
-def _fill_full(coordinates: Floats, squares: Floats) -> None:
-    """Write the products of `_pairs`; in even d those of the last distance are half as many.
+def _fill_full(coordinates: Floats, squares: Floats) -> Iterator[Step]:
+    """Yield what writes the products of `_pairs`; in even d those of the last distance are half as many.
 
-    Where there are many coordinates, blocks are of few rows, and a call for each
-    distance is so short that threads would wait for each other's lock: all go in one.
+    A call for each distance, or, where these would be many and short, so that
+    threads wait for each other's lock, one for all.
     """
     d, n = coordinates.shape
     distances, rest = divmod(len(squares), d)
     if d <= MOST_DISTANCES:
-        np.multiply(coordinates, coordinates, out=squares[:d])
+        yield partial(np.multiply, coordinates, coordinates, squares[:d])
         for distance in range(1, distances):
             out = squares[distance * d : (distance + 1) * d]
-            np.multiply(coordinates[distance:], coordinates[:-distance], out=out[:-distance])
-            np.multiply(coordinates[:distance], coordinates[-distance:], out=out[-distance:])
+            yield partial(np.multiply, coordinates[distance:], coordinates[:-distance], out[:-distance])
+            yield partial(np.multiply, coordinates[:distance], coordinates[-distance:], out[-distance:])
         if rest:
-            np.multiply(coordinates[rest:], coordinates[:rest], out=squares[-rest:])
+            yield partial(np.multiply, coordinates[rest:], coordinates[:rest], squares[-rest:])
         return
-    turned = np.concatenate([coordinates, coordinates[: d // 2]])
+    turned = np.empty((d + d // 2, n), dtype=coordinates.dtype)
+    yield partial(np.copyto, turned[:d], coordinates)
+    yield partial(np.copyto, turned[d:], coordinates[: d // 2])
     step, one = turned.strides
     others: Floats = np.ndarray((distances, d, n), turned.dtype, turned, strides=(step, step, one))
-    np.multiply(others, coordinates, out=squares[: distances * d].reshape(distances, d, n))
+    yield partial(np.multiply, others, coordinates, squares[: distances * d].reshape(distances, d, n))
     if rest:
-        np.multiply(turned[distances : distances + rest], coordinates[:rest], out=squares[-rest:])
+        yield partial(np.multiply, turned[distances : distances + rest], coordinates[:rest], squares[-rest:])
 
 
 def _means_in(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -186,8 +182,8 @@ def _in_place(weights: Floats, means: Floats, scatter: Floats, frame: Frame) -> 
     return SufficientStatistics(frozen(weights), frozen(places), frozen(scatter))
 
 
-def _fill_sum_of_squares(coordinates: Floats, squares: Floats) -> None:
-    np.einsum("ij,ij->j", coordinates, coordinates, out=squares[0])
+def _fill_sum_of_squares(coordinates: Floats, squares: Floats) -> Iterator[Step]:
+    yield partial(np.einsum, "ij,ij->j", coordinates, coordinates, out=squares[0])
 
 
 def _coefficients_tied(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -200,11 +196,14 @@ def _coefficients_tied(parameters: MixtureParameters, frame: Frame) -> Floats:
     return coefficients
 
 
-def _moments_tied(features: Floats, responsibilities: Floats, out: Moments) -> None:
+def _moments_tied(features: Floats, responsibilities: Floats, out: Moments) -> Iterator[Step]:
     coordinates = features[1:-1]
-    weighted = coordinates * np.sqrt(responsibilities.sum(axis=0))
-    summed_product(responsibilities, features[:-1], out[0])
-    squares(weighted, out[1])
+    roots, weighted = np.empty_like(features[0]), np.empty_like(coordinates)
+    yield partial(np.add.reduce, responsibilities, 0, None, roots)
+    yield partial(np.sqrt, roots, roots)
+    yield partial(np.multiply, coordinates, roots, weighted)
+    yield from summed_product(responsibilities, features[:-1], out[0])
+    yield from squares(weighted, out[1])
 
 
 def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:
@@ -214,8 +213,8 @@ def _statistics_tied(moments: Moments, frame: Frame) -> SufficientStatistics:
     return _in_place(weights, means, frame.forms_back(0.5 * (scatter + scatter.T)), frame)
 
 
-def _fill_diag(coordinates: Floats, squares: Floats) -> None:
-    np.multiply(coordinates, coordinates, out=squares)
+def _fill_diag(coordinates: Floats, squares: Floats) -> Iterator[Step]:
+    yield partial(np.multiply, coordinates, coordinates, squares)
 
 
 def _coefficients_diag(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -285,6 +284,22 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, eq=False)
+class _Length:
+    """What blocks of one length have in common.
+
+    Attributes
+    ----------
+    differences : ndarray of shape (d, n)
+        Where rows go, less the frame's centre.
+    score, collect : tuple of Step
+    """
+
+    differences: Floats
+    score: tuple[Step, ...]
+    collect: tuple[Step, ...]
+
+
 class FeatureProducts:
     """Log-densities and statistics of some components by their features; its buffers serve one task.
 
@@ -294,33 +309,49 @@ class FeatureProducts:
     coefficients : ndarray of shape (K', F)
         Of the K' components, in the frame and in the dtype of the products.
     frame : Frame
-    n_rows : int
-        Rows of the largest block.
+    scores : ndarray of shape (K', n_rows)
+        Where log-densities are written, and responsibilities found; of as many
+        columns as the largest block has rows.
     """
 
-    def __init__(self, covariance_type: str, coefficients: Floats, frame: Frame, n_rows: int) -> None:
+    def __init__(self, covariance_type: str, coefficients: Floats, frame: Frame, scores: Floats) -> None:
         d, dtype = len(frame.centre), coefficients.dtype
         self._form = FORMS[covariance_type]
         self._frame = frame
+        self._centre = frame.centre[:, np.newaxis]
         self._coefficients = coefficients
-        self._features: Floats = np.ones((self._form.count(d), n_rows), dtype=dtype)
-        self._scratch = None if frame.transform is None else np.empty((d, n_rows), dtype=dtype)
+        self._scores = scores
+        self._features: Floats = np.ones((self._form.count(d), scores.shape[1]), dtype=dtype)
         self._moments = MomentSums(self._form.moment_shapes(len(coefficients), d))
+        self._lengths: dict[int, _Length] = {}
         self._n = 0
 
-    def score(self, rows: AnyArray, out: Floats) -> None:
-        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d) into ``out`` (K', n), nats."""
-        self._n, d = rows.shape
-        features = self._features[:, : self._n]
-        coordinates = features[1 : 1 + d]
-        scratch = None if self._scratch is None else self._scratch[:, : self._n]
-        self._frame.place(rows, coordinates, scratch)
-        self._form.fill(coordinates, features[1 + d :])
-        product(self._coefficients, features, out)
+    def _length(self, n: int) -> _Length:
+        d, transform = len(self._centre), self._frame.transform
+        features, scores = self._features[:, :n], self._scores[:, :n]
+        coordinates = differences = features[1 : 1 + d]
+        steps: list[Step] = []
+        if transform is not None:
+            differences = np.empty_like(coordinates)
+            steps.append(partial(np.matmul, transform.T.astype(features.dtype), differences, coordinates))
+        steps += self._form.fill(coordinates, features[1 + d :])
+        steps += product(self._coefficients, features, scores)
+        return _Length(
+            differences, tuple(steps), tuple(self._form.moments(features, scores, self._moments.block))
+        )
 
-    def collect(self, responsibilities: Floats) -> None:
-        """Add the moments of the block scored last, with responsibilities (K', n)."""
-        self._form.moments(self._features[:, : self._n], responsibilities, self._moments.block)
+    def score(self, rows: AnyArray) -> None:
+        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d), nats, into the first n columns of the scores."""
+        self._n = len(rows)
+        if self._n not in self._lengths:
+            self._lengths[self._n] = self._length(self._n)
+        length = self._lengths[self._n]
+        np.subtract(rows.T, self._centre, out=length.differences)
+        perform(length.score)
+
+    def collect(self) -> None:
+        """Add the moments of the block scored last, whose responsibilities are in the scores now."""
+        perform(self._lengths[self._n].collect)
         self._moments.push(self._n)
 
     def statistics(self) -> SufficientStatistics | None:

@@ -27,7 +27,7 @@ from emtau_dask.mixture.arrays import AnyArray, Bools, Floats, Ints, frozen, sea
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.moments import MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.products import squares, summed_product
+from emtau_dask.mixture.products import perform, squares, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
 __all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
@@ -104,13 +104,15 @@ class JointProducts:
     ----------
     factors : JointFactors
         Of K' components.
-    n_rows : int
-        Rows of the largest block.
+    scores : ndarray of shape (K', n_rows)
+        Where log-densities are written, and responsibilities found; of as many
+        columns as the largest block has rows.
     """
 
-    def __init__(self, factors: JointFactors, n_rows: int) -> None:
-        K, d = factors.means.shape
+    def __init__(self, factors: JointFactors, scores: Floats) -> None:
+        (K, d), n_rows = factors.means.shape, scores.shape[1]
         self._factors = factors
+        self._scores = scores
         self._coordinates: Floats = np.ones((1 + d, n_rows))
         self._buffer: Floats = np.empty(buffer_rows(K, d) * n_rows)
         self._moments = MomentSums(((K, 1 + d), (K, d, d)), ADDED_ROWS)
@@ -119,10 +121,10 @@ class JointProducts:
     def _buffered(self, *shape: int) -> Floats:
         return self._buffer[: math.prod(shape)].reshape(shape)
 
-    def score(self, rows: AnyArray, out: Floats) -> None:
-        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d) into ``out`` (K', n), nats."""
+    def score(self, rows: AnyArray) -> None:
+        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d), nats, into the first n columns of the scores."""
         factors, n = self._factors, len(rows)
-        self._rows = rows
+        self._rows, out = rows, self._scores[:, :n]
         coordinates = self._coordinates[:, :n]
         np.subtract(rows.T, factors.centre[:, np.newaxis], out=coordinates[1:])
         out[...] = 0.0
@@ -135,10 +137,11 @@ class JointProducts:
         out *= -0.5
         out += factors.log_scales
 
-    def collect(self, responsibilities: Floats) -> None:
-        """Add the moments of the block scored last, with responsibilities (K', n)."""
+    def collect(self) -> None:
+        """Add the moments of the block scored last, whose responsibilities are in the scores now."""
+        responsibilities = self._scores[:, : len(self._rows)]
         sums, scatter = self._moments.block
-        summed_product(responsibilities, self._coordinates[:, : len(self._rows)], sums)
+        perform(summed_product(responsibilities, self._coordinates[:, : len(self._rows)], sums))
         present = responsibilities > NEGLIGIBLE * responsibilities.max(axis=1, keepdims=True)
         if 2 * np.count_nonzero(present) > present.size:
             self._scatter_of_all(np.sqrt(responsibilities), scatter)
@@ -174,7 +177,7 @@ class JointProducts:
             residuals *= np.sqrt(responsibilities[begin:stop][components, which])[:, np.newaxis]
             for k in range(begin, stop):
                 own = residuals[(ends[k - 1] if k else 0) - before : ends[k] - before]
-                squares(own.T, scatter[k])
+                perform(squares(own.T, scatter[k]))
             begin = stop
 
     def statistics(self) -> SufficientStatistics | None:

@@ -12,15 +12,16 @@ component goes which way: a fixed function of Θ, never of a clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from emtau_dask.mixture import joint
-from emtau_dask.mixture.arrays import EPS, Bools, Floats, all_finite
+from emtau_dask.mixture.arrays import EPS, Bools, Floats
 from emtau_dask.mixture.centred import (
     LEAST_BROKEN_OFF,
     CentredStatistics,
@@ -36,6 +37,7 @@ __all__ = [
     "BlockKernel",
     "Form",
     "KernelPlan",
+    "ScoredBlock",
     "block_bytes",
     "block_rows",
     "even_length",
@@ -129,14 +131,14 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
 
 
 class Products(Protocol):
-    """Scores some components together, by products of all of them."""
+    """Scores some components together, by products of all of them, in a buffer of scores (K', n_rows)."""
 
-    def score(self, rows: Floats, out: Floats) -> None:
-        """Write log-densities of rows (n, d) into ``out`` (K', n)."""
+    def score(self, rows: Floats) -> None:
+        """Write log-densities of rows (n, d) into the first n columns of the scores."""
         ...
 
-    def collect(self, responsibilities: Floats) -> None:
-        """Add the statistics of the block scored last, with responsibilities (K', n)."""
+    def collect(self) -> None:
+        """Add the statistics of the block scored last, whose responsibilities are in the scores now."""
         ...
 
     def statistics(self) -> SufficientStatistics | None:
@@ -190,13 +192,13 @@ class KernelPlan:
     def _factors(self) -> joint.JointFactors:
         return joint.joint_factors(self.parameters, np.flatnonzero(self.together), self.frame.centre)
 
-    def products(self, n_rows: int) -> Products | None:
-        """Return what scores blocks of up to ``n_rows`` rows by the components that go together."""
+    def products(self, scores: Floats) -> Products | None:
+        """Return what scores blocks by the K' components that go together, into ``scores`` (K', n_rows)."""
         if not self.together.any():
             return None
         if self.form is Form.JOINT:
-            return joint.JointProducts(self._factors, n_rows)
-        return FeatureProducts(self.parameters.covariance_type, self._coefficients, self.frame, n_rows)
+            return joint.JointProducts(self._factors, scores)
+        return FeatureProducts(self.parameters.covariance_type, self._coefficients, self.frame, scores)
 
     @cached_property
     def centred(self) -> KernelPlan:
@@ -265,13 +267,55 @@ def exponentials(values: Floats) -> None:
     computed with the subnormal numbers that may come of it takes longer still.
     """
     least = LEAST_EXPONENT[values.dtype]
-    if not values.min(initial=0.0) < least:
+    if not np.minimum.reduce(values, axis=None, initial=0.0) < least:
         np.exp(values, out=values)
         return
     vanished = values < least
     np.maximum(values, least, out=values)
     np.exp(values, out=values)
     np.copyto(values, 0.0, where=vanished)
+
+
+def normalise(log_densities: Floats, peaks: Floats, sums: Floats, scales: Floats) -> Floats:
+    """Make weighted log-densities responsibilities, and return the log-likelihoods of the rows.
+
+    Parameters
+    ----------
+    log_densities : ndarray of shape (K, n), nats
+    peaks, sums, scales : ndarray of shape (n,)
+        Buffers of the same dtype.
+
+    Returns
+    -------
+    ndarray of shape (n,), float64, nats
+    """
+    np.maximum.reduce(log_densities, axis=0, out=peaks)
+    np.subtract(log_densities, peaks, out=log_densities)
+    exponentials(log_densities)
+    np.add.reduce(log_densities, axis=0, out=sums)
+    np.divide(1.0, sums, out=scales)
+    np.multiply(log_densities, scales, out=log_densities)
+    np.log(sums, out=sums)
+    return np.add(peaks, sums, dtype=np.float64)
+
+
+class ScoredBlock(NamedTuple):
+    """What a mixture says of a block of rows.
+
+    Attributes
+    ----------
+    responsibilities : ndarray of shape (K, n)
+        Of the plan's dtype, float64 for a block that products cannot score.
+        Paper, section 2, equation for ``w_k(x_n, Θ)``.
+    log_likelihoods : ndarray of shape (n,), nats
+        ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
+    total : float, nats
+        Their sum; not finite where one of them is not.
+    """
+
+    responsibilities: Floats
+    log_likelihoods: Floats
+    total: float
 
 
 class BlockKernel:
@@ -294,13 +338,18 @@ class BlockKernel:
         self._plan = plan
         self._log_scales = parameters.log_scales[:, np.newaxis]
         self._log_densities: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
-        self._products = plan.products(n_rows)
+        self._of_rows: Floats = np.empty((3, n_rows), dtype=plan.dtype)
+        self._some: Floats = self._log_densities
+        if not plan.together.all():
+            self._some = np.empty((np.count_nonzero(plan.together), n_rows))
+        self._products = plan.products(self._some)
         self._workspace: CentredWorkspace | None = None
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, parameters.n_features))
+        self._responsibilities: Floats = self._log_densities[:, :0]
         self._together = plan.together
 
-    def score(self, rows: Floats) -> tuple[Floats, Floats]:
+    def score(self, rows: Floats) -> ScoredBlock:
         """Return responsibilities and log-likelihoods of a block of rows.
 
         Parameters
@@ -310,33 +359,30 @@ class BlockKernel:
 
         Returns
         -------
-        responsibilities : ndarray of shape (K, n)
-            Of the plan's dtype, float64 for a block that products cannot score.
-            Valid, and the caller's to change, until the next call. Paper,
-            section 2, equation for ``w_k(x_n, Θ)``.
-        log_likelihoods : ndarray of shape (n,), nats
-            ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
+        ScoredBlock
+            Its responsibilities are valid, and the caller's to change, until the next call.
         """
         self._rows = rows
         self._together = self._plan.together
         with np.errstate(over="ignore", invalid="ignore"):
-            responsibilities, log_likelihoods = self._scored(rows)
-            if self._together.any() and not all_finite(log_likelihoods):
+            log_likelihoods = self._scored(rows)
+            total = float(np.add.reduce(log_likelihoods))
+            if self._together.any() and not math.isfinite(total):
                 self._together = np.zeros_like(self._together)
-                responsibilities, log_likelihoods = self._scored(rows)
-        return responsibilities, log_likelihoods
+                log_likelihoods = self._scored(rows)
+                total = float(np.add.reduce(log_likelihoods))
+        return ScoredBlock(self._responsibilities, log_likelihoods, total)
 
-    def _scored(self, rows: Floats) -> tuple[Floats, Floats]:
-        together = self._together
-        log_densities = self._log_densities[:, : len(rows)]
+    def _scored(self, rows: Floats) -> Floats:
+        together, n = self._together, len(rows)
+        log_densities, of_rows = self._log_densities[:, :n], self._of_rows[:, :n]
         if self._plan.single and not together.any():
             rows, log_densities = rows.astype(np.float64), np.empty(log_densities.shape)
-        if self._products is not None and together.all():
-            self._products.score(rows, log_densities)
-        elif self._products is not None and together.any():
-            of_some = np.empty((np.count_nonzero(together), len(rows)))
-            self._products.score(rows, of_some)
-            log_densities[together] = of_some
+            of_rows = np.empty(of_rows.shape)
+        if self._products is not None and together.any():
+            self._products.score(rows)
+            if self._some is not self._log_densities:
+                log_densities[together] = self._some[:, :n]
         if not together.all():
             if self._workspace is None:
                 self._workspace = CentredWorkspace(self.n_rows, rows.shape[1])
@@ -348,33 +394,31 @@ class BlockKernel:
                 self._workspace,
                 log_densities,
             )
-        peaks = log_densities.max(axis=0)
-        log_densities -= peaks
-        exponentials(log_densities)
-        sums = log_densities.sum(axis=0)
-        log_densities *= 1.0 / sums
-        return log_densities, np.add(peaks, np.log(sums), dtype=np.float64)
+        self._responsibilities = log_densities
+        return normalise(log_densities, *of_rows)
 
-    def collect(self, responsibilities: Floats) -> None:
+    def collect(self, weights: Floats | None = None) -> None:
         """Add the statistics of the block that was scored last.
 
         Parameters
         ----------
-        responsibilities : ndarray of shape (K, n)
-            Those of `score`, times the rows' weights.
+        weights : ndarray of shape (n,) or None
+            Of the rows, with which responsibilities are multiplied in place; None where every row weighs 1.
         """
-        together = self._together
-        if self._products is not None and together.all():
-            self._products.collect(responsibilities)
-            return
+        together, responsibilities = self._together, self._responsibilities
+        if weights is not None:
+            responsibilities *= weights
         if self._products is not None and together.any():
-            self._products.collect(responsibilities[together])
-            responsibilities = np.where(together[:, np.newaxis], 0.0, responsibilities)
-        if self._centred is None:
-            parameters = self._plan.parameters
-            shape = parameters.n_components, parameters.n_features
-            self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
-        self._centred.push(self._rows, responsibilities)
+            if self._some is not self._log_densities:
+                self._some[:, : len(self._rows)] = responsibilities[together]
+                responsibilities = np.where(together[:, np.newaxis], 0.0, responsibilities)
+            self._products.collect()
+        if not together.all():
+            if self._centred is None:
+                parameters = self._plan.parameters
+                shape = parameters.n_components, parameters.n_features
+                self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
+            self._centred.push(self._rows, responsibilities)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -7,17 +7,35 @@ packing takes longer than the product. And NumPy's `matmul` keeps the
 interpreter lock, and with it all other threads, while it computes a result of at
 most 500 numbers, however long the factors are; a stack of results, one of each
 slice, is longer. `dot` never keeps it, but copies factors whose rows are apart.
+
+Making the views of the slices keeps the lock as well. A product is therefore given
+as steps, calls of NumPy whose arguments are made, which a block of rows can
+`perform` after another had the same buffers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from emtau_dask.mixture.arrays import AnyArray, Floats
 
-__all__ = ["SUMMED_ROWS", "product", "score_slices", "squares", "sum_slices", "summed_product"]
+__all__ = [
+    "SUMMED_ROWS",
+    "Step",
+    "perform",
+    "product",
+    "score_slices",
+    "squares",
+    "sum_slices",
+    "summed_product",
+]
+
+Step = Callable[[], object]
+"""A call whose arguments are made."""
 
 UNPACKED, UNPACKED_RESULT = 10**6, 1000
 """Multiplications, and numbers of a result with a transposed factor, that are not packed for."""
@@ -58,20 +76,26 @@ def _stacked(matrix: AnyArray, count: int) -> AnyArray:
     return matrix[:, : count * length].reshape(rows, count, length).swapaxes(0, 1)
 
 
-def product(a: AnyArray, b: AnyArray, out: AnyArray) -> None:
-    """Write ``a b`` of (K, F) and (F, n) into ``out`` (K, n), by slices of the n rows."""
+def perform(steps: Iterable[Step]) -> None:
+    """Do one step after another."""
+    for step in steps:
+        step()
+
+
+def product(a: AnyArray, b: AnyArray, out: AnyArray) -> Iterator[Step]:
+    """Yield what writes ``a b`` of (K, F) and (F, n) into ``out`` (K, n), by slices of the n rows."""
     n = b.shape[1]
     count = score_slices(n, a.size)
-    if count > 1:
-        np.matmul(a, _stacked(b, count), out=_stacked(out, count))
-        if rest := n % count:
-            np.matmul(a, b[:, -rest:], out=out[:, -rest:])
-    else:
-        np.matmul(a, b, out=out)
+    if count == 1:
+        yield partial(np.matmul, a, b, out)
+        return
+    yield partial(np.matmul, a, _stacked(b, count), _stacked(out, count))
+    if rest := n % count:
+        yield partial(np.matmul, a, b[:, -rest:], out[:, -rest:])
 
 
-def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> None:
-    """Write ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64.
+def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
+    """Yield what writes ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64.
 
     By slices of the n rows, and by parts of the F that are not packed for; where these
     would be narrow, with the longer factor first, which is packed for once.
@@ -81,27 +105,36 @@ def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> None:
     if f <= widest or widest >= NARROWEST:
         parts = -(-f // widest)
         for begin, end in pairwise(f * i // parts for i in range(parts + 1)):
-            _write_sum(a, b[begin:end], out[:, begin:end])
+            yield from _sum(a, b[begin:end], out[:, begin:end])
     elif k < f:
-        _write_sum(b, a, out.T)
+        yield from _sum(b, a, out.T)
     else:
-        _write_sum(a, b, out)
+        yield from _sum(a, b, out)
 
 
-def squares(a: AnyArray, out: Floats) -> None:
-    """Write ``a aᵀ`` of (d, n) into ``out`` (d, d), float64, exactly symmetric, by slices of the n rows."""
-    _write_sum(a, a, out)
+def squares(a: AnyArray, out: Floats) -> Iterator[Step]:
+    """Yield what writes ``a aᵀ`` of (d, n) into ``out`` (d, d), float64, exactly symmetric, by slices."""
+    return _sum(a, a, out)
 
 
-def _write_sum(a: AnyArray, b: AnyArray, out: Floats) -> None:
+def _sum(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
     n = b.shape[1]
     count = sum_slices(n, out.size, single=b.dtype == np.float32)
     if count > 1:
-        sums = np.matmul(_stacked(a, count), _stacked(b, count).swapaxes(1, 2))
-        sums.sum(axis=0, dtype=np.float64, out=out)
+        sums = np.empty((count, *out.shape), dtype=b.dtype)
+        yield partial(np.matmul, _stacked(a, count), _stacked(b, count).swapaxes(1, 2), sums)
+        yield partial(np.add.reduce, sums, 0, np.float64, out)
         if rest := n % count:
-            out += np.matmul(a[:, -rest:], b[:, -rest:].T)
+            yield partial(_add_product, a[:, -rest:], b[:, -rest:].T, out)
     elif a.flags.forc and b.flags.forc:
-        out[...] = np.dot(a, b.T)
+        yield partial(_write_dot, a, b.T, out)
     else:
-        np.matmul(a, b.T, out=out)
+        yield partial(np.matmul, a, b.T, out)
+
+
+def _add_product(a: AnyArray, b: AnyArray, out: Floats) -> None:
+    out += np.matmul(a, b)
+
+
+def _write_dot(a: AnyArray, b: AnyArray, out: Floats) -> None:
+    out[...] = np.dot(a, b)

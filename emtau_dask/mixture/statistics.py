@@ -17,7 +17,7 @@ import numpy as np
 
 from emtau_dask.mixture.arrays import Bools, Floats, Ints, frozen, sealed
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.products import summed_product
+from emtau_dask.mixture.products import perform, summed_product
 
 __all__ = [
     "Merger",
@@ -180,7 +180,7 @@ def block_statistics(
     """
     weights = responsibilities.sum(axis=1)
     sums = np.empty((len(weights), rows.shape[1]))
-    summed_product(responsibilities, rows.T, sums)
+    perform(summed_product(responsibilities, rows.T, sums))
     means = quotients(sums, weights[:, np.newaxis])
     parts = ((int(k), *_present(rows, responsibilities[k])) for k in np.flatnonzero(weights > 0))
     return _about(structure, weights, means, parts)

@@ -24,6 +24,7 @@ from emtau_dask.mixture.kernel import (
     plan_kernel,
 )
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.products import perform
 
 N, K, D = 50, 3, 4
 
@@ -97,7 +98,7 @@ def scored(parameters, form):
     def score(rows, n_rows=None, of=parameters):
         plan = plan_kernel(of)
         assert plan.together.all()
-        responsibilities, log_likelihoods = BlockKernel(form(plan), n_rows or len(rows)).score(rows)
+        responsibilities, log_likelihoods, _ = BlockKernel(form(plan), n_rows or len(rows)).score(rows)
         return responsibilities.T.copy(), log_likelihoods
 
     return score
@@ -154,10 +155,11 @@ def test_a_row_beyond_the_reach_of_features_alone_is_scored():
     plan = plan_kernel(narrow)
     assert plan.together.all()
     kernel = BlockKernel(plan, 2)
-    responsibilities, log_likelihoods = kernel.score(np.array([[1e149], [1.0]]))
+    responsibilities, log_likelihoods, total = kernel.score(np.array([[1e149], [1.0]]))
     assert np.array_equal(responsibilities, [[0.0, 0.0], [1.0, 1.0]])
     assert np.isclose(log_likelihoods[1], np.log(0.5) + scipy.stats.norm.logpdf(1.0))
-    kernel.collect(responsibilities)
+    assert np.isclose(total, log_likelihoods.sum())
+    kernel.collect()
     assert np.isclose(kernel.statistics().means[1, 0], 5e148)
 
 
@@ -170,7 +172,7 @@ def test_a_kernel_may_be_for_more_rows_than_the_block_has(rows, scored):
 def test_a_kernel_keeps_nothing_from_the_block_before(rows, parameters, form, scored):
     kernel = BlockKernel(form(plan_kernel(parameters)), N)
     kernel.score(rows * 100)
-    again, _ = kernel.score(rows[:20])
+    again = kernel.score(rows[:20]).responsibilities
     assert np.array_equal(again.T, scored(rows[:20], N)[0])
 
 
@@ -182,12 +184,14 @@ def test_the_rows_are_not_touched(rows, scored):
 
 def test_one_component_has_all_the_responsibility(rows):
     one = MixtureParameters("diag", np.ones(1), np.zeros((1, D)), np.ones((1, D)), np.ones((1, D)))
-    assert np.array_equal(BlockKernel(plan_kernel(one), N).score(rows)[0], np.ones((1, N)))
+    assert np.array_equal(BlockKernel(plan_kernel(one), N).score(rows).responsibilities, np.ones((1, N)))
 
 
 def test_equal_components_tie_exactly(rows):
     twins = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, D)), np.ones((2, D)), np.ones((2, D)))
-    assert np.array_equal(BlockKernel(plan_kernel(twins), N).score(rows)[0], np.full((2, N), 0.5))
+    assert np.array_equal(
+        BlockKernel(plan_kernel(twins), N).score(rows).responsibilities, np.full((2, N), 0.5)
+    )
 
 
 def test_the_statistics_are_the_sums_over_rows(rows, parameters, form):
@@ -195,8 +199,8 @@ def test_the_statistics_are_the_sums_over_rows(rows, parameters, form):
     responsibilities = np.random.default_rng(2).dirichlet(np.ones(K), N)
     for begin in range(0, N, 16):
         where = slice(begin, begin + 16)
-        kernel.score(rows[where])
-        kernel.collect(np.ascontiguousarray(responsibilities[where].T))
+        kernel.score(rows[where]).responsibilities[...] = responsibilities[where].T
+        kernel.collect()
     found = kernel.statistics()
     weights, means, scatter = naive_statistics(rows, responsibilities, parameters.covariance_type)
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
@@ -208,8 +212,8 @@ def test_rows_without_responsibility_add_nothing_to_the_statistics(rows, paramet
     kernel = BlockKernel(form(plan_kernel(parameters)), N)
     rng = np.random.default_rng(2)
     responsibilities = np.eye(K)[rng.integers(K - 1, size=N)] * rng.random((N, 1))
-    kernel.score(rows)
-    kernel.collect(np.ascontiguousarray(responsibilities.T))
+    kernel.score(rows).responsibilities[...] = responsibilities.T
+    kernel.collect()
     found = kernel.statistics()
     weights, means, scatter = naive_statistics(rows, responsibilities, parameters.covariance_type)
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
@@ -232,8 +236,8 @@ def test_rows_that_weigh_next_to_nothing_cost_joint_scatters_no_digit(d):
     rows[0] += 50.0
     assert np.count_nonzero(shares > joint.NEGLIGIBLE) < shares.size / 2
     kernel = BlockKernel(jointly(plan_kernel(parameters)), n)
-    kernel.score(rows)
-    kernel.collect(np.ascontiguousarray(shares.T))
+    kernel.score(rows).responsibilities[...] = shares.T
+    kernel.collect()
     found = kernel.statistics()
     weights, means, scatter = naive_statistics(rows, shares, "full")
     deviations = np.sqrt(np.einsum("kii->ki", scatter)).astype(float)
@@ -273,7 +277,7 @@ def test_no_log_density_near_its_component_is_off_by_more_than_the_limit(d, kapp
     rows = np.concatenate([rng.multivariate_normal(*component, 50) for component in components])
     exact = exact_log_densities(rows, mixture)
     expected = scipy.special.logsumexp(exact.astype(float), axis=1)
-    _, log_likelihoods = BlockKernel(plan_kernel(mixture), len(rows)).score(rows)
+    _, log_likelihoods, _ = BlockKernel(plan_kernel(mixture), len(rows)).score(rows)
     assert np.abs(log_likelihoods - expected).max() <= 2e-12
 
 
@@ -357,14 +361,14 @@ class TestSingle:
         assert plan.single
         rows = np.random.default_rng(3).normal(size=(500, D)).astype(np.float32)
         single, double = BlockKernel(plan, 500), BlockKernel(plan_kernel(parameters), 500)
-        responsibilities, log_likelihoods = single.score(rows)
+        responsibilities, log_likelihoods, _ = single.score(rows)
         assert responsibilities.dtype == np.float32
         expected = scipy.special.logsumexp(log_joint(rows.astype(float), parameters), axis=1)
         assert np.abs(log_likelihoods - expected).max() <= 1e-5
-        exact, _ = double.score(rows.astype(float))
+        exact = double.score(rows.astype(float)).responsibilities
         assert np.abs(responsibilities - exact).max() <= 1e-5
-        single.collect(responsibilities)
-        double.collect(exact)
+        single.collect()
+        double.collect()
         found, wanted = single.statistics(), double.statistics()
         assert np.allclose(found.weights, wanted.weights, rtol=1e-5)
         assert np.allclose(found.means, wanted.means, atol=1e-5)
@@ -406,11 +410,11 @@ class TestSingle:
         parameters = near("diag")
         kernel = BlockKernel(plan_kernel(parameters, SINGLE), 2)
         rows = np.array([np.full(D, 1e25), np.zeros(D)], dtype=np.float32)
-        responsibilities, log_likelihoods = kernel.score(rows)
+        responsibilities, log_likelihoods, _ = kernel.score(rows)
         assert responsibilities.dtype == np.float64
         expected = scipy.special.logsumexp(log_joint(rows.astype(float), parameters), axis=1)
         assert np.allclose(log_likelihoods, expected, rtol=1e-12)
-        kernel.collect(responsibilities)
+        kernel.collect()
         assert np.isclose(kernel.statistics().weights.sum(), 2)
 
     def test_statistics_of_a_collapse_are_not_admitted(self):
@@ -475,7 +479,7 @@ def test_features_are_the_products_of_all_pairs_of_coordinates(d):
     whole = np.random.default_rng(0).normal(size=(d, 9))
     for coordinates in (whole, whole[:, :7]):
         squares = np.full((d * (d + 1) // 2, coordinates.shape[1] + 2), np.nan)
-        FEATURES["full"].fill(coordinates, squares[:, :-2])
+        perform(FEATURES["full"].fill(coordinates, squares[:, :-2]))
         expected = [coordinates[i] * coordinates[j] for i in range(d) for j in range(i, d)]
         assert np.array_equal(np.sort(squares[:, :-2], axis=0), np.sort(expected, axis=0))
         assert np.isnan(squares[:, -2:]).all()
@@ -488,8 +492,8 @@ def peak_of(plan, share, n_blocks):
     try:
         kernel = BlockKernel(plan, 3 * plan.block_rows // 2)
         for _ in range(n_blocks):
-            responsibilities, _ = kernel.score(rng.standard_normal((kernel.n_rows, d), dtype=plan.dtype))
-            kernel.collect(responsibilities * (rng.random(kernel.n_rows) < share))
+            kernel.score(rng.standard_normal((kernel.n_rows, d), dtype=plan.dtype))
+            kernel.collect((rng.random(kernel.n_rows) < share).astype(plan.dtype))
         kernel.statistics()
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -557,7 +561,7 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(spread, saved, 
 
     monkeypatch.setattr(np, "matmul", counted)
     kernel = BlockKernel(plan_kernel(parameters), len(rows))
-    responsibilities, log_likelihoods = kernel.score(rows)
+    responsibilities, log_likelihoods, _ = kernel.score(rows)
     np.testing.assert_allclose(log_likelihoods, scipy.special.logsumexp(exact, axis=0), rtol=1e-12)
     np.testing.assert_array_equal(responsibilities == 0, expected == 0)
     np.testing.assert_allclose(responsibilities, expected, rtol=1e-8, atol=1e-300)
@@ -569,6 +573,6 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(spread, saved, 
 def test_rows_beyond_the_range_of_float64_are_not_broken_off_silently():
     parameters, rows = separated(5.0)
     rows[3] = 1e200
-    _, log_likelihoods = BlockKernel(plan_kernel(parameters), len(rows)).score(rows)
+    _, log_likelihoods, _ = BlockKernel(plan_kernel(parameters), len(rows)).score(rows)
     assert not np.isfinite(log_likelihoods[3])
     assert np.isfinite(np.delete(log_likelihoods, 3)).all()

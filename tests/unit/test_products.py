@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emtau_dask.mixture.products import product, score_slices, squares, sum_slices, summed_product
+from emtau_dask.mixture.products import perform, product, score_slices, squares, sum_slices, summed_product
 
 SHAPES = [
     (1, 3, 1),
@@ -26,7 +26,7 @@ def factors(request):
 
 def test_a_product_is_that_of_the_whole(factors):
     coefficients, scores, features = factors
-    product(coefficients, features, scores)
+    perform(product(coefficients, features, scores))
     expected = np.einsum("kf,fn->kn", coefficients, features)
     assert np.allclose(scores, expected, rtol=1e-12, atol=1e-12)
 
@@ -34,7 +34,7 @@ def test_a_product_is_that_of_the_whole(factors):
 def test_a_summed_product_is_that_of_the_whole(factors):
     _, scores, features = factors
     out = np.full((len(scores), len(features)), np.nan)
-    summed_product(scores, features, out)
+    perform(summed_product(scores, features, out))
     size = np.einsum("kn,fn->kf", np.abs(scores), np.abs(features))
     assert (np.abs(out - np.einsum("kn,fn->kf", scores, features)) <= 1e-14 * size).all()
 
@@ -42,7 +42,7 @@ def test_a_summed_product_is_that_of_the_whole(factors):
 def test_squares_are_those_of_the_whole_and_symmetric(factors):
     features = factors[2]
     out = np.empty((len(features), len(features)))
-    squares(features, out)
+    perform(squares(features, out))
     assert np.array_equal(out, out.T)
     size = np.einsum("fn,gn->fg", np.abs(features), np.abs(features))
     assert (np.abs(out - np.einsum("fn,gn->fg", features, features)) <= 1e-14 * size).all()
@@ -52,7 +52,7 @@ def test_products_of_float32_are_summed_in_float64_over_slices():
     """Of 2^25 ones, float32 sums no more than 2^24."""
     ones = np.ones((1, 2**25), dtype=np.float32)
     out = np.empty((1, 1))
-    summed_product(ones, ones, out)
+    perform(summed_product(ones, ones, out))
     assert out == 2**25
 
 
