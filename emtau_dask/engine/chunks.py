@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.engine.blas import hold_single_thread
+from emtau_dask.engine.threads import hold_for_process
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.kernel import ScoredBlock
@@ -175,7 +175,7 @@ class ChunkLoader:
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
         """Return the chunk."""
-        hold_single_thread()
+        hold_for_process()
         rows, bytes_read = self.rows.load(place, row_blocks)
         weights, present = None, None
         if self.weights is not None:
@@ -199,7 +199,7 @@ class ChunkLoader:
         found = None if self.cache is None else self.cache.find(place.chunk, positions)
         if found is None:
             return self.load(place, row_blocks, weight_blocks)
-        hold_single_thread()
+        hold_for_process()
         cached, bytes_read = found
         return LoadedChunk(
             cached.rows,

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from emtau_dask.activity import FullEM, Traced
 from emtau_dask.engine.assignment import NearestCentre
-from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.fitting import TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.judging import (
@@ -36,6 +35,7 @@ from emtau_dask.engine.starts import (
     starting_parameters,
 )
 from emtau_dask.engine.state import RunState
+from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.face.compare_tables import print_comparison
 from emtau_dask.face.computing import computing
 from emtau_dask.face.config_algorithms import KMeansSettings, PublishedFigures
@@ -147,7 +147,7 @@ def run_compare(config: RunConfig, console: Console) -> None:
     """
     import sys
 
-    with watching(sys.stderr) as observer, computing(config), single_threaded_blas():
+    with watching(sys.stderr) as observer, computing(config), threads_side_by_side():
         comparison = compare(config, observer)
     print_comparison(comparison, console)
 

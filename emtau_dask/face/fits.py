@@ -12,7 +12,6 @@ import numpy as np
 
 from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
-from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.caching import active_rows_cached, cache_limit
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.cluster import check_portable, prove_access
@@ -25,6 +24,7 @@ from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.engine.scheduler import active_client
 from emtau_dask.engine.starts import GivenParameters
 from emtau_dask.engine.state import FitState
+from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.errors import (
     InvalidDataError,
 )
@@ -144,7 +144,7 @@ def fit_estimator(
         with opened_sources(estimator, X, sample_weight, responsibilities_init) as sources:
             plan = _plan(estimator, policy, seeds, sources)
             with (
-                single_threaded_blas(),
+                threads_side_by_side(),
                 _new_journal(estimator, plan, sources, run_config, overwrite, observer) as (journal, state),
             ):
                 finished = finish(estimator, plan, sources, state, journal, observer)

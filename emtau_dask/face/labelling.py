@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.chunks import LoadedChunk
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
+from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.face.data import checked_lazy
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
 from emtau_dask.mixture.kernel import KernelPlan, plan_kernel
@@ -80,7 +80,7 @@ def write_labels(
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
     scorings = [scoring for scoring, _ in outputs.values()]
-    with single_threaded_blas(), new_group(path, overwrite=overwrite) as group:
+    with threads_side_by_side(), new_group(path, overwrite=overwrite) as group:
         scorer = _Scorer(rows.reader(), rows.chunk_rows, plan_kernel(model.parameters_), scorings)
         group.attrs.update({"format": "emtau-labels", "version": 1})
         writers = []

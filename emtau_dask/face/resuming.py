@@ -10,7 +10,6 @@ import numpy as np
 
 from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
-from emtau_dask.engine.blas import single_threaded_blas
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.checkpoint_reading import SavedFit, read_newest
 from emtau_dask.engine.cluster import environment, prove_access
@@ -21,6 +20,7 @@ from emtau_dask.engine.manifest import ParametersEntry
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.starts import GivenParameters
 from emtau_dask.engine.state import FitState
+from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -169,7 +169,7 @@ def resume_estimator(
     try:
         with (
             opened_sources(estimator, X, sample_weight, needed) as sources,
-            single_threaded_blas(),
+            threads_side_by_side(),
         ):
             _check_names(estimator, saved)
             prove_access(None, sources.named())

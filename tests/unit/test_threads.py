@@ -1,4 +1,4 @@
-"""Holding BLAS to one thread: nested and concurrent holders share one limit and restore what was there.
+"""Holding BLAS to one thread and the switch interval short: holders share both and restore what was there.
 
 In a process of its own, since tasks of other tests may hold the limit for the rest of theirs.
 """
@@ -11,11 +11,11 @@ import sys
 import pytest
 
 SCRIPT = """
-import json, threading
+import json, sys, threading
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 from emtau_dask import GaussianMixture, InvalidDataError
-from emtau_dask.engine.blas import hold_single_thread, single_threaded_blas
+from emtau_dask.engine.threads import hold_for_process, threads_side_by_side
 
 def limits(api="blas"):
     return sorted({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == api})
@@ -28,31 +28,42 @@ def elsewhere(function):
     return result[0]
 
 def held():
-    with single_threaded_blas():
+    with threads_side_by_side():
         return limits()
 
 seen = {}
+intervals = {"before": sys.getswitchinterval()}
 with threadpool_limits(2):
-    with single_threaded_blas():
+    with threads_side_by_side():
         seen["held inside a limit of the user's"] = limits()
-with single_threaded_blas():
+with threads_side_by_side():
     seen["held"] = limits()
     seen["held, in another thread"] = elsewhere(limits)
-    with single_threaded_blas():
+    with threads_side_by_side():
         seen["nested"] = limits()
     seen["inner left"] = limits()
+    intervals["inner left"] = sys.getswitchinterval()
 seen["both left"] = limits()
+intervals["both left"] = sys.getswitchinterval()
+with threads_side_by_side():
+    sys.setswitchinterval(0.25)
+intervals["set by the user inside"] = sys.getswitchinterval()
+sys.setswitchinterval(1e-5)
+with threads_side_by_side():
+    intervals["held, where it was shorter"] = sys.getswitchinterval()
+intervals["left, where it was shorter"] = sys.getswitchinterval()
+sys.setswitchinterval(5e-3)
 
 seen["held by another thread after this one"] = elsewhere(held)
 seen["left by another thread"] = limits()
 
 entered, leave = threading.Event(), threading.Event()
 def hold():
-    with single_threaded_blas():
+    with threads_side_by_side():
         entered.set()
         leave.wait()
 other = threading.Thread(target=hold)
-with single_threaded_blas():
+with threads_side_by_side():
     other.start()
     entered.wait()
 seen["first of two threads left"] = limits()
@@ -72,7 +83,7 @@ seen["broken by hammering"] = broken
 seen["hammered"] = limits()
 
 try:
-    with single_threaded_blas():
+    with threads_side_by_side():
         raise RuntimeError
 except RuntimeError:
     seen["after an error"] = limits()
@@ -80,6 +91,7 @@ except RuntimeError:
 X = np.random.default_rng(0).normal(size=(60, 2))
 GaussianMixture(2).fit(X)
 seen["after a fit"] = limits()
+intervals["after a fit"] = sys.getswitchinterval()
 seen["after a fit, OpenMP"] = limits("openmp")
 X[40] = np.nan
 try:
@@ -87,16 +99,17 @@ try:
 except InvalidDataError:
     seen["after a fit that failed"] = limits()
 
-with single_threaded_blas():
-    hold_single_thread()
+with threads_side_by_side():
+    hold_for_process()
 seen["task inside a holder"] = limits()
-elsewhere(hold_single_thread)
+elsewhere(hold_for_process)
 seen["task in a worker"] = limits()
-elsewhere(hold_single_thread)
-with single_threaded_blas():
+intervals["task in a worker"] = sys.getswitchinterval()
+elsewhere(hold_for_process)
+with threads_side_by_side():
     pass
 seen["worker goes on"] = limits()
-print(json.dumps(seen))
+print(json.dumps([seen, intervals]))
 """
 
 EXPECTED = {
@@ -121,6 +134,17 @@ EXPECTED = {
     "worker goes on": [1],
 }
 
+INTERVALS = {
+    "before": 5e-3,
+    "inner left": 5e-5,
+    "both left": 5e-3,
+    "set by the user inside": 0.25,
+    "held, where it was shorter": 1e-5,
+    "left, where it was shorter": 1e-5,
+    "after a fit": 5e-3,
+    "task in a worker": 5e-5,
+}
+
 
 @pytest.fixture(scope="module")
 def seen():
@@ -134,4 +158,9 @@ def seen():
 
 @pytest.mark.parametrize("moment", EXPECTED)
 def test_thread_limits(seen, moment):
-    assert seen[moment] == EXPECTED[moment]
+    assert seen[0][moment] == EXPECTED[moment]
+
+
+@pytest.mark.parametrize("moment", INTERVALS)
+def test_switch_intervals(seen, moment):
+    assert seen[1][moment] == pytest.approx(INTERVALS[moment])
