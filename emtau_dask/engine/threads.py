@@ -3,15 +3,16 @@
 BLAS has one thread: results must not depend on how many it happens to use, and
 the parallelism is over chunks. (OpenMP's limit is a thread's own: the one library
 call that uses OpenMP takes it there, see `kmeans`.) And the interpreter's switch
-interval is short. A thread that waits for the interpreter's lock needs some 50 µs to wake
-up, in which the other may have finished a call of NumPy and have taken the lock
-again; so it goes on, until after the interval the waiting thread gets the lock for certain.
+interval is short. A thread that waits for the interpreter's lock needs some 50 µs
+to wake up, in which the other may have finished a call of NumPy and have taken the
+lock again; so it goes on, until after the interval the waiting thread gets the lock
+for certain.
 
 Both are process-wide, so they are taken once and counted, never entered and left
-by single tasks. Since version 3.8 threadpoolctl lets one thread at a time control OpenBLAS and
-ignores the others, and the thread that took a limit must be the one that lifts
-it. Fits come and go in any thread, so a thread of its own holds the limit for
-all of them.
+by single tasks. Since version 3.8 threadpoolctl lets one thread at a time control
+OpenBLAS and ignores the others, and the thread that took a limit must be the one
+that lifts it. Fits come and go in any thread, so a thread of its own holds the
+limit for all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from contextlib import contextmanager
 from threadpoolctl import threadpool_info, threadpool_limits
 
 __all__ = ["hold_for_process", "threads_side_by_side"]
-
 
 SWITCH_INTERVAL = 5e-5
 """Seconds after which a thread that waits for the interpreter's lock asks for it; Python's own are 5e-3."""

@@ -290,11 +290,14 @@ class _Length:
 
     Attributes
     ----------
+    rows : int
+        n.
     differences : ndarray of shape (d, n)
         Where rows go, less the frame's centre.
     score, collect : tuple of Step
     """
 
+    rows: int
     differences: Floats
     score: tuple[Step, ...]
     collect: tuple[Step, ...]
@@ -323,10 +326,9 @@ class FeatureProducts:
         self._scores = scores
         self._features: Floats = np.ones((self._form.count(d), scores.shape[1]), dtype=dtype)
         self._moments = MomentSums(self._form.moment_shapes(len(coefficients), d))
-        self._lengths: dict[int, _Length] = {}
-        self._n = 0
+        self._length = _Length(0, self._centre, (), ())
 
-    def _length(self, n: int) -> _Length:
+    def _of_length(self, n: int) -> _Length:
         d, transform = len(self._centre), self._frame.transform
         features, scores = self._features[:, :n], self._scores[:, :n]
         coordinates = differences = features[1 : 1 + d]
@@ -336,23 +338,20 @@ class FeatureProducts:
             steps.append(partial(np.matmul, transform.T.astype(features.dtype), differences, coordinates))
         steps += self._form.fill(coordinates, features[1 + d :])
         steps += product(self._coefficients, features, scores)
-        return _Length(
-            differences, tuple(steps), tuple(self._form.moments(features, scores, self._moments.block))
-        )
+        collect = tuple(self._form.moments(features, scores, self._moments.block))
+        return _Length(n, differences, tuple(steps), collect)
 
     def score(self, rows: AnyArray) -> None:
-        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d), nats, into the first n columns of the scores."""
-        self._n = len(rows)
-        if self._n not in self._lengths:
-            self._lengths[self._n] = self._length(self._n)
-        length = self._lengths[self._n]
-        np.subtract(rows.T, self._centre, out=length.differences)
-        perform(length.score)
+        """Write the coefficients' products with rows (n, d) into the first n columns of the scores."""
+        if len(rows) != self._length.rows:
+            self._length = self._of_length(len(rows))
+        np.subtract(rows.T, self._centre, out=self._length.differences)
+        perform(self._length.score)
 
     def collect(self) -> None:
         """Add the moments of the block scored last, whose responsibilities are in the scores now."""
-        perform(self._lengths[self._n].collect)
-        self._moments.push(self._n)
+        perform(self._length.collect)
+        self._moments.push(self._length.rows)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -81,8 +81,10 @@ def together(n_components: int, n_features: int) -> int:
     return max(1, min(n_components, TOGETHER // n_features))
 
 
-def joint_factors(parameters: MixtureParameters, components: Ints, centre: Floats) -> JointFactors:
-    """Return what `JointProducts` needs of full covariances' components."""
+def joint_factors(
+    parameters: MixtureParameters, components: Ints, centre: Floats, log_scales: Floats
+) -> JointFactors:
+    """Return what `JointProducts` needs of full covariances' components, log_scales (K, 1) those of all."""
     means, factors = parameters.means[components] - centre, parameters.precisions_cholesky[components]
     K, d = means.shape
     whitened = np.einsum("ki,kij->kj", means, factors)
@@ -92,9 +94,7 @@ def joint_factors(parameters: MixtureParameters, components: Ints, centre: Float
         columns[:, :, 0] = -whitened[:, begin:end]
         columns[:, :, 1:] = factors[:, :end, begin:end].swapaxes(1, 2)
         panels.append(columns.reshape(-1, 1 + end))
-    return JointFactors(
-        frozen(centre), frozen(means), parameters.log_scales[components, np.newaxis], tuple(panels)
-    )
+    return JointFactors(frozen(centre), frozen(means), log_scales[components], tuple(panels))
 
 
 class JointProducts:
@@ -122,7 +122,7 @@ class JointProducts:
         return self._buffer[: math.prod(shape)].reshape(shape)
 
     def score(self, rows: AnyArray) -> None:
-        """Write ``ln π_k N(x_n | μ_k, Σ_k)`` of rows (n, d), nats, into the first n columns of the scores."""
+        """Write log-densities of rows (n, d), with the factors' scales, into the first n scores of each."""
         factors, n = self._factors, len(rows)
         self._rows, out = rows, self._scores[:, :n]
         coordinates = self._coordinates[:, :n]

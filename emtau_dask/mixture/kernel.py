@@ -134,7 +134,7 @@ class Products(Protocol):
     """Scores some components together, by products of all of them, in a buffer of scores (K', n_rows)."""
 
     def score(self, rows: Floats) -> None:
-        """Write log-densities of rows (n, d) into the first n columns of the scores."""
+        """Write log-densities of rows (n, d), less the ceiling, into the first n columns of the scores."""
         ...
 
     def collect(self) -> None:
@@ -183,14 +183,26 @@ class KernelPlan:
         return min(MAX_BLOCK_ROWS, 2 * rows) if self.single else rows
 
     @cached_property
+    def ceiling(self) -> float:
+        """The weighted log-density of no row is above it, nats; scores are less it."""
+        return float(self.parameters.log_scales.max())
+
+    @cached_property
+    def log_scales(self) -> Floats:
+        """Of the components, less the ceiling, shape (K, 1), nats."""
+        return self.parameters.log_scales[:, np.newaxis] - self.ceiling
+
+    @cached_property
     def _coefficients(self) -> Floats:
-        """Of all features in the log-densities of components scored together, (K', F)."""
+        """Of all features in the scores of components that go together, (K', F)."""
         coefficients = FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
+        coefficients[:, 0] -= self.ceiling
         return coefficients[self.together].astype(self.dtype, copy=False)
 
     @cached_property
     def _factors(self) -> joint.JointFactors:
-        return joint.joint_factors(self.parameters, np.flatnonzero(self.together), self.frame.centre)
+        components = np.flatnonzero(self.together)
+        return joint.joint_factors(self.parameters, components, self.frame.centre, self.log_scales)
 
     def products(self, scores: Floats) -> Products | None:
         """Return what scores blocks by the K' components that go together, into ``scores`` (K', n_rows)."""
@@ -260,43 +272,59 @@ def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:
     return KernelPlan(parameters, Form.JOINT, frame, good)
 
 
+def underflows(values: Floats) -> bool:
+    """Return whether a value is so small that its exponential is next to the smallest numbers, or NaN."""
+    return not np.minimum.reduce(values, axis=None, initial=0.0) >= LEAST_EXPONENT[values.dtype]
+
+
 def exponentials(values: Floats) -> None:
     """Replace ``values``, at most 0, by their exponentials; next to the smallest numbers that is 0.
 
     NumPy's takes 6 to 50 times as long where it underflows (`benchmarks/kernels.py`), and what is
     computed with the subnormal numbers that may come of it takes longer still.
     """
-    least = LEAST_EXPONENT[values.dtype]
-    if not np.minimum.reduce(values, axis=None, initial=0.0) < least:
+    if not underflows(values):
         np.exp(values, out=values)
         return
+    least = LEAST_EXPONENT[values.dtype]
     vanished = values < least
     np.maximum(values, least, out=values)
     np.exp(values, out=values)
     np.copyto(values, 0.0, where=vanished)
 
 
-def normalise(log_densities: Floats, peaks: Floats, sums: Floats, scales: Floats) -> Floats:
-    """Make weighted log-densities responsibilities, and return the log-likelihoods of the rows.
+def normalise(scores: Floats, ceiling: float, peaks: Floats, sums: Floats) -> Floats:
+    """Make scores responsibilities, and return the log-likelihoods of the rows.
+
+    Where all scores are near enough to the ceiling for their exponentials, these are taken as they
+    are; else relative to each row's largest.
 
     Parameters
     ----------
-    log_densities : ndarray of shape (K, n), nats
-    peaks, sums, scales : ndarray of shape (n,)
+    scores : ndarray of shape (K, n), nats
+        Weighted log-densities, less the ceiling.
+    ceiling : float, nats
+    peaks, sums : ndarray of shape (n,)
         Buffers of the same dtype.
 
     Returns
     -------
     ndarray of shape (n,), float64, nats
     """
-    np.maximum.reduce(log_densities, axis=0, out=peaks)
-    np.subtract(log_densities, peaks, out=log_densities)
-    exponentials(log_densities)
-    np.add.reduce(log_densities, axis=0, out=sums)
-    np.divide(1.0, sums, out=scales)
-    np.multiply(log_densities, scales, out=log_densities)
+    far = underflows(scores)
+    if far:
+        np.maximum.reduce(scores, axis=0, out=peaks)
+        np.subtract(scores, peaks, out=scores)
+        exponentials(scores)
+    else:
+        np.exp(scores, out=scores)
+    np.add.reduce(scores, axis=0, out=sums)
+    np.divide(scores, sums, out=scores)
     np.log(sums, out=sums)
-    return np.add(peaks, sums, dtype=np.float64)
+    log_likelihoods: Floats = np.add(sums, ceiling, dtype=np.float64)
+    if far:
+        log_likelihoods += peaks
+    return log_likelihoods
 
 
 class ScoredBlock(NamedTuple):
@@ -336,17 +364,16 @@ class BlockKernel:
         parameters = plan.parameters
         self.n_rows = n_rows
         self._plan = plan
-        self._log_scales = parameters.log_scales[:, np.newaxis]
-        self._log_densities: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
-        self._of_rows: Floats = np.empty((3, n_rows), dtype=plan.dtype)
-        self._some: Floats = self._log_densities
+        self._scores: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
+        self._of_rows: Floats = np.empty((2, n_rows), dtype=plan.dtype)
+        self._some: Floats = self._scores
         if not plan.together.all():
             self._some = np.empty((np.count_nonzero(plan.together), n_rows))
         self._products = plan.products(self._some)
         self._workspace: CentredWorkspace | None = None
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, parameters.n_features))
-        self._responsibilities: Floats = self._log_densities[:, :0]
+        self._responsibilities: Floats = self._scores[:, :0]
         self._together = plan.together
 
     def score(self, rows: Floats) -> ScoredBlock:
@@ -375,27 +402,27 @@ class BlockKernel:
 
     def _scored(self, rows: Floats) -> Floats:
         together, n = self._together, len(rows)
-        log_densities, of_rows = self._log_densities[:, :n], self._of_rows[:, :n]
+        scores, of_rows = self._scores[:, :n], self._of_rows[:, :n]
         if self._plan.single and not together.any():
-            rows, log_densities = rows.astype(np.float64), np.empty(log_densities.shape)
+            rows, scores = rows.astype(np.float64), np.empty(scores.shape)
             of_rows = np.empty(of_rows.shape)
         if self._products is not None and together.any():
             self._products.score(rows)
-            if self._some is not self._log_densities:
-                log_densities[together] = self._some[:, :n]
+            if self._some is not self._scores:
+                scores[together] = self._some[:, :n]
         if not together.all():
             if self._workspace is None:
                 self._workspace = CentredWorkspace(self.n_rows, rows.shape[1])
             centred_log_densities(
                 rows,
                 self._plan.parameters,
-                self._log_scales,
+                self._plan.log_scales,
                 np.flatnonzero(~together),
                 self._workspace,
-                log_densities,
+                scores,
             )
-        self._responsibilities = log_densities
-        return normalise(log_densities, *of_rows)
+        self._responsibilities = scores
+        return normalise(scores, self._plan.ceiling, *of_rows)
 
     def collect(self, weights: Floats | None = None) -> None:
         """Add the statistics of the block that was scored last.
@@ -409,7 +436,7 @@ class BlockKernel:
         if weights is not None:
             responsibilities *= weights
         if self._products is not None and together.any():
-            if self._some is not self._log_densities:
+            if self._some is not self._scores:
                 self._some[:, : len(self._rows)] = responsibilities[together]
                 responsibilities = np.where(together[:, np.newaxis], 0.0, responsibilities)
             self._products.collect()
