@@ -21,6 +21,7 @@ from emtau_dask.mixture.kernel import (
     block_rows,
     even_length,
     exponentials,
+    normalise,
     plan_kernel,
 )
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -576,3 +577,25 @@ def test_rows_beyond_the_range_of_float64_are_not_broken_off_silently():
     _, log_likelihoods, _ = BlockKernel(plan_kernel(parameters), len(rows)).score(rows)
     assert not np.isfinite(log_likelihoods[3])
     assert np.isfinite(np.delete(log_likelihoods, 3)).all()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("lowest", [-60.0, -600.0, -5_000.0])
+def test_scores_become_responsibilities_wherever_they_lie_below_the_ceiling(lowest, dtype):
+    rng = np.random.default_rng(0)
+    scores = rng.uniform(lowest, 0.0, size=(5, 400)).astype(dtype)
+    scores[:, 0] = lowest
+    scores[:, 1] = [lowest / 2, *[lowest] * 4]
+    log_sums = scipy.special.logsumexp(scores.astype(float), axis=0)
+    expected = np.exp(scores - log_sums)
+    found = scores.copy()
+    log_likelihoods = normalise(found, -12.5, *np.empty((2, 400), dtype=dtype))
+    epsilon = np.finfo(dtype).eps
+    assert log_likelihoods.dtype == np.float64
+    assert np.allclose(log_likelihoods, log_sums - 12.5, rtol=2 * epsilon, atol=8 * epsilon)
+    assert np.allclose(found, expected, rtol=-lowest * epsilon, atol=np.exp(-75.0))
+    assert found.max() <= 1.0
+    assert (found[:, 0] == found[0, 0]).all()
+    alone = scores[:1].copy()
+    normalise(alone, 0.0, *np.empty((2, 400), dtype=dtype))
+    assert (alone == 1.0).all()
