@@ -312,6 +312,7 @@ class FeatureProducts:
     coefficients : ndarray of shape (K', F)
         Of the K' components, in the frame and in the dtype of the products.
     frame : Frame
+        Its centre is exact in that dtype.
     scores : ndarray of shape (K', n_rows)
         Where log-densities are written, and responsibilities found; of as many
         columns as the largest block has rows.
@@ -321,7 +322,7 @@ class FeatureProducts:
         d, dtype = len(frame.centre), coefficients.dtype
         self._form = FORMS[covariance_type]
         self._frame = frame
-        self._centre = frame.centre[:, np.newaxis]
+        self._centre = frame.centre.astype(dtype)[:, np.newaxis]
         self._coefficients = coefficients
         self._scores = scores
         self._features: Floats = np.ones((self._form.count(d), scores.shape[1]), dtype=dtype)
