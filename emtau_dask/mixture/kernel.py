@@ -256,9 +256,7 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
         if (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
             # NumPy subtracts a number of float64 from rows of float32 at half the speed.
             rounded = replace(first, centre=frozen(first.centre.astype(np.float32)))
-            return KernelPlan(
-                parameters, form, rounded, np.ones(parameters.n_components, dtype=np.bool_), True
-            )
+            return KernelPlan(parameters, form, rounded, everything, True)
     plans = []
     for frame in (first, *frames):
         good = EPS * conditions(parameters, frame) <= LIMIT
