@@ -32,11 +32,11 @@ from emtau_dask.mixture.kernel import (
     KernelPlan,
     block_rows,
     even_length,
-    exponentials,
     plan_kernel,
 )
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.products import perform, product, summed_product
+from emtau_dask.mixture.responsibilities import exponentials
 
 CHUNK_ROWS = 4096
 PRODUCTS = 20

@@ -20,12 +20,11 @@ from emtau_dask.mixture.kernel import (
     block_bytes,
     block_rows,
     even_length,
-    exponentials,
-    normalise,
     plan_kernel,
 )
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.products import perform
+from emtau_dask.mixture.responsibilities import exponentials, normalise
 
 N, K, D = 50, 3, 4
 
