@@ -317,6 +317,20 @@ EVENTS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+class Homebound(EMTau):
+    """`EMTau` that only the process that made it may pickle."""
+
+    def __init__(self, tau: int = 2, revisit: Any = 3, home: int = 0) -> None:
+        super().__init__(tau, revisit)
+        self.home = home
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse elsewhere."""
+        if os.getpid() != self.home:
+            raise TypeError(f"process {os.getpid()} pickles what process {self.home} made")
+        return self.__dict__
+
+
 def dying(block: Any) -> Any:
     """End the worker that computes it."""
     os._exit(1)

@@ -30,13 +30,11 @@ __all__ = [
     "environment",
     "prove_access",
     "resident",
-    "travels_with_tasks",
 ]
 
 S = TypeVar("S", bound=Source | None)
 PROOFS = 3
 SECRET_BYTES = 64
-CARRIED_BYTES = 2**16
 
 
 @cache
@@ -66,23 +64,6 @@ def check_portable(what: str, thing: object) -> None:
         cloudpickle.dumps(thing)
     except Exception as error:
         raise ClusterError(_unsendable(f"{what} {type(thing).__name__}", error)) from error
-
-
-def travels_with_tasks(payload: object) -> bool:
-    """Return whether each task should carry ``payload``, instead of depending on a task that holds it.
-
-    Distributed lets a task run only where one of its dependencies is. Were the
-    payload one of them, tasks would run where it is, and the chunks that they
-    depend on be moved there; a large one is the lesser evil.
-    """
-    if active_client() is None:
-        return False
-    buffers: list[Any] = []
-    try:
-        size = len(cloudpickle.dumps(payload, protocol=5, buffer_callback=buffers.append))
-    except Exception:  # Distributed meets it too, and `cluster_errors` tells of it.
-        return False
-    return bool(size + sum(buffer.raw().nbytes for buffer in buffers) <= CARRIED_BYTES)
 
 
 @contextmanager

@@ -15,16 +15,21 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.engine.cluster import cluster_errors, travels_with_tasks
+from emtau_dask.engine.cluster import cluster_errors
 from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
 from emtau_dask.engine.scheduler import active_client, in_process, local_scheduler
+from emtau_dask.engine.sealed import Sealed
 
 __all__ = ["NO_SOURCE", "ChunkInput", "ReadingTask", "run_pass"]
 
 T = TypeVar("T")
 L = TypeVar("L")
+CARRIED_BYTES = 2**16
+"""Of what tasks need, at most, for each of them to carry it where it depends on blocks. Distributed
+lets a task run only where one of its dependencies is. Were what tasks need one of them, they would
+run where it is, and the blocks be moved there; beyond this size that is the lesser evil."""
 
 
 class ChunkInput(Protocol):
@@ -78,20 +83,46 @@ class ReadingTask(ABC, Generic[L, T]):
 
 @dataclass(frozen=True, eq=False)
 class _Shared(Generic[T]):
-    """What every task of a pass needs; one key of the graph, not a copy in each task."""
+    """What every task of a pass needs; one key of the graph, not a copy in each task.
+
+    Attributes
+    ----------
+    task : callable
+    merge : callable
+    ahead : ReadAhead or None
+        Stays in this process; others read for themselves.
+    sealed : Sealed or None
+        ``(task, merge)``, where a cluster's workers run tasks.
+    """
 
     task: Callable[..., T]
     merge: Callable[[Iterable[T]], T]
-    ahead: ReadAhead[Any] | None
+    ahead: ReadAhead[Any] | None = None
+    sealed: Sealed[tuple[Callable[..., T], Callable[[Iterable[T]], T]]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Stay here with what is read ahead: another process reads for itself."""
-        return type(self), (self.task, self.merge, None)
+        if self.sealed is None:
+            return _Shared, (self.task, self.merge)
+        return _unsealed, (self.sealed,)
 
     def run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         if self.ahead is None:
             return self.task(item, *blocks)
         return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
+
+
+def _unsealed(sealed: Sealed[tuple[Callable[..., T], Callable[[Iterable[T]], T]]]) -> _Shared[T]:
+    task, merge = sealed.value
+    return _Shared(task, merge, None, sealed)
+
+
+def _shared(
+    task: Callable[..., T], merge: Callable[[Iterable[T]], T], ahead: ReadAhead[Any] | None
+) -> _Shared[T]:
+    if active_client() is None:
+        return _Shared(task, merge, ahead)
+    with cluster_errors():
+        return _Shared(task, merge, sealed=Sealed.of((task, merge)))
 
 
 def _run_chunk(chunk: int, item: Any, shared: _Shared[T], *blocks: Sequence[Any]) -> T:
@@ -197,7 +228,7 @@ def _graph(
     if not _addressable(sources):
         for source in sources:
             tasks.update(source.graph(sorted(items)))
-        if travels_with_tasks(payload):
+        if payload.sealed is not None and payload.sealed.nbytes <= CARRIED_BYTES:
             told = payload
     tasks[shared] = payload
     leaves: dict[int, dict[int, Hashable]] = {}
@@ -299,5 +330,5 @@ def run_pass(
         return None
     batches = _batches(sources, sorted(items), costs)
     reading = _read_ahead(task, items, len(sources), ahead if _addressable(sources) else None)
-    graph = _graph(name, _Shared(task, merge, reading), sources, items, batches)
+    graph = _graph(name, _shared(task, merge, reading), sources, items, batches)
     return cast("T", _computed(graph, reading, observer))

@@ -93,6 +93,10 @@ class CovarianceStructure:
     n_parameters: Callable[[int, int], int]
     draw: Callable[[Floats, Floats, int], Floats]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel by name."""
+        return structure_named, (self.name,)
+
 
 def _add_outer_full(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     """Go by tiles that stay in the cache: products as large as ``scatter`` cost far more than adding them.

@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import sys
 import threading
 import warnings
@@ -13,7 +14,8 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from clusters import GUARD, fit_inside, name_of, processes, seen, tasks_of, transfers, until
+from clusters import GUARD, Homebound, fit_inside, name_of, processes, seen, tasks_of, transfers, until
+from counting import one_chunk_a_task
 from distributed import Client, futures_of, wait
 from fits import ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
@@ -163,6 +165,18 @@ class TestWhoReads:
 
 
 class TestScheduling:
+    def test_workers_pass_on_what_tasks_need_without_pickling_what_is_in_use(
+        self, cluster, one, stored, threaded, monkeypatch
+    ):
+        while len(cluster.workers) < 2:
+            cluster.start_worker()
+        cluster.wait(one)
+        monkeypatch.setitem(FITS, "homebound", (Homebound(home=os.getpid()), "k-means++"))
+        with one_chunk_a_task():
+            found = fit(stored, "homebound")
+        assert_same_bits(found, threaded["em-tau"])
+        assert any("emtau-pass" in key for keys in one.run(transfers).values() for key in keys)
+
     def test_a_configured_scheduler_beats_the_client(self, one, stored, threaded):
         with seen(one) as ran, dask.config.set(scheduler="threads"):
             assert_same_bits(fit(stored), threaded["em-tau"])

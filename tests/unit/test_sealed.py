@@ -1,0 +1,69 @@
+"""What is pickled once: how often, what it weighs, and that it comes out as it went in."""
+
+import pickle
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from emtau_dask.engine.sealed import Sealed
+from emtau_dask.mixture.covariance import STRUCTURES
+
+PICKLED = []
+
+
+class Noted:
+    """Tells when it is pickled."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def __getstate__(self):
+        PICKLED.append(self)
+        return self.__dict__
+
+
+@pytest.fixture
+def noted():
+    PICKLED.clear()
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(50, 40))
+    return Noted([values, np.asfortranarray(values), values[::2, ::3], np.arange(3.0)[:0], np.float32(2)])
+
+
+def travelled(thing, buffers):
+    """Send it as distributed does, with buffers apart, or as a pool of processes does."""
+    if buffers == "within":
+        return pickle.loads(cloudpickle.dumps(thing))
+    apart = []
+    message = cloudpickle.dumps(thing, protocol=5, buffer_callback=apart.append)
+    return pickle.loads(message, buffers=[bytes(buffer.raw()) for buffer in apart])
+
+
+@pytest.mark.parametrize("buffers", ["apart", "within"])
+def test_it_is_pickled_once_however_far_it_travels(noted, buffers):
+    sealed = Sealed.of(noted)
+    for _ in range(3):
+        sealed = travelled(sealed, buffers)
+        for found, expected in zip(sealed.value.arrays, noted.arrays, strict=True):
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+    assert PICKLED == [noted]
+
+
+def test_large_arrays_are_not_copied(noted):
+    sealed = Sealed.of(noted)
+    assert np.shares_memory(np.frombuffer(sealed.buffers[0]), noted.arrays[0])
+    assert len(sealed.pickled) < 8 * 50 * 40
+
+
+def test_its_size_is_that_of_all_that_is_sent(noted):
+    sealed = Sealed.of(noted)
+    assert sealed.nbytes == pytest.approx(len(pickle.dumps(noted)), rel=0.02)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=list(STRUCTURES))
+def test_a_covariance_structure_travels_by_name(structure):
+    pickled = pickle.dumps(structure)
+    assert pickle.loads(pickled) is structure
+    assert len(pickled) < 100
