@@ -6,8 +6,10 @@ neighbours whichever chunks are absent, and whoever computes them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 __all__ = ["FAN_IN", "Batch", "batches_of", "children", "reduction"]
@@ -60,23 +62,30 @@ def batches_of(costs: Mapping[int, float]) -> list[Batch]:
     costs : mapping of int to float
         By chunk: roughly the numbers that its task reads and scores.
     """
-    total = sum(costs.values()) + CHUNK_COST * len(costs)
-    limit = min(MAX_BATCH_COST, max(MIN_BATCH_COST, total / TASKS_WANTED))
-    level = 0
-    while max(costs) // FAN_IN**level:
-        level += 1
-    waiting, found = list(children(level, sorted(costs))), []
-    while waiting:
-        batch = waiting.pop()
-        cost = sum(costs[chunk] + CHUNK_COST for chunk in batch.chunks)
-        if len(batch.chunks) == 1:
-            (chunk,) = batch.chunks
-            found.append(Batch(0, chunk, batch.chunks))
-        elif cost <= limit:
-            found.append(batch)
+    chunks = sorted(costs)
+    upto = [0.0, *accumulate(costs[chunk] + CHUNK_COST for chunk in chunks)]
+    limit = min(MAX_BATCH_COST, max(MIN_BATCH_COST, upto[-1] / TASKS_WANTED))
+    found: list[Batch] = []
+
+    def divide(level: int, number: int, begin: int, end: int) -> None:
+        """Add the batches of the node that holds ``chunks[begin:end]``."""
+        if end == begin + 1:
+            found.append(Batch(0, chunks[begin], (chunks[begin],)))
+        elif upto[end] - upto[begin] <= limit:
+            found.append(Batch(level, number, tuple(chunks[begin:end])))
         else:
-            waiting += children(batch.level - 1, batch.chunks)
-    return sorted(found, key=lambda batch: batch.chunks)
+            width = FAN_IN ** (level - 1)
+            while begin < end:
+                child = chunks[begin] // width
+                after = bisect_left(chunks, (child + 1) * width, begin, end)
+                divide(level - 1, child, begin, after)
+                begin = after
+
+    height = 0
+    while chunks[-1] // FAN_IN**height:
+        height += 1
+    divide(height, 0, 0, len(chunks))
+    return found
 
 
 def reduction(

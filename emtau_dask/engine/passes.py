@@ -20,7 +20,7 @@ from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
 from emtau_dask.engine.scheduler import active_client, in_process, local_scheduler
-from emtau_dask.engine.sealed import Sealed
+from emtau_dask.engine.sealed import Sealed, opened
 
 __all__ = ["NO_SOURCE", "ChunkInput", "ReadingTask", "run_pass"]
 
@@ -83,27 +83,15 @@ class ReadingTask(ABC, Generic[L, T]):
 
 @dataclass(frozen=True, eq=False)
 class _Shared(Generic[T]):
-    """What every task of a pass needs; one key of the graph, not a copy in each task.
-
-    Attributes
-    ----------
-    task : callable
-    merge : callable
-    ahead : ReadAhead or None
-        Stays in this process; others read for themselves.
-    sealed : Sealed or None
-        ``(task, merge)``, where a cluster's workers run tasks.
-    """
+    """What every task of a pass needs; one key of the graph, not a copy in each task."""
 
     task: Callable[..., T]
     merge: Callable[[Iterable[T]], T]
-    ahead: ReadAhead[Any] | None = None
-    sealed: Sealed[tuple[Callable[..., T], Callable[[Iterable[T]], T]]] | None = None
+    ahead: ReadAhead[Any] | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.sealed is None:
-            return _Shared, (self.task, self.merge)
-        return _unsealed, (self.sealed,)
+        """Stay here with what is read ahead: another process reads for itself."""
+        return type(self), (self.task, self.merge, None)
 
     def run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         if self.ahead is None:
@@ -111,38 +99,33 @@ class _Shared(Generic[T]):
         return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
 
 
-def _unsealed(sealed: Sealed[tuple[Callable[..., T], Callable[[Iterable[T]], T]]]) -> _Shared[T]:
-    task, merge = sealed.value
-    return _Shared(task, merge, None, sealed)
+def _run_chunk(chunk: int, item: Any, shared: _Shared[T] | Sealed[_Shared[T]], *blocks: Sequence[Any]) -> T:
+    return opened(shared).run(chunk, item, *blocks)
 
 
-def _shared(
-    task: Callable[..., T], merge: Callable[[Iterable[T]], T], ahead: ReadAhead[Any] | None
-) -> _Shared[T]:
-    if active_client() is None:
-        return _Shared(task, merge, ahead)
-    with cluster_errors():
-        return _Shared(task, merge, sealed=Sealed.of((task, merge)))
+def _run_batch(
+    level: int,
+    items: Mapping[int, Any] | Sealed[Mapping[int, Any]],
+    n_sources: int,
+    shared: _Shared[T] | Sealed[_Shared[T]],
+) -> T:
+    return _run_node(level, opened(items), n_sources, opened(shared))
 
 
-def _run_chunk(chunk: int, item: Any, shared: _Shared[T], *blocks: Sequence[Any]) -> T:
-    return shared.run(chunk, item, *blocks)
-
-
-def _run_batch(level: int, items: Mapping[int, Any], n_sources: int, shared: _Shared[T]) -> T:
+def _run_node(level: int, items: Mapping[int, Any], n_sources: int, shared: _Shared[T]) -> T:
     if len(items) == 1:
         ((chunk, item),) = items.items()
         return shared.run(chunk, item, *[[] for _ in range(n_sources)])
     below = list(children(level - 1, list(items)))
     parts = (
-        _run_batch(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
+        _run_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
         for child in below
     )
     return shared.merge(parts) if len(below) > 1 else next(parts)
 
 
-def _merge_all(results: Sequence[T], shared: _Shared[T]) -> T:
-    return shared.merge(results)
+def _merge_all(results: Sequence[T], shared: _Shared[T] | Sealed[_Shared[T]]) -> T:
+    return opened(shared).merge(results)
 
 
 def _read_ahead(
@@ -181,11 +164,12 @@ def _batches(
 
 
 def _leaf(
-    batch: Batch, items: Mapping[int, Any], sources: Sequence[ChunkInput], shared: str | _Shared[Any]
+    batch: Batch, items: Mapping[int, Any], sources: Sequence[ChunkInput], shared: Any, *, sealed: bool
 ) -> tuple[Any, ...]:
     """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
     if batch.level:
-        told = {chunk: items[chunk] for chunk in batch.chunks}
+        told: Any = {chunk: items[chunk] for chunk in batch.chunks}
+        told = Sealed.of(told) if sealed else told
         return (partial(_run_batch, batch.level, told, len(sources)), shared)
     (chunk,) = batch.chunks
     blocks = (source.references(chunk) for source in sources)
@@ -215,7 +199,7 @@ class _Graph:
 
 def _graph(
     name: str,
-    payload: _Shared[Any],
+    payload: _Shared[Any] | Sealed[_Shared[Any]],
     sources: Sequence[ChunkInput],
     items: Mapping[int, Any],
     batches: Sequence[Batch],
@@ -224,18 +208,18 @@ def _graph(
     token = uuid4().hex
     layer, shared = f"emtau-{name}-{token}", f"emtau-pass-{token}"
     tasks: dict[Hashable, Any] = {}
-    told: str | _Shared[Any] = shared
+    told: Any = shared
     if not _addressable(sources):
         for source in sources:
             tasks.update(source.graph(sorted(items)))
-        if payload.sealed is not None and payload.sealed.nbytes <= CARRIED_BYTES:
+        if isinstance(payload, Sealed) and payload.nbytes <= CARRIED_BYTES:
             told = payload
     tasks[shared] = payload
     leaves: dict[int, dict[int, Hashable]] = {}
     chunks_of: dict[Hashable, tuple[int, ...]] = {}
     for batch in batches:
         key = (layer, batch.chunks[0])
-        tasks[key] = _leaf(batch, items, sources, told)
+        tasks[key] = _leaf(batch, items, sources, told, sealed=isinstance(payload, Sealed))
         leaves.setdefault(batch.level, {})[batch.number] = key
         chunks_of[key] = batch.chunks
     root, merges = reduction(leaves, lambda members: (_merge_all, members, shared), f"emtau-merge-{token}")
@@ -330,5 +314,8 @@ def run_pass(
         return None
     batches = _batches(sources, sorted(items), costs)
     reading = _read_ahead(task, items, len(sources), ahead if _addressable(sources) else None)
-    graph = _graph(name, _shared(task, merge, reading), sources, items, batches)
+    shared = _Shared(task, merge, reading)
+    with cluster_errors():
+        payload = shared if active_client() is None else Sealed.of(shared)
+    graph = _graph(name, payload, sources, items, batches)
     return cast("T", _computed(graph, reading, observer))

@@ -1,57 +1,66 @@
-"""What is pickled once, where it is made, and passed on as it was."""
+"""What is pickled once, where it is made, and unpickled where it is used."""
 
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-__all__ = ["Sealed"]
+__all__ = ["Sealed", "opened"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
 class Sealed(Generic[T]):
-    """A value, and the pickle that other processes get of it.
+    """The pickle of a value, which other processes pass on as it is.
 
     A worker that has a task's result sends it to others while tasks of its own
     use it. To pickle then what tasks use is unsafe: zarr's codecs, for one, keep
     what they make at their first use in their ``__dict__``, and pickle does not
     bear a dictionary that grows. (Distributed then waits for ever for the result.)
+    And a cluster's scheduler, which unpickles every graph, need not unpickle
+    what is in it.
 
-    Attributes
+    Parameters
     ----------
-    value : object
     pickled : bytes
         Of the value, without the contents of its large buffers.
     buffers : sequence of buffer
-        Those contents: they belong to the arrays of ``value``, and are no copies.
+        Those contents.
     """
 
-    value: T
-    pickled: bytes
-    buffers: Sequence[Any]
+    def __init__(self, pickled: bytes, buffers: Sequence[Any]) -> None:
+        self._pickled, self._buffers = pickled, buffers
+        self._opening = threading.Lock()
+        self._opened: list[T] = []
 
     @classmethod
     def of(cls, value: T) -> Sealed[T]:
-        """Return ``value`` with its pickle; raises what pickling raises."""
+        """Return the pickle of ``value``; its large arrays are not copied. Raises what pickling raises."""
         buffers: list[pickle.PickleBuffer] = []
         pickled = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
-        return cls(value, pickled, buffers)
+        return cls(pickled, buffers)
 
     @property
     def nbytes(self) -> int:
         """Bytes that other processes get."""
-        return len(self.pickled) + sum(pickle.PickleBuffer(buffer).raw().nbytes for buffer in self.buffers)
+        return len(self._pickled) + sum(pickle.PickleBuffer(buffer).raw().nbytes for buffer in self._buffers)
+
+    @property
+    def value(self) -> T:
+        """The same object for all threads."""
+        with self._opening:
+            if not self._opened:
+                self._opened.append(pickle.loads(self._pickled, buffers=self._buffers))
+            return self._opened[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give the pickle that there is."""
-        return _opened, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers])
+        return Sealed, (self._pickled, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
 
 
-def _opened(pickled: bytes, buffers: Sequence[Any]) -> Sealed[Any]:
-    return Sealed(pickle.loads(pickled, buffers=buffers), pickled, buffers)
+def opened(thing: T | Sealed[T]) -> T:
+    """Return the value of what is sealed; anything else as it is."""
+    return thing.value if isinstance(thing, Sealed) else thing
