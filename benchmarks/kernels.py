@@ -144,11 +144,11 @@ def print_products(n_components: int, n_features: int, repeats: int) -> None:
 def print_exponentials(name: str, low: float, high: float, repeats: int) -> None:
     """Print a line of the fourth table: nanoseconds of an exponential, less those of copying its argument."""
     values = np.random.default_rng(0).uniform(low, high, EXPONENTS)
-    out = np.empty_like(values)
+    out, spare = np.empty_like(values), np.empty_like(values)
 
     def ours() -> None:
         np.copyto(out, values)
-        exponentials(out)
+        exponentials(out, spare)
 
     def numpys() -> None:
         np.copyto(out, values)

@@ -468,10 +468,22 @@ def test_exponentials_are_scipys_where_they_count_and_else_zero(case, dtype, sma
     values = EXPONENTS[case].astype(dtype)
     expected = np.array([scipy.special.exp10(value / np.log(10)) for value in values.astype("f8")])
     with np.errstate(all="ignore"):
-        exponentials(values)
+        exponentials(values, np.empty_like(values))
     assert np.allclose(values, expected, rtol=1e-11 if dtype == "f8" else 1e-5, atol=small, equal_nan=True)
     assert not ((values != 0) & (np.abs(values) < np.finfo(dtype).tiny)).any()
     assert (values[expected < small / 1e8] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("n", [*range(1, 40), 1000, 1003])
+def test_exponentials_that_vanish_are_zero_wherever_they_stand(n, dtype):
+    whole = np.full((3, n + 2), -1e5, dtype=dtype)
+    values = whole[:, :n]
+    values[1, n // 2] = -1.0
+    exponentials(values, np.empty(n, dtype=dtype))
+    assert np.flatnonzero(values).tolist() == [n + n // 2]
+    assert values[1, n // 2] == pytest.approx(np.exp(-1.0), rel=1e-6)
+    assert (whole[:, n:] == -1e5).all()
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 15, 16, 17, 18, 33])
