@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
+from emtau_dask.errors import ClusterError
+
 __all__ = ["Sealed", "opened"]
 
 T = TypeVar("T")
@@ -51,10 +53,23 @@ class Sealed(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The same object for all threads."""
+        """The same object for all threads.
+
+        Raises
+        ------
+        ClusterError
+            This process cannot unpickle it.
+        """
         with self._opening:
             if not self._opened:
-                self._opened.append(pickle.loads(self._pickled, buffers=self._buffers))
+                try:
+                    self._opened.append(pickle.loads(self._pickled, buffers=self._buffers))
+                except Exception as error:
+                    raise ClusterError(
+                        f"a worker cannot unpickle what tasks need ({type(error).__name__}: {error}). All "
+                        "that it refers to, such as a policy of your own, must be importable on every worker: "
+                        "install it there; or set dask.config.set(scheduler='threads')."
+                    ) from error
             return self._opened[0]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -52,6 +52,15 @@ def in_process(speed, monkeypatch):
     monkeypatch.setitem(speed.__globals__, "run_contestant", run)
 
 
+@pytest.mark.usefixtures("main_of")
+def test_two_threads_and_two_processes_are_timed(capsys):
+    tiny = ["--scale", "5000", "--turns", "1", "--iterations", "3"]
+    found = importlib.import_module("side_by_side").main(["--work", "full-d4", "tied-d16", *tiny])
+    assert [each.work.name for each in found] == ["full-d4", "tied-d16"]
+    assert all(each.by_threads > 0 and each.by_processes > 0 for each in found)
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
 @pytest.mark.usefixtures("in_process")
 def test_every_row_of_work_is_listed_and_agrees_with_scikit_learn(speed, capsys):
     found = speed([*TINY, *PEERS, "--threads", "2", "1"])

@@ -1,5 +1,6 @@
 """What workers cannot see, run or be sent is found before the first iteration, and named."""
 
+import importlib
 import threading
 import warnings
 from pathlib import Path
@@ -140,6 +141,14 @@ def test_a_policy_that_cannot_be_sent_is_refused(client, everywhere, scheduler):
         pytest.raises(ClusterError, match=r"the policy Locked cannot be sent .*cannot pickle .*lock"),
     ):
         fit(everywhere, Locked())
+
+
+def test_a_policy_that_workers_cannot_import_is_named(client, everywhere, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("from emtau_dask import EMTau\n\n\nclass Mine(EMTau):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = importlib.import_module("only_here").Mine()
+    with pytest.raises(ClusterError, match=r"a worker cannot unpickle .*only_here.*must be importable"):
+        fit(everywhere, mine)
 
 
 def test_a_worker_of_other_versions_is_named_and_noted(zygote, everywhere, tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from emtau_dask.engine.sealed import Sealed, opened
+from emtau_dask.errors import ClusterError
 from emtau_dask.mixture.covariance import STRUCTURES
 
 PICKLED, UNPICKLED = [], []
@@ -31,6 +32,13 @@ class Untold:
 
     def __getstate__(self):
         return {"some": "state"}
+
+
+class Unwilling:
+    """Cannot be unpickled."""
+
+    def __reduce__(self):
+        return divmod, (1, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +73,11 @@ def test_it_is_unpickled_when_it_is_asked_for():
 def test_what_is_not_sealed_is_open(noted):
     assert opened(noted) is noted
     assert opened(Sealed.of(3)) == 3
+
+
+def test_what_cannot_be_unpickled_says_so():
+    with pytest.raises(ClusterError, match=r"a worker cannot unpickle .*\(ZeroDivisionError: .*importable"):
+        _ = Sealed.of(Unwilling()).value
 
 
 @pytest.mark.parametrize("buffers", ["apart", "within"])
