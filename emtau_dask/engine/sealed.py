@@ -67,8 +67,8 @@ class Sealed(Generic[T]):
                 except Exception as error:
                     raise ClusterError(
                         f"a worker cannot unpickle what tasks need ({type(error).__name__}: {error}). All "
-                        "that it refers to, such as a policy of your own, must be importable on every worker: "
-                        "install it there; or set dask.config.set(scheduler='threads')."
+                        "that it refers to, such as a policy of your own, must be importable on every "
+                        "worker: install it there; or set dask.config.set(scheduler='threads')."
                     ) from error
             return self._opened[0]
 
