@@ -16,16 +16,24 @@ import argparse
 import multiprocessing
 import statistics
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import dask
 import dask.array as da
+import numpy as np
 from speed import WORK, Work, chunks_of, drawn, scaled
 
 from emtau_dask import FullEM, GaussianMixture
 
+OF_ONE_VARIANCE: dict[str, Callable[[int, int], np.ndarray]] = {
+    "full": lambda K, d: np.tile(np.eye(d), (K, 1, 1)),
+    "tied": lambda K, d: np.eye(d),
+    "diag": lambda K, d: np.ones((K, d)),
+    "spherical": lambda K, d: np.ones(K),
+}
 SHAPES = ["full-d4", "full-d16", "full-near", "diag-d16", "spherical-d16", "tied-d16"]
 
 
@@ -50,7 +58,9 @@ class Gains:
 def fit_when_asked(asked: Connection, work: Work, iterations: int) -> None:
     """Answer a number of threads with the seconds of iterations, until told None."""
     rows, labels = drawn(work)
-    means = [rows[labels == k].mean(axis=0) for k in range(work.components)]
+    means = np.array([rows[labels == k].mean(axis=0) for k in range(work.components)])
+    variance = np.mean((rows - means[labels]) ** 2)
+    precisions = OF_ONE_VARIANCE[work.covariance_type](work.components, work.features) / variance
     X = da.from_array(rows, chunks=(-(-len(rows) // chunks_of(work, 2)), -1))
 
     def seconds(threads: int) -> list[float]:
@@ -58,7 +68,9 @@ def fit_when_asked(asked: Connection, work: Work, iterations: int) -> None:
             work.components,
             covariance_type=work.covariance_type,
             algorithm=FullEM(),
+            weights_init=np.full(work.components, 1 / work.components),
             means_init=means,
+            precisions_init=precisions,
             max_iter=iterations,
             tol=0.0,
         )
@@ -79,8 +91,9 @@ def gains(work: Work, turns: int, iterations: int) -> Gains:
         context.Process(target=fit_when_asked, args=(theirs, work, iterations), daemon=True)
         for _, theirs in ends
     ]
-    for process in fitting:
+    for process, (_, theirs) in zip(fitting, ends, strict=True):
         process.start()
+        theirs.close()  # so that the end of a process is seen at the other
     first, second = (ours for ours, _ in ends)
     for end in (first, second):
         end.recv()
