@@ -168,9 +168,9 @@ def _leaf(
 ) -> tuple[Any, ...]:
     """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
     if batch.level:
-        told: Any = {chunk: items[chunk] for chunk in batch.chunks}
-        told = Sealed.of(told) if sealed else told
-        return (partial(_run_batch, batch.level, told, len(sources)), shared)
+        told = {chunk: items[chunk] for chunk in batch.chunks}
+        carried: Any = Sealed.of(told) if sealed else told
+        return (partial(_run_batch, batch.level, carried, len(sources)), shared)
     (chunk,) = batch.chunks
     blocks = (source.references(chunk) for source in sources)
     return (partial(_run_chunk, chunk, items[chunk]), shared, *blocks)
