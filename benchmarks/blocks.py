@@ -20,7 +20,7 @@ import numpy as np
 from speed import WORK, Work, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
-from emtau_dask.mixture import kernel
+from emtau_dask.mixture import plan
 
 CHUNKS = 8
 ROWS_OF_WORK = {
@@ -36,7 +36,8 @@ def shortest_iteration(work: Work, rows: np.ndarray, means: np.ndarray, threads:
         work.components, algorithm=FullEM(), means_init=means, max_iter=length, tol=0.0, random_state=0
     )
     X = da.from_array(rows, chunks=(-(-len(rows) // CHUNKS), -1))
-    with dask.config.set(scheduler="threads", num_workers=threads), warnings.catch_warnings():
+    settings = {"scheduler": "threads", "num_workers": threads, "emtau.compiled": "never"}
+    with dask.config.set(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It is not to converge.
         model.fit(X)
     return min(1e3 * record.seconds for record in model.history_)
@@ -47,16 +48,16 @@ def measure(work: Work, options: argparse.Namespace) -> dict[tuple[int, int], fl
     rows, labels = drawn(work)
     means = np.array([rows[labels == component].mean(axis=0) for component in range(work.components)])
     found: dict[tuple[int, int], float] = defaultdict(lambda: float("inf"))
-    chosen = kernel.BLOCK_BYTES
+    chosen = plan.BLOCK_BYTES
     try:
         for _ in range(options.repeats):
             for mebibytes in options.mebibytes:
-                kernel.BLOCK_BYTES = mebibytes * 2**20
+                plan.BLOCK_BYTES = mebibytes * 2**20
                 for threads in (1, 2):
                     shortest = shortest_iteration(work, rows, means, threads, options.iterations)
                     found[mebibytes, threads] = min(found[mebibytes, threads], shortest)
     finally:
-        kernel.BLOCK_BYTES = chosen
+        plan.BLOCK_BYTES = chosen
     return found
 
 

@@ -4,7 +4,7 @@
     python benchmarks/kernels.py --types full diag --components 2 16 --features 4 32
 
 Nanoseconds per row, best of several, one thread: scoring a chunk of 4,096 rows and summing
-its statistics. The rule of `mixture.kernel` should choose the fastest form, or one
+its statistics. The rule of `mixture.plan` should choose the fastest form, or one
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
 `LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end. A third
@@ -26,15 +26,9 @@ from threadpoolctl import threadpool_limits
 
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import FORMS, frames_of
-from emtau_dask.mixture.kernel import (
-    BlockKernel,
-    Form,
-    KernelPlan,
-    block_rows,
-    even_length,
-    plan_kernel,
-)
+from emtau_dask.mixture.kernel import BlockKernel
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import Form, KernelPlan, block_rows, even_length, plan_kernel
 from emtau_dask.mixture.products import perform, product, summed_product
 from emtau_dask.mixture.responsibilities import exponentials
 

@@ -55,12 +55,19 @@ class Gains:
         return 2 * self.one / self.processes
 
 
-def fit_when_asked(asked: Connection, work: Work, iterations: int) -> None:
-    """Answer a number of threads with the seconds of iterations, until told None."""
-    rows, labels = drawn(work)
+def known_start(work: Work, rows: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the true components' means, one variance for all, and equal weights."""
     means = np.array([rows[labels == k].mean(axis=0) for k in range(work.components)])
     variance = np.mean((rows - means[labels]) ** 2)
     precisions = OF_ONE_VARIANCE[work.covariance_type](work.components, work.features) / variance
+    weights = np.full(work.components, 1 / work.components)
+    return {"weights_init": weights, "means_init": means, "precisions_init": precisions}
+
+
+def fit_when_asked(asked: Connection, work: Work, iterations: int) -> None:
+    """Answer a number of threads with the seconds of iterations, until told None."""
+    rows, labels = drawn(work)
+    start = known_start(work, rows, labels)
     X = da.from_array(rows, chunks=(-(-len(rows) // chunks_of(work, 2)), -1))
 
     def seconds(threads: int) -> list[float]:
@@ -68,11 +75,9 @@ def fit_when_asked(asked: Connection, work: Work, iterations: int) -> None:
             work.components,
             covariance_type=work.covariance_type,
             algorithm=FullEM(),
-            weights_init=np.full(work.components, 1 / work.components),
-            means_init=means,
-            precisions_init=precisions,
             max_iter=iterations,
             tol=0.0,
+            **start,
         )
         with warnings.catch_warnings(), dask.config.set(scheduler="threads", num_workers=threads):
             warnings.simplefilter("ignore")

@@ -7,7 +7,7 @@ from dask.callbacks import Callback
 from zarr.storage import WrapperStore
 
 from emtau_dask.engine import merge_tree
-from emtau_dask.mixture import kernel
+from emtau_dask.mixture import plan
 
 
 class Tasks(Callback):
@@ -71,14 +71,14 @@ def one_chunk_a_task():
 @contextmanager
 def plans_counted():
     """The parameters for which a kernel is planned in this process, in order."""
-    planned, frames_of = [], kernel.frames_of
+    planned, frames_of = [], plan.frames_of
 
     def noted(parameters):
         planned.append(parameters)
         return frames_of(parameters)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "frames_of", noted)
+        patch.setattr(plan, "frames_of", noted)
         yield planned
 
 

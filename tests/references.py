@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import block_statistics
 
 LONG = np.longdouble
@@ -60,3 +62,13 @@ def random_covariances(rng, covariance_type, k, d):
 def statistics_of(structure, rows, responsibilities):
     """Return the block statistics of rows under responsibilities (n, K)."""
     return block_statistics(structure, rows, np.ascontiguousarray(responsibilities.T))
+
+
+def drawn(covariance_type, k=3, d=4, seed=0, spread=2.0):
+    """A mixture whose means are about ``spread`` from 0 in each feature."""
+    rng = np.random.default_rng(seed)
+    structure = structure_named(covariance_type)
+    covariances = random_covariances(rng, covariance_type, k, d)
+    weights, means = rng.dirichlet(np.ones(k) * 5), rng.normal(size=(k, d)) * spread
+    factors = structure.factor(covariances, means, np.ones(k), 1)
+    return MixtureParameters(covariance_type, weights, means, covariances, factors)

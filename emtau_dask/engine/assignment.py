@@ -23,7 +23,7 @@ from emtau_dask.engine.rowrandom import RESPONSIBILITY, row_uniforms
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.kernel import Form, block_rows, even_length
+from emtau_dask.mixture.plan import Form, block_rows, even_length
 from emtau_dask.mixture.statistics import (
     PairwiseMerger,
     SufficientStatistics,

@@ -60,11 +60,14 @@ class CheckpointJournal:
         given: GivenParameters,
         sources: Mapping[str, SourceEntry | None],
         fields: RowFields | None,
+        *,
+        compiled: bool,
     ) -> None:
         data = fingerprint_of(sources["data"])
         assert data is not None
         self._log, self._config, self._given = log, config, given
         self._sources, self._fields = sources, fields
+        self._environment = environment(compiled=compiled)
         self._n_chunks = len(data.chunk_rows)
         self._attempt = new_attempt(max(log.last, 0))
         shapes = Shapes.of(config.covariance_type, config.n_components, config.n_features, self._n_chunks)
@@ -114,7 +117,7 @@ class CheckpointJournal:
         prefix = f"attempts/{self._attempt}"
         layouts = [*self._layouts.values(), *([] if self._rows is None else [self._rows])]
         documents = {f"{layout.name}/zarr.json": layout.document() for layout in layouts}
-        documents[f"{prefix}/zarr.json"] = group_document({"environment": environment()})
+        documents[f"{prefix}/zarr.json"] = group_document({"environment": self._environment})
         each(lambda item: self.objects.put(*item), documents.items())
         self.objects.sync(documents)
         self._begun = True
@@ -155,7 +158,7 @@ class CheckpointJournal:
                 "number": self._log.last + 1,
                 "attempt": self._attempt,
                 "attempts": entries.attempts(state),
-                "environment": environment(),
+                "environment": self._environment,
                 "written": datetime.now(UTC).isoformat(timespec="seconds"),
                 "config": config,
                 "fit": entries.fit(state),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from emtau_dask.engine.threads import hold_for_process
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints
-from emtau_dask.mixture.kernel import ScoredBlock
+from emtau_dask.mixture.kernel import Absorbed, ScoredBlock
 from emtau_dask.storage import CachedRows, ChunkPlace, ChunkReader, RowCache, Source
 from emtau_dask.storage.arrays import describe_bad_value
 
@@ -110,7 +110,7 @@ class LoadedChunk:
                 )
             yield where, block
 
-    def check_reach(self, positions: Ints, scored: ScoredBlock) -> None:
+    def check_reach(self, positions: Ints, scored: ScoredBlock | Absorbed) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
         if math.isfinite(scored.total):
             return

@@ -10,6 +10,7 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import cloudpickle
@@ -51,9 +52,12 @@ def _environment() -> tuple[tuple[str, str], ...]:
     )
 
 
-def environment() -> dict[str, str]:
-    """Return what the last bits of a result depend on: library versions and the kind of CPU."""
-    return dict(_environment())
+def environment(*, compiled: bool = False) -> dict[str, str]:
+    """Return what the last bits of a result depend on: library versions and the kind of CPU.
+
+    Of numba only where rows go by ``compiled`` tiles.
+    """
+    return {**dict(_environment()), **({"numba": version("numba")} if compiled else {})}
 
 
 def check_portable(what: str, thing: object) -> None:

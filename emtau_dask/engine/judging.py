@@ -19,8 +19,9 @@ from emtau_dask.engine.passes import NO_SOURCE, run_pass
 from emtau_dask.engine.problem import SCAN_ROWS, Problem
 from emtau_dask.engine.scoring import EStepItem
 from emtau_dask.mixture.arrays import Floats, Ints
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, plan_kernel
+from emtau_dask.mixture.kernel import BlockKernel
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import KernelPlan, plan_kernel
 from emtau_dask.storage import ChunkPlace, ChunkReader, ObjectStore, SlotState, Source
 
 __all__ = ["HeldByCentre", "HeldByIteration", "Verdict", "distinct_labels", "judge"]

@@ -12,7 +12,7 @@ from emtau_dask.engine.merge_tree import FAN_IN, batches_of
 from emtau_dask.engine.problem import chunk_costs
 from emtau_dask.engine.sampling import sample_size
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.kernel import block_bytes
+from emtau_dask.mixture.plan import block_bytes
 from emtau_dask.storage import RangeSource, RowFields, Source, is_stored
 from emtau_dask.storage.zarr_source import READ_BUDGET
 
@@ -20,6 +20,8 @@ __all__ = ["FitDemand", "FitOutline", "demand", "largest_chunk"]
 
 PROCESS_BYTES = 280 * 10**6
 """The interpreter with every library that a fit loads, in a process of its own or a dask worker."""
+COMPILER_BYTES = 150 * 10**6
+"""Numba and LLVM with what they compile, where a fit goes by compiled tiles."""
 FLOAT = 8
 STATISTICS_HELD = 32
 ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
@@ -83,6 +85,8 @@ class FitOutline:
     read_ahead_limit : int
         Bytes of chunks that the process may hold before their tasks ask for
         them; 0 where other processes run the tasks.
+    compiled : bool
+        Whether rows go by compiled tiles where they can.
     """
 
     n_components: int
@@ -91,6 +95,7 @@ class FitOutline:
     threads: int
     cache_limit: int
     read_ahead_limit: int
+    compiled: bool = False
 
 
 def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
@@ -139,7 +144,8 @@ def _memory(
     cached = _cached(sources, outline)
     to_cache = threads * _cached_bytes(sources, longest) if cached else 0
     working = max(threads * (held + beside) + under_way + to_cache + ahead, sample)
-    return PROCESS_BYTES + resident + working + cached
+    process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
+    return process + resident + working + cached
 
 
 def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:

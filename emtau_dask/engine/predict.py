@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.chunks import LoadedChunk
 from emtau_dask.mixture.arrays import Floats
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, even_length
+from emtau_dask.mixture.kernel import BlockKernel
 from emtau_dask.mixture.parameters import most_probable
+from emtau_dask.mixture.plan import KernelPlan, even_length
 
 __all__ = ["LABELS", "LOG_LIKELIHOODS", "RESPONSIBILITIES", "Scoring", "score_chunk"]
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.chunks import LARGEST, ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import ReadingTask, run_pass
 from emtau_dask.engine.readahead import AheadBudget, read_ahead_limit
@@ -51,6 +52,8 @@ class Problem:
         Where active rows are kept between passes; None where they are not.
     read_ahead : int
         Bytes that a pass may hold read ahead.
+    compiled : bool
+        Whether rows go by compiled tiles where they can.
     """
 
     rows: Source
@@ -61,6 +64,7 @@ class Problem:
     total_weight: float
     cache: RowCache | None = None
     read_ahead: int = 0
+    compiled: bool = False
 
     @property
     def n_features(self) -> int:
@@ -183,7 +187,14 @@ def pose(
     if n_present < n_components:
         raise _too_few_rows(n_components, n_present, " of positive weight")
     return Problem(
-        rows, weights, n_components, structure, n_present, total_weight, read_ahead=read_ahead_limit()
+        rows,
+        weights,
+        n_components,
+        structure,
+        n_present,
+        total_weight,
+        read_ahead=read_ahead_limit(),
+        compiled=worth_compiling(math.prod(rows.shape) * n_components),
     )
 
 

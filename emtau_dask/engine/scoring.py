@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from emtau_dask.activity import ActivityPolicy, Evidence
 from emtau_dask.activity.guard import ACTIVE, checked_update
 from emtau_dask.engine.chunks import ChunkLoader, LoadedChunk
+from emtau_dask.engine.compiling import check_compiler
 from emtau_dask.engine.passes import ReadingTask
 from emtau_dask.mixture.arrays import Bools, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.kernel import BlockKernel, KernelPlan, ScoredBlock, even_length
-from emtau_dask.mixture.parameters import entropy, most_probable
+from emtau_dask.mixture.kernel import BlockKernel, MostProbable
+from emtau_dask.mixture.parameters import entropy
+from emtau_dask.mixture.plan import KernelPlan, even_length
 from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
+from emtau_dask.mixture.tiles import absorber, tiled
 from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
 
 __all__ = [
@@ -178,10 +181,6 @@ class FoundRows:
     state: Mapping[str, NDArray[Any]] | None
 
 
-def _unrecorded(where: slice, scored: ScoredBlock) -> None:
-    """Record nothing: no policy asks."""
-
-
 def _same(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> bool:
     return all(np.array_equal(values, after[name]) for name, values in before.items())
 
@@ -198,12 +197,15 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     iteration : int
     tracking : RowTracking or None
         None where every row is always active.
+    compiled : bool
+        Whether rows go by compiled tiles where they can.
     """
 
     loader: ChunkLoader
     plan: KernelPlan
     iteration: int
     tracking: RowTracking | None
+    compiled: bool
 
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache where they are there, and its row state."""
@@ -221,7 +223,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         """Score the chunk's active rows, and write row state where it changes; again, it does the same."""
         loaded, positions, state = found.loaded, found.positions, found.state
         if self.tracking is None or state is None:
-            statistics, log_likelihood = self._score(loaded, positions, _unrecorded)
+            statistics, log_likelihood = self._score(loaded, positions, None)
             n = len(positions)
             outcome = ChunkOutcome(loaded.chunk, n, None)
             return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
@@ -276,9 +278,9 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         if not len(positions):
             return None
         weights = loaded.weights_at(positions)
-        kernel, entropies = self._kernel(positions), []
-        for where, scored in self._scored_blocks(kernel, loaded, positions):
-            row_entropy = entropy(scored.responsibilities)
+        kernel, entropies = BlockKernel(self.plan, even_length(len(positions), self.plan.block_rows)), []
+        for where, rows in loaded.blocks(positions, kernel.n_rows, self.plan.dtype):
+            row_entropy = entropy(kernel.score(rows).responsibilities)
             row_weights = None if weights is None else weights[where]
             entropies.append(float(row_entropy.sum() if row_weights is None else row_weights @ row_entropy))
             kernel.collect(row_weights)
@@ -292,34 +294,25 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         n = len(positions)
         label_type = np.min_scalar_type(self.plan.parameters.n_components - 1)
         evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
-
-        def record(where: slice, scored: ScoredBlock) -> None:
-            evidence.labels[where], evidence.responsibilities[where] = most_probable(scored.responsibilities)
-            evidence.log_likelihoods[where] = scored.log_likelihoods
-
-        return *self._score(loaded, positions, record), evidence
+        return *self._score(loaded, positions, evidence), evidence
 
     def _score(
-        self, loaded: LoadedChunk, positions: Ints, record: Callable[[slice, ScoredBlock], None]
+        self, loaded: LoadedChunk, positions: Ints, evidence: Evidence | None
     ) -> tuple[SufficientStatistics | None, float]:
-        """Return the statistics and the log-likelihood of rows; ``record`` sees each block's scores."""
-        weights = loaded.weights_at(positions)
-        kernel, sums = self._kernel(positions), []
-        for where, scored in self._scored_blocks(kernel, loaded, positions):
-            record(where, scored)
-            row_weights = None if weights is None else weights[where]
-            sums.append(scored.total if row_weights is None else float(row_weights @ scored.log_likelihoods))
-            kernel.collect(row_weights)
-        return kernel.statistics(), math.fsum(sums)
-
-    def _kernel(self, positions: Ints) -> BlockKernel:
-        return BlockKernel(self.plan, even_length(len(positions), self.plan.block_rows))
-
-    def _scored_blocks(
-        self, kernel: BlockKernel, loaded: LoadedChunk, positions: Ints
-    ) -> Iterator[tuple[slice, ScoredBlock]]:
-        """Yield each block's place and what the kernel says of it, until the next."""
+        """Return the statistics and the log-likelihood of rows, and write the evidence of each."""
+        weights, totals, seen = loaded.weights_at(positions), [], None
+        if self.compiled and tiled(self.plan):
+            check_compiler()
+        kernel = absorber(self.plan, len(positions), compiled=self.compiled)
         for where, rows in loaded.blocks(positions, kernel.n_rows, self.plan.dtype):
-            scored = kernel.score(rows)
-            loaded.check_reach(positions[where], scored)
-            yield where, scored
+            if evidence is not None:
+                seen = MostProbable(evidence.labels[where], evidence.responsibilities[where])
+            row_weights = None if weights is None else weights[where]
+            absorbed = kernel.absorb(rows, row_weights, seen)
+            loaded.check_reach(positions[where], absorbed)
+            if evidence is not None:
+                evidence.log_likelihoods[where] = absorbed.log_likelihoods
+            totals.append(
+                absorbed.total if row_weights is None else float(row_weights @ absorbed.log_likelihoods)
+            )
+        return kernel.statistics(), math.fsum(totals)

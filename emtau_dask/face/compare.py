@@ -45,8 +45,8 @@ from emtau_dask.face.progress import watching
 from emtau_dask.face.runs import starting_responsibilities
 from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.kernel import plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import plan_kernel
 from emtau_dask.storage import SlotState, Source, as_source
 
 if TYPE_CHECKING:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from emtau_dask.engine.cluster import resident
+from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.fingerprint import fingerprint, source_entry
 from emtau_dask.engine.manifest import SourceEntry
 from emtau_dask.engine.observer import FitObserver
@@ -42,6 +44,10 @@ class FitSources:
             "responsibilities_init": self.responsibilities,
         }
         return {name: source for name, source in values.items() if source is not None}
+
+    def compiled(self, n_components: int) -> bool:
+        """Return whether a fit of them goes by compiled tiles where it can."""
+        return worth_compiling(math.prod(self.rows.shape) * n_components)
 
     def entries(self, observer: FitObserver) -> dict[str, SourceEntry | None]:
         """Return their fingerprints, as a manifest has them; reads samples."""

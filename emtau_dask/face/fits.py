@@ -15,6 +15,7 @@ from emtau_dask.activity.guard import checked_row_arrays
 from emtau_dask.engine.caching import active_rows_cached, cache_limit
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.cluster import check_portable, prove_access
+from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.fitting import FitPlan, Journal, row_fields, run_fit, temporary_journal
 from emtau_dask.engine.loop import EmSettings
 from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEntry
@@ -175,7 +176,14 @@ def _new_journal(
     state = proved(objects, sources, FitState())
     log = start_log(objects, overwrite=overwrite)
     config = _config(estimator, plan, rows.shape[1], run_config)
-    journal = CheckpointJournal(log, config, plan.given, sources.entries(observer), fields)
+    journal = CheckpointJournal(
+        log,
+        config,
+        plan.given,
+        sources.entries(observer),
+        fields,
+        compiled=sources.compiled(estimator.n_components),
+    )
     journal.save(state, commit=True)
     yield journal, state
 
@@ -185,6 +193,7 @@ def check_surroundings(policy: ActivityPolicy) -> None:
     active_client()
     cache_limit()
     read_ahead_limit()
+    worth_compiling(0)
     check_portable("the policy", policy)
 
 

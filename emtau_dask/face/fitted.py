@@ -22,8 +22,8 @@ from emtau_dask.face.modelfile import load_model, save_model
 from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.arrays import frozen
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.kernel import plan_kernel
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import plan_kernel
 from emtau_dask.storage import as_dask
 
 __all__ = ["FittedMixture"]

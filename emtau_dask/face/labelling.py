@@ -17,7 +17,7 @@ from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES,
 from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.face.data import checked_lazy
 from emtau_dask.face.zarr_rows import RowWriter, new_group, rows_of_bytes
-from emtau_dask.mixture.kernel import KernelPlan, plan_kernel
+from emtau_dask.mixture.plan import KernelPlan, plan_kernel
 from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
 from emtau_dask.engine.caching import cache_limit
+from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.fitting import row_fields
 from emtau_dask.engine.planning import FitDemand, FitOutline, demand, largest_chunk
 from emtau_dask.engine.readahead import read_ahead_limit
@@ -64,6 +66,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         threads=threads,
         cache_limit=cache_limit(),
         read_ahead_limit=read_ahead_limit() if cluster.scheduler == "threads" else 0,
+        compiled=worth_compiling(math.prod(inputs.rows.shape) * model.n_components),
     )
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))

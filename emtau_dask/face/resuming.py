@@ -238,7 +238,8 @@ def _resumed(
     )
     objects = saved.log.objects
     warn_unless_exclusive(objects)
-    state = proved(objects, sources, _noted(saved, state))
+    compiled = sources.compiled(config.n_components)
+    state = proved(objects, sources, _noted(saved, state, environment(compiled=compiled)))
     fields = row_fields(sources.rows, config.n_components, policy, config.max_iter)
     manifest = saved.manifest
     entries = {
@@ -246,18 +247,20 @@ def _resumed(
         "sample_weight": manifest.sample_weight,
         "responsibilities_init": manifest.responsibilities_init,
     }
-    journal = CheckpointJournal(saved.log, config, given, entries, fields)
+    journal = CheckpointJournal(saved.log, config, given, entries, fields, compiled=compiled)
     journal.inherit(saved, state, given)
     return finish(estimator, plan, sources, state, journal, observer)
 
 
-def _noted(saved: SavedFit, state: FitState) -> FitState:
-    """Return the state with notes of what is different now."""
+def _noted(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
+    """Return the state with notes of what is different now, the environment among it."""
     notes = [_passed_over(saved)] if saved.passed_over else []
-    then, now = saved.manifest.environment, environment()
+    then = saved.manifest.environment
     if then != now:
         changes = ", ".join(
-            f"{name} {then.get(name)} -> {now[name]}" for name in now if then.get(name) != now[name]
+            f"{name} {then.get(name, 'not used')} -> {now.get(name, 'not used')}"
+            for name in {**then, **now}
+            if then.get(name) != now.get(name)
         )
         note = (
             f"resumed in another environment ({changes}): the last bits may differ from an undisturbed run's."

@@ -85,6 +85,8 @@ class FeatureForm:
     ----------
     count : callable (d) -> int
         F.
+    pairs : callable (d) -> (first, i, j)
+        Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
     fill : callable (coordinates (d, n), squares (F − 1 − d, n)) -> iterator of Step
         What writes the squares.
     coefficients : callable (parameters, frame) -> (K, F)
@@ -96,6 +98,7 @@ class FeatureForm:
     """
 
     count: Callable[[int], int]
+    pairs: Callable[[int], tuple[Ints, Ints, Ints]]
     fill: Callable[[Floats, Floats], Iterator[Step]]
     coefficients: Callable[[MixtureParameters, Frame], Floats]
     moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]]
@@ -111,6 +114,19 @@ def _pairs(d: int) -> tuple[Ints, Ints]:
     """Return i and j of the products of coordinates: every unordered pair once, by distance j − i mod d."""
     distance, i = np.divmod(np.arange(d * (d + 1) // 2), d)
     return i, (i + distance) % d
+
+
+def _all_pairs(d: int) -> tuple[Ints, Ints, Ints]:
+    i, j = _pairs(d)
+    return np.arange(len(i) + 1), i, j
+
+
+def _own_squares(d: int) -> tuple[Ints, Ints, Ints]:
+    return np.arange(d + 1), np.arange(d), np.arange(d)
+
+
+def _sum_of_squares(d: int) -> tuple[Ints, Ints, Ints]:
+    return np.array([0, d]), np.arange(d), np.arange(d)
 
 
 def _fill_full(coordinates: Floats, squares: Floats) -> Iterator[Step]:
@@ -250,6 +266,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
     {
         "full": FeatureForm(
             count=lambda d: 1 + d + d * (d + 1) // 2,
+            pairs=_all_pairs,
             fill=_fill_full,
             coefficients=_coefficients_full,
             moment_shapes=lambda K, d: ((K, 1 + d + d * (d + 1) // 2),),
@@ -258,6 +275,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
         ),
         "tied": FeatureForm(
             count=lambda d: d + 2,
+            pairs=_sum_of_squares,
             fill=_fill_sum_of_squares,
             coefficients=_coefficients_tied,
             moment_shapes=lambda K, d: ((K, d + 1), (d, d)),
@@ -266,6 +284,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
         ),
         "diag": FeatureForm(
             count=lambda d: 2 * d + 1,
+            pairs=_own_squares,
             fill=_fill_diag,
             coefficients=_coefficients_diag,
             moment_shapes=lambda K, d: ((K, 2 * d + 1),),
@@ -274,6 +293,7 @@ FORMS: Mapping[str, FeatureForm] = MappingProxyType(
         ),
         "spherical": FeatureForm(
             count=lambda d: d + 2,
+            pairs=_sum_of_squares,
             fill=_fill_sum_of_squares,
             coefficients=_coefficients_spherical,
             moment_shapes=lambda K, d: ((K, d + 2),),

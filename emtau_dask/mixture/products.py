@@ -32,6 +32,7 @@ __all__ = [
     "squares",
     "sum_slices",
     "summed_product",
+    "unpacked_parts",
 ]
 
 Step = Callable[[], object]
@@ -94,6 +95,16 @@ def product(a: AnyArray, b: AnyArray, out: AnyArray) -> Iterator[Step]:
         yield partial(np.matmul, a, b[:, -rest:], out[:, -rest:])
 
 
+def unpacked_parts(k: int, f: int) -> list[int]:
+    """Return where parts of the f columns of a sum's result (k, f) begin and end that are not packed for.
+
+    One part where they would be narrow.
+    """
+    widest = UNPACKED_RESULT // k
+    parts = -(-f // widest) if widest >= NARROWEST else 1
+    return [f * i // parts for i in range(parts + 1)]
+
+
 def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
     """Yield what writes ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64.
 
@@ -101,10 +112,9 @@ def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
     would be narrow, with the longer factor first, which is packed for once.
     """
     k, f = out.shape
-    widest = UNPACKED_RESULT // k
-    if f <= widest or widest >= NARROWEST:
-        parts = -(-f // widest)
-        for begin, end in pairwise(f * i // parts for i in range(parts + 1)):
+    parts = unpacked_parts(k, f)
+    if len(parts) > 2 or k * f <= UNPACKED_RESULT:
+        for begin, end in pairwise(parts):
             yield from _sum(a, b[begin:end], out[:, begin:end])
     elif k < f:
         yield from _sum(b, a, out.T)

@@ -6,7 +6,7 @@ import numpy as np
 
 from emtau_dask.mixture.arrays import Floats
 
-__all__ = ["exponentials", "normalise"]
+__all__ = ["LEAST_EXPONENT", "exponentials", "normalise"]
 
 LEAST_EXPONENT = {dtype: float(np.log(np.finfo(dtype).tiny)) + 8.0 for dtype in map(np.dtype, ("f4", "f8"))}
 """Below it exponentials are taken for 0, by dtype: 3,000 times the smallest normal number."""

@@ -144,15 +144,25 @@ def test_kernels(main_of, capsys):
 
 
 def test_blocks(main_of, capsys):
-    from emtau_dask.mixture import kernel
+    from emtau_dask.mixture import plan
 
-    before = kernel.BLOCK_BYTES
+    before = plan.BLOCK_BYTES
     sizes = ["--mebibytes", "1", "2", "--repeats", "2", "--iterations", "3"]
     found = main_of("blocks")(["--work", "full-d4", "full-d42", "--scale", "100", *sizes])
-    assert before == kernel.BLOCK_BYTES
+    assert before == plan.BLOCK_BYTES
     assert {tuple(times) for times in found.values()} == {((1, 1), (1, 2), (2, 1), (2, 2))}
     assert all(0 < time < 1e5 for times in found.values() for time in times.values())
     assert capsys.readouterr().out.count("| MiB of a block | one thread | two threads |") == 2
+
+
+def test_compiled(main_of, capsys):
+    shapes = ["full-3-4", "tied-3-4", "full-64-80"]
+    arguments = ["--work", "full-d4", "diag-near", "--shapes", *shapes, "--repeats", "1"]
+    found = main_of("compiled")([*arguments, "--iterations", "3", "--scale", "1000"])
+    assert list(found) == ["full-d4 float64", "diag-near float64", "diag-near float32", *shapes]
+    assert all(pair.gain > 0 for pairs in found.values() for pair in pairs.values())
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| full")]
+    assert [(line[1], line[2]) for line in lines[1:]] == [("15", "yes"), ("3321", "no")]
 
 
 def test_soak(main_of, capsys, tmp_path):

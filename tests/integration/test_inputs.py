@@ -10,7 +10,7 @@ from fits import CHUNKS, ROWS, START, assert_close, assert_same_bits, mixture, q
 from sklearn.base import clone
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.mixture import kernel
+from emtau_dask.mixture import plan
 from emtau_dask.storage import as_source
 
 
@@ -18,7 +18,7 @@ class TestInputs:
     @pytest.mark.parametrize("algorithm", [FullEM(), EMTau(tau=3)], ids=repr)
     @pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "float16", ">f8"])
     def test_values_are_taken_exactly_whatever_their_type(self, monkeypatch, dtype, algorithm):
-        monkeypatch.setattr(kernel, "SINGLE_LIMIT", 0.0)  # float32 has products of its own elsewhere
+        monkeypatch.setattr(plan, "SINGLE_LIMIT", 0.0)  # float32 has products of its own elsewhere
         rows = (ROWS * 10).astype(dtype)
         settings = {"algorithm": algorithm, "tol": 1e-3, "init_params": "random"}
         expected = mixture(**settings).fit(rows.astype(float))

@@ -2,13 +2,14 @@
 
 import warnings
 
+import dask
 import numpy as np
 import pytest
 from references import COVARIANCE_TYPES
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.mixture.kernel import plan_kernel
+from emtau_dask.mixture.plan import plan_kernel
 
 K, D = 4, 3
 ROWS = np.concatenate(
@@ -17,9 +18,10 @@ ROWS = np.concatenate(
 START = {"weights_init": np.full(K, 1 / K), "means_init": np.eye(K, D)}
 
 
+@pytest.mark.parametrize("compiled", ["never", "always"])
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
 @pytest.mark.parametrize("algorithm", [FullEM(), EMTau(tau=3, revisit=4)], ids=str)
-def test_the_bound_is_within_1e_5_nats_of_the_float64_fit(covariance_type, algorithm):
+def test_the_bound_is_within_1e_5_nats_of_the_float64_fit(covariance_type, algorithm, compiled):
     def fitted(rows):
         mixture = GaussianMixture(
             K,
@@ -30,7 +32,7 @@ def test_the_bound_is_within_1e_5_nats_of_the_float64_fit(covariance_type, algor
             random_state=0,
             **START,
         )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), dask.config.set({"emtau.compiled": compiled}):
             warnings.simplefilter("ignore", ConvergenceWarning)
             return mixture.fit(rows)
 

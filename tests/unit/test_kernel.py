@@ -7,35 +7,19 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from references import COVARIANCE_TYPES, LONG, full_covariances, naive_statistics, random_covariances
+from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, naive_statistics
 
 from emtau_dask.mixture import joint
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import FORMS as FEATURES
 from emtau_dask.mixture.features import Frame, conditions
-from emtau_dask.mixture.kernel import (
-    BlockKernel,
-    Form,
-    KernelPlan,
-    block_bytes,
-    block_rows,
-    even_length,
-    plan_kernel,
-)
+from emtau_dask.mixture.kernel import BlockKernel
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import Form, KernelPlan, block_bytes, block_rows, even_length, plan_kernel
 from emtau_dask.mixture.products import perform
 from emtau_dask.mixture.responsibilities import exponentials, normalise
 
 N, K, D = 50, 3, 4
-
-
-def drawn(covariance_type, k=K, d=D, seed=0, spread=2.0):
-    rng = np.random.default_rng(seed)
-    structure = structure_named(covariance_type)
-    covariances = random_covariances(rng, covariance_type, k, d)
-    weights, means = rng.dirichlet(np.ones(k) * 5), rng.normal(size=(k, d)) * spread
-    factors = structure.factor(covariances, means, np.ones(k), 1)
-    return MixtureParameters(covariance_type, weights, means, covariances, factors)
 
 
 def every_other(plan):

@@ -1,0 +1,237 @@
+"""What sums the statistics of rows under a plan: compiled loops over tiles, or blocks by calls of NumPy.
+
+Compiled loops are worth a dependency because they hold no lock: calls of NumPy meet at the
+interpreter's between any two of them, so that two threads are far from twice as fast as one.
+`docs/decisions/0009-compiled-tiles.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+
+from emtau_dask.mixture.arrays import AnyArray, Floats
+from emtau_dask.mixture.features import FORMS
+from emtau_dask.mixture.kernel import Absorbed, BlockKernel, MostProbable
+from emtau_dask.mixture.moments import MomentSums
+from emtau_dask.mixture.plan import BLOCK_BYTES, MAX_BLOCK_ROWS, Form, KernelPlan, even_length
+from emtau_dask.mixture.products import unpacked_parts
+from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
+from emtau_dask.mixture.statistics import SufficientStatistics, merge
+
+__all__ = ["Absorber", "TileKernel", "absorber", "tiled", "why_not_compiled"]
+
+TILE_NUMBERS, MOST_TILE_LINES = 2**15 + 2**14, 49
+"""Numbers of the features of a tile, and cache lines of each of its features, at most."""
+LINE_BYTES = 64
+MOST_FEATURES = 600
+"""F up to which tiles are faster (`benchmarks/compiled.py`); beyond, few rows fit into the cache."""
+OVERFLOWING_ROWS = 512
+"""Of a block that goes by NumPy after all, beside the tiles' own buffers."""
+
+
+class Absorber(Protocol):
+    """Sums the statistics of a stream of blocks of rows."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the largest block."""
+        ...
+
+    def absorb(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
+        """Score a block of rows (n, d), add its statistics, and write what is to be seen of them."""
+        ...
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks, None where there were none."""
+        ...
+
+
+@cache
+def _compiled() -> ModuleType | str:
+    """Return the compiled loops, or why there are none."""
+    try:
+        from numba import config
+
+        from emtau_dask.mixture import compiled
+    except Exception as error:  # numba raises all kinds where it does not fit what else is installed
+        return f"{type(error).__name__}: {error}"
+    return "numba is told to compile nothing (NUMBA_DISABLE_JIT)" if config.DISABLE_JIT else compiled
+
+
+def why_not_compiled() -> str | None:
+    """Return why nothing can be compiled in this process; None where it can."""
+    found = _compiled()
+    return found if isinstance(found, str) else None
+
+
+def tiled(plan: KernelPlan) -> bool:
+    """Return whether rows under ``plan`` can go by tiles: all components by features, of few."""
+    few = FORMS[plan.parameters.covariance_type].count(plan.parameters.n_features) <= MOST_FEATURES
+    return plan.form is Form.FEATURES and bool(plan.together.all()) and few
+
+
+def absorber(plan: KernelPlan, n_rows: int, *, compiled: bool) -> Absorber:
+    """Return what absorbs up to ``n_rows`` rows under ``plan``.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    n_rows : int
+        Of all blocks together.
+    compiled : bool
+        Whether those go by tiles that can.
+
+    Raises
+    ------
+    RuntimeError
+        Nothing can be compiled here (`why_not_compiled`).
+    """
+    if compiled and tiled(plan):
+        return TileKernel(plan, even_length(n_rows, _rows_at_once(plan)))
+    return BlockKernel(plan, even_length(n_rows, plan.block_rows))
+
+
+def _rows_at_once(plan: KernelPlan) -> int:
+    """Return how many rows a block has, of which only a copy of the rows and what is seen of them grows."""
+    return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (plan.parameters.n_features + 8)))
+
+
+def _tile_rows(n_features: int, itemsize: int) -> int:
+    """Return the rows of a tile: an odd number of cache lines, which spreads its features over a cache."""
+    in_line = LINE_BYTES // itemsize
+    lines = min(MOST_TILE_LINES, TILE_NUMBERS // (n_features * in_line))
+    return in_line * max(1, lines - 1 + lines % 2)
+
+
+def _read_only(array: AnyArray) -> AnyArray:
+    """Return a view that is not to be written: numba compiles once more for one that may be."""
+    view = array.view()
+    view.setflags(write=False)
+    return view
+
+
+class TileKernel:
+    """Absorbs blocks of rows by compiled loops; its buffers serve one task.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        One that is `tiled`.
+    n_rows : int
+        Rows of the largest block.
+
+    Attributes
+    ----------
+    n_rows : int
+
+    Raises
+    ------
+    RuntimeError
+        Nothing can be compiled here (`why_not_compiled`).
+    """
+
+    def __init__(self, plan: KernelPlan, n_rows: int) -> None:
+        compiled = _compiled()
+        if isinstance(compiled, str):
+            raise RuntimeError(compiled)
+        self.n_rows = n_rows
+        self._plan = plan
+        self._form = FORMS[plan.parameters.covariance_type]
+        K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
+        count = self._form.count(d)
+        tile = _tile_rows(count, dtype.itemsize)
+        features = np.ones((count, tile), dtype)
+        transform = plan.frame.transform
+        shapes = self._form.moment_shapes(K, d)
+        self._constants = compiled.Constants(
+            plan.frame.centre.astype(dtype),
+            np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
+            *self._form.pairs(d),
+            np.array(plan.coefficients, order="C"),
+            np.array(unpacked_parts(*shapes[0])),
+            dtype.type(LEAST_EXPONENT[dtype]),
+        )
+        over_all = len(shapes) - 1
+        self._buffers = compiled.Buffers(
+            features[1 : 1 + d] if transform is None else np.ones((d, tile), dtype),
+            features,
+            np.empty((K, tile), dtype),
+            np.empty(K * count, dtype),
+            np.empty((d * over_all, tile), dtype),
+            np.empty((d * over_all, d * over_all), dtype),
+        )
+        self._sums, self._peaks, self._largest = (np.empty(n_rows, dtype) for _ in range(3))
+        self._labels = np.empty(n_rows, np.intp)
+        self._moments = MomentSums(shapes)
+        self._squares = self._moments.block[1] if over_all else np.empty((0, 0))
+        self._absorb, self._results = compiled.absorb, compiled.Results
+        self._others: BlockKernel | None = None
+
+    def absorb(
+        self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
+    ) -> Absorbed:
+        """Score a block of rows, add its statistics, and write what is to be seen of them.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d)
+            Of the plan's dtype, in C order.
+        weights : ndarray of shape (n,), optional
+            Of the rows; by default 1.
+        seen : MostProbable, optional
+            Where labels and largest responsibilities are written.
+
+        Returns
+        -------
+        Absorbed
+        """
+        n = len(rows)
+        if n > self.n_rows or rows.shape[1] != len(self._constants.centre) or rows.dtype != self._plan.dtype:
+            raise ValueError(f"{rows.shape} rows of {rows.dtype} do not fit this kernel")
+        sums, peaks, some = self._sums[:n], self._peaks[:n], n if seen is not None else 0
+        results = self._results(
+            sums, peaks, self._labels[:some], self._largest[:some], self._moments.block[0], self._squares
+        )
+        given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
+        relative = self._absorb(_read_only(rows), _read_only(given), self._constants, self._buffers, results)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            log_likelihoods: Floats = np.add(np.log(sums, out=sums), self._plan.ceiling, dtype=np.float64)
+            if relative:
+                log_likelihoods += peaks
+            total = float(np.add.reduce(log_likelihoods))
+        if not (math.isfinite(total) and all(np.isfinite(part).all() for part in self._moments.block)):
+            for buffer in self._buffers[:2]:
+                buffer.fill(1.0)
+            return self._absorb_by_blocks(rows, weights, seen)
+        self._moments.push(n)
+        if seen is not None:
+            seen.labels[...], seen.largest[...] = results.labels, results.largest
+        return Absorbed(log_likelihoods, total)
+
+    def _absorb_by_blocks(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
+        """Absorb rows of which products, or the sums of their squares, overflow for some."""
+        if self._others is None:
+            self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
+        parts = []
+        for begin in range(0, len(rows), self._others.n_rows):
+            where = slice(begin, begin + self._others.n_rows)
+            part_weights = None if weights is None else weights[where]
+            part_seen = None if seen is None else MostProbable(seen.labels[where], seen.largest[where])
+            parts.append(self._others.absorb(rows[where], part_weights, part_seen))
+        return Absorbed(
+            np.concatenate([part.log_likelihoods for part in parts]), sum(part.total for part in parts)
+        )
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks, None where there were none."""
+        moments = self._moments.total()
+        others = None if self._others is None else self._others.statistics()
+        if moments is None:
+            return others
+        found = self._form.statistics(moments, self._plan.frame)
+        return found if others is None else merge(self._plan.parameters.structure, found, others)

@@ -1,0 +1,149 @@
+"""Fits that go by compiled tiles: scikit-learn's numbers, the same bits wherever they run."""
+
+import warnings
+
+import dask
+import numba
+import numpy as np
+import pytest
+import zarr
+from clusters import processes
+from fits import ROWS, START, assert_same_bits, mixture, quietly
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture as Judge
+
+from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+from emtau_dask.engine import compiling
+from emtau_dask.mixture import tiles
+
+POLICIES = {
+    "em": FullEM(),
+    "em-tau": EMTau(tau=2, revisit=3),
+    "em-star": EMStar(),
+    "em-lazy": EMLazy(threshold=0.9, full_every=2),
+}
+SETTINGS = {
+    "one thread": {"scheduler": "threads", "num_workers": 1},
+    "two threads": {"scheduler": "threads", "num_workers": 2},
+    "synchronous": {"scheduler": "synchronous"},
+}
+
+
+@pytest.fixture
+def stored(tmp_path):
+    array = zarr.create_array(tmp_path / "rows.zarr", shape=ROWS.shape, chunks=(100, 2), dtype="f8")
+    array[:] = ROWS
+    return array
+
+
+@pytest.fixture
+def absorbed(monkeypatch):
+    """The numbers of rows that went by tiles, block by block."""
+    rows_of, absorb = [], tiles.TileKernel.absorb
+
+    def noted(self, rows, weights=None, seen=None):
+        rows_of.append(len(rows))
+        return absorb(self, rows, weights, seen)
+
+    monkeypatch.setattr(tiles.TileKernel, "absorb", noted)
+    return rows_of
+
+
+@pytest.fixture
+def longer(tmp_path):
+    """In chunks of several tiles, the last of them not full."""
+    array = zarr.create_array(tmp_path / "longer.zarr", shape=(6000, 2), chunks=(1500, 2), dtype="f8")
+    array[:] = np.concatenate([ROWS + shift for shift in np.linspace(0, 0.2, 20)])
+    return array
+
+
+def fit(X, policy="em-tau", compiled="always", **options):
+    with dask.config.set({"emtau.compiled": compiled}):
+        return quietly(
+            mixture(algorithm=POLICIES[policy], **({"tol": 0, "max_iter": 8} | START | options)), X
+        )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_rows_that_are_scored_go_by_tiles(stored, absorbed, policy):
+    found = fit(stored, policy)
+    assert sum(absorbed) == sum(record.active_rows for record in found.history_)
+    absorbed.clear()
+    fit(stored, policy, "never")
+    assert absorbed == []
+
+
+def test_a_fit_of_some_size_is_compiled_for_by_default(stored, absorbed, monkeypatch):
+    monkeypatch.setattr(compiling, "WORTH_IT", 300 * 3 * 2)
+    fit(stored, compiled="auto")
+    assert absorbed
+    absorbed.clear()
+    monkeypatch.setattr(compiling, "WORTH_IT", 300 * 3 * 2 + 1)
+    fit(stored, compiled="auto")
+    assert absorbed == []
+
+
+def test_the_fit_is_scikit_learns(stored):
+    judge = quietly(Judge(3, max_iter=8, tol=0, random_state=0, **START), ROWS)
+    found = fit(stored, "em")
+    assert np.allclose(found.means_, judge.means_, rtol=1e-10)
+    assert np.allclose(found.covariances_, judge.covariances_, rtol=1e-10)
+    assert np.isclose(found.lower_bound_, judge.lower_bound_, rtol=1e-12)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_schedulers_and_numbers_of_threads_change_no_bit(longer, policy):
+    fits = []
+    for setting in SETTINGS.values():
+        with dask.config.set(setting):
+            fits.append(fit(longer, policy))
+    for other in fits[1:]:
+        assert_same_bits(other, fits[0])
+
+
+def test_a_run_that_goes_on_from_its_checkpoint_has_the_same_bits(stored, tmp_path):
+    whole = fit(stored, checkpoint=str(tmp_path / "whole"))
+    fit(stored, checkpoint=str(tmp_path / "parts"), max_iter=3)
+    with dask.config.set({"emtau.compiled": "always"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert_same_bits(GaussianMixture.resume(tmp_path / "parts", stored, max_iter=8), whole)
+
+
+def test_going_on_without_what_was_compiled_is_noted(stored, tmp_path):
+    fit(stored, checkpoint=str(tmp_path / "run"), max_iter=3)
+    with dask.config.set({"emtau.compiled": "never"}), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = GaussianMixture.resume(tmp_path / "run", stored, max_iter=5)
+    (note,) = found.history_.notes
+    assert f"(numba {numba.__version__} -> not used)" in note
+    assert note in [str(warning.message) for warning in warned]
+
+
+class TestCluster:
+    def test_it_changes_no_bit_either(self, zygote, longer, tmp_path):
+        expected = fit(longer)
+        with processes(zygote, tmp_path / "cluster") as cluster:
+            cluster.start_worker()
+            cluster.start_worker()
+            with cluster.client():
+                assert_same_bits(fit(longer), expected)
+
+    def test_where_a_worker_cannot_compile_none_does_by_default(self, zygote, stored, tmp_path, monkeypatch):
+        monkeypatch.setattr(compiling, "WORTH_IT", 1)
+        compiled, expected = fit(stored), fit(stored, compiled="never")
+        with processes(zygote, tmp_path / "cluster") as cluster:
+            cluster.start_worker()
+            with cluster.client() as client:
+                assert_same_bits(fit(stored, compiled="auto"), compiled)
+                cluster.start_worker(before=(("forget_package", "numba"),))
+                cluster.wait(client)
+                assert_same_bits(fit(stored, compiled="auto"), expected)
+
+    def test_a_worker_that_cannot_compile_is_an_error_that_says_what_to_do(self, zygote, stored, tmp_path):
+        with processes(zygote, tmp_path / "cluster") as cluster:
+            cluster.start_worker(before=(("forget_package", "numba"),))
+            with (
+                cluster.client(),
+                pytest.raises(ClusterError, match=r"emtau_dask\[compiled\].*emtau\.compiled"),
+            ):
+                fit(stored)

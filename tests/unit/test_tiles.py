@@ -1,0 +1,397 @@
+"""Compiled tiles against scipy's densities, extended precision, and naive sums; which plans go by them."""
+
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from functools import partial
+
+import dask
+import numpy as np
+import pytest
+import references
+import scipy.special
+from references import COVARIANCE_TYPES, full_covariances, naive_statistics
+from scipy.stats import multivariate_normal
+
+from emtau_dask import ConfigError
+from emtau_dask.engine.compiling import WORTH_IT, worth_compiling
+from emtau_dask.mixture import tiles
+from emtau_dask.mixture.compiled import _exponentiate
+from emtau_dask.mixture.kernel import BlockKernel, MostProbable
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import Form, block_bytes, plan_kernel
+from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
+from emtau_dask.mixture.tiles import TileKernel, absorber, tiled
+
+K, D = 3, 4
+TILE = tiles._tile_rows(1 + D + D * (D + 1) // 2, 8)
+LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE + 5)
+DTYPES = (np.float32, np.float64)
+
+
+drawn = partial(references.drawn, spread=0.1)
+
+
+def rows_near(parameters, n, dtype=np.float64, seed=1):
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(parameters.n_components, size=n)
+    return (parameters.means[owners] + rng.normal(size=(n, parameters.n_features))).astype(dtype)
+
+
+def log_joint(rows, parameters):
+    K, d = parameters.means.shape
+    full = full_covariances(parameters.covariances, parameters.covariance_type, K, d)
+    densities = [multivariate_normal(*each).logpdf(rows) for each in zip(parameters.means, full, strict=True)]
+    return np.log(parameters.weights) + np.array(densities).reshape(K, -1).T
+
+
+def room(n):
+    return MostProbable(np.full(n, 255, np.uint8), np.full(n, np.nan))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exponentials_are_exact_to_about_a_unit_in_the_last_place(dtype):
+    least = LEAST_EXPONENT[np.dtype(dtype)]
+    values = np.concatenate([np.linspace(least, 0, 300_001), -np.geomspace(1e-12, 1, 1000)]).astype(dtype)
+    values = values[values >= dtype(least)]
+    found, sums = values[np.newaxis].copy(), np.empty(len(values), dtype)
+    assert _exponentiate(found, sums, dtype(least)) == 0
+    exact = np.exp(values.astype(np.longdouble))
+    last_place = np.spacing(exact.astype(dtype)).astype(np.longdouble)
+    assert (np.abs(found[0] - exact) / last_place).max() <= 1.1
+    assert np.array_equal(sums, found[0])
+    assert found[0, values == 0] == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exponentials_that_vanish_are_0_and_counted_and_nan_stays(dtype):
+    least = LEAST_EXPONENT[np.dtype(dtype)]
+    scores = np.array([[0, least * 1.01, -np.inf, np.nan], [least * 1.01, -1, -np.inf, 0]], dtype)
+    sums = np.empty(4, dtype)
+    assert _exponentiate(scores, sums, dtype(least)) == 4
+    assert np.array_equal(scores[:, :3] > 0, [[True, False, False], [False, True, False]])
+    assert np.array_equal(np.isnan(scores), [[False] * 3 + [True], [False] * 4])
+    assert np.isnan(sums[3])
+    assert sums[2] == 0
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize("n", LENGTHS)
+class TestAgainstNaiveSums:
+    """In float64, of blocks shorter and longer than a tile."""
+
+    def test_log_likelihoods_are_scipys(self, covariance_type, n):
+        parameters = drawn(covariance_type)
+        rows = rows_near(parameters, n)
+        found = absorber(plan_kernel(parameters), n, compiled=True).absorb(rows, None, None)
+        expected = scipy.special.logsumexp(log_joint(rows, parameters), axis=1)
+        assert np.allclose(found.log_likelihoods, expected, rtol=1e-12)
+        assert np.isclose(found.total, expected.sum(), rtol=1e-12)
+
+    def test_most_probable_components_follow_bayes_theorem(self, covariance_type, n):
+        parameters = drawn(covariance_type, spread=1.0)
+        rows, seen = rows_near(parameters, n), room(n)
+        absorber(plan_kernel(parameters), n, compiled=True).absorb(rows, None, seen)
+        expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
+        assert np.array_equal(seen.labels, expected.argmax(axis=1))
+        assert np.allclose(seen.largest, expected.max(axis=1), rtol=1e-11)
+        assert seen.largest.max() <= 1
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_statistics_are_the_sums_over_rows(self, covariance_type, n, weighted):
+        parameters = drawn(covariance_type)
+        rows = rows_near(parameters, n)
+        weights = np.random.default_rng(3).uniform(0, 3, n) if weighted else None
+        kernel = absorber(plan_kernel(parameters), n, compiled=True)
+        assert isinstance(kernel, TileKernel)
+        kernel.absorb(rows, weights, None)
+        responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
+        if weighted:
+            responsibilities = responsibilities * weights[:, np.newaxis]
+        found = kernel.statistics()
+        wanted = naive_statistics(rows, responsibilities, covariance_type)
+        assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-11)
+        assert np.allclose(found.means, wanted[1].astype(float), rtol=1e-11, atol=1e-12)
+        assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-11, atol=1e-10)
+
+
+def test_statistics_of_many_blocks_are_those_of_one():
+    parameters = drawn("full")
+    rows = rows_near(parameters, 2000)
+    kernel, whole = (absorber(plan_kernel(parameters), 2000, compiled=True) for _ in range(2))
+    whole.absorb(rows, None, None)
+    for begin in range(0, 2000, 300):
+        kernel.absorb(rows[begin : begin + 300], None, None)
+    found, expected = kernel.statistics(), whole.statistics()
+    assert np.allclose(found.weights, expected.weights, rtol=1e-13)
+    assert np.allclose(found.scatter, expected.scatter, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize("n", [1, 500, 2000])
+def test_single_precision_stays_within_its_limit(covariance_type, n):
+    parameters = drawn(covariance_type)
+    rows, seen = rows_near(parameters, n, np.float32), room(n)
+    plan = plan_kernel(parameters, np.dtype(np.float32))
+    kernel = absorber(plan, n, compiled=True)
+    assert plan.single
+    assert isinstance(kernel, TileKernel)
+    absorbed = kernel.absorb(rows, None, seen)
+    exact = log_joint(rows.astype(float), parameters)
+    assert np.abs(absorbed.log_likelihoods - scipy.special.logsumexp(exact, axis=1)).max() <= 1e-5
+    assert np.abs(seen.largest - scipy.special.softmax(exact, axis=1).max(axis=1)).max() <= 1e-5
+    found = kernel.statistics()
+    wanted = naive_statistics(rows, scipy.special.softmax(exact, axis=1), covariance_type)
+    assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-5)
+    assert np.allclose(found.means, wanted[1].astype(float), atol=1e-5)
+    assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type):
+    """From the middle of a block on, some of them, each relative to its largest score then."""
+    parameters = drawn(covariance_type)
+    rows, seen = rows_near(parameters, 3 * TILE), room(3 * TILE)
+    rows[TILE + 3 :: 5] *= 60
+    expected = log_joint(rows, parameters)
+    assert (expected.max(axis=1) < LEAST_EXPONENT[np.dtype("f8")]).any()
+    plan = plan_kernel(parameters)
+    assert tiled(plan)
+    found = absorber(plan, len(rows), compiled=True).absorb(rows, None, seen)
+    assert np.allclose(found.log_likelihoods, scipy.special.logsumexp(expected, axis=1), rtol=1e-11)
+    assert np.array_equal(seen.labels, expected.argmax(axis=1))
+
+
+OVERFLOWS = [(name, np.float32) for name in COVARIANCE_TYPES]
+OVERFLOWS += [(name, np.float64) for name in COVARIANCE_TYPES if name != "tied"]
+
+
+@pytest.mark.parametrize(("covariance_type", "dtype"), OVERFLOWS)
+def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(covariance_type, dtype):
+    """In float64 the distance overflows to one component, which is narrow, and not to the others."""
+    parameters = drawn(covariance_type, spread=0.0)
+    if dtype is np.float64:
+        covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
+        covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
+        parameters = replace(parameters, covariances=covariances, precisions_cholesky=factors)
+    plan = plan_kernel(parameters, np.dtype(dtype))
+    rows, others = (rows_near(parameters, 50, dtype, seed=seed) for seed in (1, 2))
+    rows[-20:] = 1e25 if dtype is np.float32 else 1e149
+    seen, plain = room(50), BlockKernel(plan, 50)
+    kernel, alone = (absorber(plan, 50, compiled=True) for _ in range(2))
+    assert isinstance(kernel, TileKernel)
+    found, expected = kernel.absorb(rows, np.full(50, 0.5), seen), plain.score(rows)
+    assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
+    assert np.isfinite(found.total)
+    assert np.array_equal(seen.labels, expected.responsibilities.argmax(axis=0))
+    again, only = (each.absorb(others[:30], None, None) for each in (kernel, alone))
+    assert np.array_equal(again.log_likelihoods, only.log_likelihoods)
+    assert np.isclose(kernel.statistics().weights.sum(), 25 + 30, rtol=1e-6)
+
+
+def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
+    parameters = drawn("diag")
+    rows = rows_near(parameters, 10)
+    rows[7] = 1e160
+    with np.errstate(over="ignore"):
+        absorbed = absorber(plan_kernel(parameters), 10, compiled=True).absorb(rows, None, None)
+    assert np.array_equal(np.flatnonzero(~np.isfinite(absorbed.log_likelihoods)), [7])
+    assert not np.isfinite(absorbed.total)
+
+
+def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
+    twins = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, D)), np.ones((2, D)), np.ones((2, D)))
+    seen = room(50)
+    kernel = absorber(plan_kernel(twins), 50, compiled=True)
+    kernel.absorb(np.random.default_rng(0).normal(size=(50, D)), None, seen)
+    assert (seen.labels == 0).all()
+    assert (seen.largest == 0.5).all()
+    assert np.array_equal(*kernel.statistics().weights[:, np.newaxis])
+
+
+def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only():
+    parameters = drawn("full")
+    rows, weights = rows_near(parameters, 100), np.full(100, 2.0)
+    before = rows.copy()
+    rows.setflags(write=False)
+    kernel = absorber(plan_kernel(parameters), 100, compiled=True)
+    kernel.absorb(rows, weights, room(100))
+    assert np.array_equal(rows, before)
+    assert (weights == 2).all()
+
+
+@pytest.mark.parametrize("overflowing", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize(("k", "d"), [(3, 4), (16, 16), (64, 32)])
+def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, overflowing):
+    """Of the longest blocks, and of those that go by NumPy after all."""
+    parameters = drawn(covariance_type, k, d, spread=0.0)
+    plan = plan_kernel(parameters, np.dtype(dtype))
+    longest = 3 * absorber(plan, 10**7, compiled=True).n_rows // 2
+    n = min(longest, absorber(plan, longest, compiled=True).n_rows)
+    rows = np.zeros((n, d), dtype)
+    if overflowing:
+        rows[::1000] = 1e25 if plan.single else 1e160
+    tracemalloc.start()
+    kernel = absorber(plan, n, compiled=True)
+    assert isinstance(kernel, TileKernel)
+    with np.errstate(over="ignore"):
+        kernel.absorb(rows, None, room(n))
+        kernel.absorb(rows[:100], None, None)
+    kernel.statistics()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    statistics = 16 * 8 * k * (d + 1) * ((d + 1) if covariance_type == "full" else 2)
+    evidence = n * 9  # labels and largest responsibilities, which belong to the chunk
+    assert peak <= block_bytes(covariance_type, k, d, n) + statistics + evidence
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (1, 4), (2, 1), (40, 5), (3, 8)])
+def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
+    """All of them hold NaN but what must be finite; the numbers are those of NumPy."""
+    parameters = drawn(covariance_type, k, d)
+    plan = plan_kernel(parameters, np.dtype(dtype))
+    rows, weights = rows_near(parameters, 1000, plan.dtype), np.random.default_rng(0).uniform(0, 2, 1000)
+    rows[700::7] *= 100
+    clean, spoilt, plain = *(absorber(plan, 1000, compiled=True) for _ in range(2)), BlockKernel(plan, 1000)
+    for name, buffer in spoilt._buffers._asdict().items():
+        if name not in ("features", "differences"):
+            buffer.fill(np.nan)
+    for array in (spoilt._sums, spoilt._peaks, spoilt._largest, *spoilt._moments.block):
+        array.fill(np.nan)
+    kernels, room_of = (clean, spoilt, plain), room(1000)
+    found = [(kernel.absorb(rows, weights, room_of), kernel.statistics()) for kernel in kernels]
+    rtol, atol = (1e-3, 1e-2) if plan.single else (1e-9, 1e-8)
+    for name in ("weights", "means", "scatter"):
+        one, two, three = (getattr(statistics, name) for _, statistics in found)
+        assert np.array_equal(one, two)
+        assert np.allclose(one, three, rtol=rtol, atol=atol)
+    one, two, three = (absorbed.log_likelihoods for absorbed, _ in found)
+    assert np.array_equal(one, two)
+    assert np.allclose(one, three, rtol=rtol)
+
+
+def test_sums_that_overflow_in_float32_go_by_numpy():
+    """Every log-likelihood is finite, and so are the sums of short blocks."""
+    parameters = drawn("diag")
+    plan = plan_kernel(parameters, np.dtype(np.float32))
+    rows = np.zeros((400, D), np.float32)
+    rows[:300:100] = 9e18
+    absorbed = (kernel := absorber(plan, 400, compiled=True)).absorb(rows, None, None)
+    assert np.isfinite(absorbed.total)
+    assert np.isfinite(kernel.statistics().scatter).all()
+
+
+@pytest.mark.parametrize("shape", [(65, D), (5, D + 1)])
+def test_rows_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match="do not fit"):
+        absorber(plan_kernel(drawn("full")), 10, compiled=True).absorb(np.zeros(shape), None, None)
+
+
+class TestChoice:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+    def test_components_that_go_by_features_together_go_by_tiles(self, covariance_type, dtype):
+        plan = plan_kernel(drawn(covariance_type), np.dtype(dtype))
+        assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
+        assert isinstance(absorber(plan, 10, compiled=False), BlockKernel)
+
+    @pytest.mark.parametrize(("k", "d", "spread"), [(3, 40, 0.1), (2, 400, 0.1), (3, 4, 1e5), (40, 60, 0.1)])
+    def test_joint_centred_and_wide_plans_go_by_blocks(self, k, d, spread):
+        plan = plan_kernel(drawn("full", k=k, d=d, spread=spread))
+        assert (plan.form is Form.FEATURES) == (k == 40 or spread == 1e5)
+        assert isinstance(absorber(plan, 10, compiled=True), BlockKernel)
+
+    @pytest.mark.parametrize("itemsize", [4, 8])
+    @pytest.mark.parametrize("count", [3, 15, 153, 561, 1200])
+    def test_rows_of_tiles_are_odd_numbers_of_cache_lines(self, count, itemsize):
+        rows = tiles._tile_rows(count, itemsize)
+        assert rows * itemsize % 128 == 64
+        assert rows * itemsize * count <= 2**19
+
+    @pytest.mark.parametrize(
+        ("setting", "size", "expected"),
+        [
+            ("auto", WORTH_IT - 1, False),
+            ("auto", WORTH_IT, True),
+            ("always", 1, True),
+            ("never", 10**12, False),
+        ],
+    )
+    def test_the_setting_and_the_size_decide(self, setting, size, expected):
+        with dask.config.set({"emtau.compiled": setting}):
+            assert worth_compiling(size) is expected
+
+    @pytest.mark.parametrize("setting", [True, "yes", 3, None])
+    def test_other_settings_are_refused(self, setting):
+        with (
+            dask.config.set({"emtau.compiled": setting}),
+            pytest.raises(ConfigError, match=r"emtau\.compiled"),
+        ):
+            worth_compiling(1)
+
+
+WITHOUT = """
+import builtins, sys, dask, numpy as np
+kind = getattr(builtins, sys.argv[1])
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba":
+            raise kind("numba is not what it should be")
+sys.meta_path.insert(0, Broken())
+from emtau_dask import ClusterError, ConfigError, GaussianMixture
+from emtau_dask.engine.compiling import WORTH_IT, check_compiler, worth_compiling
+assert not worth_compiling(WORTH_IT)
+dask.config.set({"emtau.compiled": "always"})
+for expected, call in [
+    (ConfigError, lambda: GaussianMixture(2).fit(np.random.default_rng(0).normal(size=(500, 2)))),
+    (ClusterError, check_compiler),
+]:
+    try:
+        call()
+    except expected as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError", "AttributeError", "SystemError"])
+def test_without_numba_nothing_is_compiled_and_who_asks_is_told_why(error):
+    command = [sys.executable, "-c", WITHOUT, error]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    refused, elsewhere = done.stdout.splitlines()
+    for message in (refused, elsewhere):
+        assert f"{error}: numba is not what it should be" in message
+        assert "pip install 'emtau_dask[compiled]'" in message
+    assert "on every worker" in elsewhere
+
+
+NOWHERE_TO_KEEP = """
+import numba.core.caching as caching
+for locator in caching.CacheImpl._locator_classes:
+    locator.from_function = classmethod(lambda *_: None)
+import dask, numpy as np
+from emtau_dask import GaussianMixture
+dask.config.set({"emtau.compiled": "always"})
+print(GaussianMixture(1, algorithm="em").fit(np.arange(20.0).reshape(10, 2)).means_[0])
+"""
+
+
+def test_what_is_compiled_need_not_be_kept():
+    command = [sys.executable, "-c", NOWHERE_TO_KEEP]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[ 9. 10.]\n"
+
+
+def test_numba_told_to_compile_nothing_is_as_good_as_none(monkeypatch):
+    tiles._compiled.cache_clear()
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    try:
+        assert "NUMBA_DISABLE_JIT" in tiles.why_not_compiled()
+        with pytest.raises(RuntimeError, match="NUMBA_DISABLE_JIT"):
+            absorber(plan_kernel(drawn("full")), 10, compiled=True)
+    finally:
+        tiles._compiled.cache_clear()
