@@ -28,8 +28,6 @@ def computing(config: RunConfig) -> Iterator[None]:
     """
     cluster = config.cluster
     with ExitStack() as stack:
-        # A client that cannot connect leaves itself behind as dask's scheduler.
-        stack.enter_context(dask.config.set(scheduler=dask.config.get("scheduler", None)))
         settings: dict[str, Any] = {"scheduler": cluster.scheduler}
         if cluster.scheduler == "threads":
             if cluster.workers is not None:
@@ -54,9 +52,12 @@ def _client(cluster: ClusterSection) -> Iterator[Any]:
                     memory_limit=cluster.memory_limit or "auto",
                     dashboard_address=None,
                 )
-                client = stack.enter_context(Client(stack.enter_context(local)))
+                address, security = stack.enter_context(local), None
             else:
-                client = stack.enter_context(Client(cluster.scheduler, security=_security(cluster)))
+                address, security = cluster.scheduler, _security(cluster)
+            # One that cannot connect would stay behind as dask's default, as long as anything keeps it.
+            client = stack.enter_context(Client(address, security=security, set_as_default=False))
+            stack.enter_context(client.as_current())
         except (OSError, TimeoutError, ValueError, TypeError) as error:
             raise ClusterError(
                 f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "

@@ -1,5 +1,6 @@
 """The command line around long fits: checkpoints, interrupts, resume, inspect, plans, local clusters."""
 
+import gc
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 import yaml
 import zarr
 from click.testing import CliRunner
-from distributed import LocalCluster, Security
+from distributed import LocalCluster, Security, default_client
 
 from emtau_dask import GaussianMixture
 from emtau_dask.face.cli import main
@@ -259,6 +260,26 @@ def test_a_cluster_behind_tls_takes_its_own_certificate_alone_and_gives_the_same
         result = emtau("fit", config_of(tmp_path, data, cluster={"scheduler": address, "tls": own}))
         assert result.exit_code == NOT_CONVERGED, result.stderr
     assert same(tmp_path, undisturbed)
+
+
+@pytest.fixture
+def nothing_collected():
+    """Whatever a failure leaves behind in cycles is still there."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("nothing_collected")
+def test_a_cluster_that_cannot_be_used_leaves_nothing_behind_that_later_fits_would_use(data, tmp_path):
+    with dask.config.set({"distributed.comm.timeouts.connect": "100ms"}):
+        refused = emtau("fit", config_of(tmp_path, data, cluster={"scheduler": "tls://127.0.0.1:1"}))
+    assert refused.exit_code == 1
+    assert dask.config.get("scheduler", None) is None
+    with pytest.raises(ValueError, match="No clients found"):
+        default_client()
+    result = emtau("fit", config_of(tmp_path, data))
+    assert result.exit_code == NOT_CONVERGED, result.stderr
 
 
 @pytest.mark.parametrize(
