@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.chunks import LARGEST, ChunkLoader, LoadedChunk, loaded_bytes
-from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import ReadingTask, run_pass
 from emtau_dask.engine.readahead import AheadBudget, read_ahead_limit
@@ -151,6 +150,8 @@ def pose(
     n_components: int,
     structure: CovarianceStructure,
     observer: FitObserver,
+    *,
+    compiled: bool,
 ) -> Problem:
     """Return the problem after checking it; reads the weights, where there are any, and no rows.
 
@@ -194,7 +195,7 @@ def pose(
         n_present,
         total_weight,
         read_ahead=read_ahead_limit(),
-        compiled=worth_compiling(math.prod(rows.shape) * n_components),
+        compiled=compiled,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.activity import FullEM, Traced
 from emtau_dask.engine.assignment import NearestCentre
+from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.fitting import TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.engine.judging import (
@@ -160,8 +162,15 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
     EmtauError
     """
     inputs = open_inputs(config, overwrite=False, observer=observer)
-    structure = structure_named(config.model.covariance_type)
-    problem = pose(inputs.rows, inputs.weights, config.model.n_components, structure, observer)
+    model = config.model
+    problem = pose(
+        inputs.rows,
+        inputs.weights,
+        model.n_components,
+        structure_named(model.covariance_type),
+        observer,
+        compiled=worth_compiling(math.prod(inputs.rows.shape) * model.n_components),
+    )
     with first_unusable_row_named(problem, observer):
         return _compared(config, problem, inputs.labels, observer)
 

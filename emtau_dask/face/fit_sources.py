@@ -30,11 +30,14 @@ class FitSources:
     rows : Source
     weights, responsibilities : Source or None
         In the chunks of the rows.
+    compiled : bool
+        Whether the fit goes by compiled tiles where it can: decided once for it.
     """
 
     rows: Source
     weights: Source | None
     responsibilities: Source | None
+    compiled: bool
 
     def named(self) -> dict[str, Source]:
         """Return those that there are, by what users call them."""
@@ -44,10 +47,6 @@ class FitSources:
             "responsibilities_init": self.responsibilities,
         }
         return {name: source for name, source in values.items() if source is not None}
-
-    def compiled(self, n_components: int) -> bool:
-        """Return whether a fit of them goes by compiled tiles where it can."""
-        return worth_compiling(math.prod(self.rows.shape) * n_components)
 
     def entries(self, observer: FitObserver) -> dict[str, SourceEntry | None]:
         """Return their fingerprints, as a manifest has them; reads samples."""
@@ -71,6 +70,7 @@ def opened_sources(
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
     check_responsibilities_shape(responsibilities, rows, estimator.n_components)
     check_counts(rows, weights, estimator.n_components)
+    compiled = worth_compiling(math.prod(rows.shape) * estimator.n_components)
     with (
         resident(rows) as kept_rows,
         resident(None if weights is None else weights.aligned(rows.chunk_rows)) as kept_weights,
@@ -78,4 +78,4 @@ def opened_sources(
             None if responsibilities is None else responsibilities.aligned(rows.chunk_rows)
         ) as kept_responsibilities,
     ):
-        yield FitSources(kept_rows, kept_weights, kept_responsibilities)
+        yield FitSources(kept_rows, kept_weights, kept_responsibilities, compiled)

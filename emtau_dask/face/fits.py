@@ -182,7 +182,7 @@ def _new_journal(
         plan.given,
         sources.entries(observer),
         fields,
-        compiled=sources.compiled(estimator.n_components),
+        compiled=sources.compiled,
     )
     journal.save(state, commit=True)
     yield journal, state
@@ -215,7 +215,14 @@ def finish(
 ) -> FitState:
     """Return the last state of a fit that goes on from ``state``."""
     structure = structure_named(estimator.covariance_type)
-    problem = pose(sources.rows, sources.weights, estimator.n_components, structure, observer)
+    problem = pose(
+        sources.rows,
+        sources.weights,
+        estimator.n_components,
+        structure,
+        observer,
+        compiled=sources.compiled,
+    )
     with first_unusable_row_named(problem, observer), active_rows_cached(problem) as cached:
         return run_fit(cached, plan, state, journal, observer)
 

@@ -238,8 +238,7 @@ def _resumed(
     )
     objects = saved.log.objects
     warn_unless_exclusive(objects)
-    compiled = sources.compiled(config.n_components)
-    state = proved(objects, sources, _noted(saved, state, environment(compiled=compiled)))
+    state = proved(objects, sources, _noted(saved, state, environment(compiled=sources.compiled)))
     fields = row_fields(sources.rows, config.n_components, policy, config.max_iter)
     manifest = saved.manifest
     entries = {
@@ -247,7 +246,7 @@ def _resumed(
         "sample_weight": manifest.sample_weight,
         "responsibilities_init": manifest.responsibilities_init,
     }
-    journal = CheckpointJournal(saved.log, config, given, entries, fields, compiled=compiled)
+    journal = CheckpointJournal(saved.log, config, given, entries, fields, compiled=sources.compiled)
     journal.inherit(saved, state, given)
     return finish(estimator, plan, sources, state, journal, observer)
 

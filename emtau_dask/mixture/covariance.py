@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from emtau_dask.mixture.factor import (
     check_variances,
     covariance_of_factor,
     factor_of_precision,
-    precision_factor,
+    precision_factors,
 )
 from emtau_dask.mixture.products import perform, squares
 
@@ -232,34 +232,38 @@ def _add_spherical(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 
 def _factor_full(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
     K, d = means.shape
+    at_once = K if K * d**3 < THREADED else 1
     factors = np.empty_like(covariances)
 
-    def factorise(k: int) -> None:
-        factors[k] = precision_factor(covariances[k], means[k], k, weights[k])
+    def factorise(first: int) -> None:
+        some = slice(first, first + at_once)
+        factors[some] = precision_factors(covariances[some], means[some], weights[some], first)
 
-    if threads == 1 or K * d**3 < THREADED:
-        for k in range(K):
-            factorise(k)
+    groups = range(0, K, at_once)
+    if min(threads, len(groups)) == 1:
+        for first in groups:
+            factorise(first)
     else:
         with ThreadPoolExecutor(min(threads, K)) as pool:
-            list(pool.map(factorise, range(K)))
+            list(pool.map(factorise, groups))
     return factors
 
 
 def _factor_tied(covariance: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
-    return precision_factor(covariance, np.abs(means).max(axis=0), -1, float(weights.sum()))
+    magnitudes = np.abs(means).max(axis=0)
+    total = weights.sum(keepdims=True)
+    (factor,) = precision_factors(covariance[np.newaxis], magnitudes[np.newaxis], total, first=-1)
+    return cast("Floats", factor)
 
 
 def _factor_diag(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
-    for k, variances in enumerate(covariances):
-        check_variances(variances, means[k], k, weights[k])
+    check_variances(covariances, means, weights)
     return 1.0 / np.sqrt(covariances)
 
 
 def _factor_spherical(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
-    for k in range(len(weights)):
-        magnitude = np.sqrt(np.mean(means[k] ** 2, keepdims=True))
-        check_variances(covariances[k : k + 1], magnitude, k, weights[k])
+    magnitudes = np.sqrt(np.mean(means**2, axis=1, keepdims=True))
+    check_variances(covariances[:, np.newaxis], magnitudes, weights)
     return 1.0 / np.sqrt(covariances)
 
 

@@ -24,89 +24,107 @@ LAPACK_FEATURES = 96
 """Features up to which LAPACK inverts a factor in one go."""
 
 
-def check_variances(variances: Floats, means: Floats, component: int, weight: float) -> None:
+def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
     """Refuse variances that the rounding of the rows alone can produce.
 
     Parameters
     ----------
-    variances, means : ndarray of shape (n_features,)
-        Variances of one component and the magnitude of the rows' coordinates.
-    component : int
-        Named in the error; -1 for a shared covariance.
-    weight : float
+    variances, means : ndarray of shape (K, m)
+        Variances of each component and the magnitude of the rows' coordinates.
+    weights : ndarray of shape (K,)
         Named in the error.
+    first : int
+        What the first component is called in the error; -1 for a shared covariance.
 
     Raises
     ------
     SingularComponentError
+        Names the first such component.
     """
-    floor = (SPACING_FACTOR * EPS * np.abs(means)) ** 2
-    bad = ~(variances > floor)
+    floors = (SPACING_FACTOR * EPS * np.abs(means)) ** 2
+    bad = ~(variances > floors)
     if bad.any():
-        j = int(np.argmax(bad))
+        k, j = np.argwhere(bad)[0]
         raise SingularComponentError(
-            component,
-            weight,
-            f"the variance of feature {j} is {variances[j]:.3g}, not above {floor[j]:.3g}, "
+            first + int(k),
+            float(weights[k]),
+            f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, "
             "what float64 can resolve there",
         )
 
 
-def precision_factor(covariance: Floats, means: Floats, component: int, weight: float) -> Floats:
-    """Return the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
+def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
+    """Return of each covariance the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
 
-    The factorisation runs on the correlation matrix, so that features of any
+    The factorisations run on the correlation matrices, so that features of any
     scale are treated alike.
 
     Parameters
     ----------
-    covariance : ndarray of shape (n_features, n_features)
-    means : ndarray of shape (n_features,)
+    covariances : ndarray of shape (K, d, d)
+    means : ndarray of shape (K, d)
         Magnitude of the rows' coordinates, for the resolution limit.
-    component : int
-    weight : float
-        Both named in the error.
+    weights : ndarray of shape (K,)
+        Named in the error.
+    first : int
+        What the first component is called in the error; -1 for a shared covariance.
 
     Returns
     -------
-    ndarray of shape (n_features, n_features), float64
+    ndarray of shape (K, d, d), float64
 
     Raises
     ------
     SingularComponentError
-        The covariance is singular to working precision.
+        A covariance is singular to working precision.
     """
-    variances = np.diagonal(covariance)
-    check_variances(variances, means, component, weight)
-    scale = np.sqrt(variances)
-    correlation = covariance / scale
-    correlation /= scale[:, np.newaxis]
-    limit = PIVOT_FACTOR * len(scale) * EPS
-    factor, dependent = _upper_cholesky(correlation, limit)
+    variances = np.einsum("kii->ki", covariances)
+    check_variances(variances, means, weights, first)
+    scales = np.sqrt(variances)
+    correlations = covariances / scales[:, np.newaxis, :]
+    correlations /= scales[:, :, np.newaxis]
+    limit = PIVOT_FACTOR * scales.shape[1] * EPS
+    factors, dependent = _upper_cholesky(correlations, limit)
     if dependent is not None:
+        k, feature = dependent
         raise SingularComponentError(
-            component,
-            weight,
-            f"feature {dependent} is a linear combination of the features before it to within {limit:.3g} "
+            first + k,
+            float(weights[k]),
+            f"feature {feature} is a linear combination of the features before it to within {limit:.3g} "
             "of its variance, so the covariance is not positive definite",
         )
-    _invert_upper(factor)
-    factor /= scale[:, np.newaxis]
-    return factor
+    for factor in factors:
+        _invert_upper(factor)
+    factors /= scales[:, :, np.newaxis]
+    return factors
 
 
-def _upper_cholesky(correlation: Floats, limit: float) -> tuple[Floats, int | None]:
-    """Return the upper Cholesky factor, and the feature whose pivot is at most ``limit``, None for no such.
+def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[int, int] | None]:
+    """Return the upper Cholesky factors, and where the least pivot is if one is at most ``limit``, else None.
 
     By NumPy: SciPy's LAPACK lets no other thread run, but says which pivot failed.
     """
     try:
-        upper = np.linalg.cholesky(correlation, upper=True).astype(np.float64, copy=False)
+        factors = np.linalg.cholesky(correlations, upper=True).astype(np.float64, copy=False)
     except np.linalg.LinAlgError:
-        upper, failed = lapack.dpotrf(correlation, lower=0)
-        return upper, int(failed) - 1 if failed else int(np.argmin(np.diagonal(upper)))
-    pivots = np.diagonal(upper) ** 2
-    return upper, None if (pivots > limit).all() else int(np.argmin(pivots))
+        factors = correlations
+        pivots = np.stack([_pivots_until_failure(correlation) for correlation in correlations])
+    else:
+        pivots = np.einsum("kii->ki", factors) ** 2
+        if (pivots > limit).all():
+            return factors, None
+    k, feature = divmod(int(np.argmin(pivots)), pivots.shape[1])
+    return factors, (k, feature)
+
+
+def _pivots_until_failure(correlation: Floats) -> Floats:
+    """Return a matrix's pivots, zero for the first that is not above it and infinity after that."""
+    factor, failed = lapack.dpotrf(correlation, lower=0)
+    pivots = np.diagonal(factor) ** 2
+    if failed:
+        pivots[failed - 1 :] = np.inf
+        pivots[failed - 1] = 0.0
+    return pivots
 
 
 def _invert_upper(upper: Floats) -> None:

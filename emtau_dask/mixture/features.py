@@ -23,7 +23,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from emtau_dask.mixture.arrays import AnyArray, Floats, Ints, frozen
-from emtau_dask.mixture.factor import precision_factor
+from emtau_dask.mixture.factor import precision_factors
 from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.products import Step, perform, product, squares, summed_product
@@ -394,7 +394,8 @@ def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:
     yield Frame(centre, None)
     if parameters.covariance_type == "full":
         pooled = np.tensordot(parameters.weights, parameters.covariances, axes=1)
-        yield Frame(centre, frozen(precision_factor(pooled, np.zeros(len(centre)), -1, 1.0)))
+        nothing, one = np.zeros((1, len(centre))), np.ones(1)
+        yield Frame(centre, frozen(precision_factors(pooled[np.newaxis], nothing, one, first=-1)[0]))
 
 
 def conditions(parameters: MixtureParameters, frame: Frame) -> Floats:

@@ -428,7 +428,7 @@ class TestInAFit:
         sides = np.repeat([0, 0, 1, 1], [30, 10, 10, 10])
         rows = np.random.default_rng(3).normal(size=(60, 2)) + 200.0 * sides[:, None]
         source = as_source(rows, ndim=2, what="X").aligned(FIT_ROWS)
-        problem = pose(source, None, 2, STRUCTURES["full"], SilentObserver())
+        problem = pose(source, None, 2, STRUCTURES["full"], SilentObserver(), compiled=False)
         eyes = np.array([np.eye(2)] * 2)
         given = GivenParameters(np.full(2, 0.5), np.array([[0.0, 0.0], [200.0, 200.0]]), (eyes, eyes))
         plan = FitPlan(Rest(), EmSettings(0.0, 15, 1e-6), "kmeans", given, None, (0,))

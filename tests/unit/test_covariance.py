@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
 from emtau_dask.mixture.covariance import STRUCTURES, THREADED, structure_named
-from emtau_dask.mixture.factor import covariance_of_factor, factor_of_precision, precision_factor
+from emtau_dask.mixture.factor import covariance_of_factor, factor_of_precision, precision_factors
 
 K, D = 3, 4
 
@@ -236,32 +236,37 @@ def test_nan_is_singular_and_not_a_linear_algebra_error(structure, covariances):
         structure.factor(covariances * np.nan, np.zeros((K, D)), np.ones(K), 1)
 
 
+def precision_factor(covariance, means, component=0, weight=1.0):
+    (factor,) = precision_factors(covariance[None], means[None], np.array([weight]), component)
+    return factor
+
+
 def test_a_variance_below_what_the_rows_rounding_can_make_is_singular():
     with pytest.raises(SingularComponentError, match="what float64 can resolve"):
-        precision_factor(np.diag([1.0, 1e-22]), np.array([0.0, 1e5]), 0, 1.0)
+        precision_factor(np.diag([1.0, 1e-22]), np.array([0.0, 1e5]))
 
 
 def test_the_same_variance_near_the_origin_is_not():
-    assert np.allclose(precision_factor(np.diag([1.0, 1e-22]), np.zeros(2), 0, 1.0), np.diag([1.0, 1e11]))
+    assert np.allclose(precision_factor(np.diag([1.0, 1e-22]), np.zeros(2)), np.diag([1.0, 1e11]))
 
 
 def test_linearly_dependent_features_are_singular():
     rows = np.random.default_rng(0).normal(size=(50, 2))
     with pytest.raises(SingularComponentError, match="feature 2 is a linear combination"):
-        precision_factor(np.cov(np.column_stack([rows, rows.sum(axis=1)]).T), np.zeros(3), 0, 1.0)
+        precision_factor(np.cov(np.column_stack([rows, rows.sum(axis=1)]).T), np.zeros(3))
 
 
 def test_in_many_dimensions_the_dependent_feature_is_named_too():
     rows = np.random.default_rng(0).normal(size=(900, 300))
     rows[:, 217] = rows[:, 30] - rows[:, 119]
     with pytest.raises(SingularComponentError, match="feature 217 is a linear combination"):
-        precision_factor(np.cov(rows.T), np.zeros(300), 0, 1.0)
+        precision_factor(np.cov(rows.T), np.zeros(300))
 
 
 @pytest.mark.parametrize("d", [95, 96, 97, 193, 401])
 def test_factors_of_many_features_are_the_inverse_of_scipys(d):
     matrix = np.cov(np.random.default_rng(d).normal(size=(3 * d, d)).T)
-    factor = precision_factor(matrix, np.zeros(d), 0, 1.0)
+    factor = precision_factor(matrix, np.zeros(d))
     expected = scipy.linalg.solve_triangular(scipy.linalg.cholesky(matrix, lower=True), np.eye(d), lower=True)
     assert np.allclose(factor, expected.T, rtol=1e-11, atol=1e-13)
     assert np.array_equal(factor, np.triu(factor))
@@ -281,17 +286,39 @@ def test_threads_change_no_bit_of_factors():
         assert caught.value.component == 1
 
 
+@pytest.mark.parametrize("broken", [0, 2, 4])
+def test_the_component_that_is_singular_is_named_among_sound_ones(broken):
+    """Whether LAPACK refuses the matrix, or only leaves a pivot too small."""
+    for least in (-1e-3, 1e-17):
+        matrices = random_covariances(np.random.default_rng(9), "full", 5, 3)
+        rotation, _ = np.linalg.qr(np.random.default_rng(10).normal(size=(3, 3)))
+        matrices[broken] = (rotation * [1.0, 0.5, least]) @ rotation.T
+        with pytest.raises(SingularComponentError, match="linear combination") as caught:
+            precision_factors(matrices, np.zeros((5, 3)), np.arange(1.0, 6.0))
+        assert (caught.value.component, caught.value.weight) == (broken, broken + 1.0)
+
+
+@pytest.mark.parametrize("name", ["full", "diag", "spherical"])
+def test_the_component_whose_variance_is_too_small_is_named(name):
+    structure = structure_named(name)
+    covariances = random_covariances(np.random.default_rng(3), name, 4, D)
+    covariances[2] *= 1e-40
+    with pytest.raises(SingularComponentError, match="not above") as caught:
+        structure.factor(covariances, np.ones((4, D)), np.arange(1.0, 5.0), 1)
+    assert (caught.value.component, caught.value.weight) == (2, 3.0)
+
+
 def test_features_correlated_at_1_minus_1e8_are_not():
     correlated = np.array([[1.0, 1 - 1e-8], [1 - 1e-8, 1.0]])
-    factor = precision_factor(correlated, np.zeros(2), 0, 1.0)
+    factor = precision_factor(correlated, np.zeros(2))
     assert np.allclose(factor.T @ correlated @ factor, np.eye(2), atol=1e-7)
 
 
 def test_the_scale_of_features_changes_a_factor_by_that_scale_only():
     matrix = random_covariances(np.random.default_rng(7), "tied", 1, D)
     scale = np.array([2.0**-20, 1.0, 2.0**10, 2.0**20])
-    plain = precision_factor(matrix, np.zeros(D), 0, 1.0)
-    scaled = precision_factor(matrix * np.outer(scale, scale), np.zeros(D), 0, 1.0)
+    plain = precision_factor(matrix, np.zeros(D))
+    scaled = precision_factor(matrix * np.outer(scale, scale), np.zeros(D))
     assert np.array_equal(scaled, plain / scale[:, None])
 
 
