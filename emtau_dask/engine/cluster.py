@@ -14,7 +14,6 @@ from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import cloudpickle
-import dask.array as da
 import numpy as np
 import scipy
 import scipy.linalg
@@ -22,7 +21,7 @@ from threadpoolctl import threadpool_info
 
 from emtau_dask.engine.scheduler import active_client, in_process
 from emtau_dask.errors import CheckpointError, ClusterError, EmtauError, InvalidDataError
-from emtau_dask.storage import GraphSource, ObjectStore, RangeSource, Source
+from emtau_dask.storage import GraphSource, ObjectStore, RangeSource, Source, array_of_blocks
 from emtau_dask.storage.sources import RangeReader
 
 __all__ = [
@@ -79,13 +78,11 @@ def resident(source: S) -> Iterator[S]:
     sent again); other processes get each chunk with its task. In this process it
     is left as it is, as is every other source, and None.
     """
-    values = source.in_memory if isinstance(source, RangeSource) else None
     client = active_client()
-    if source is None or values is None or (client is None and in_process()):
+    if not isinstance(source, RangeSource) or not source.in_memory or (client is None and in_process()):
         yield source
         return
-    chunks = (source.chunk_rows, *((size,) for size in source.shape[1:]))
-    array = da.from_array(np.asarray(values), chunks=chunks, name=f"emtau-input-{uuid.uuid4().hex}")
+    array = array_of_blocks(source, f"emtau-input-{uuid.uuid4().hex}")
     if client is None:
         yield cast("S", GraphSource(array))
         return
@@ -272,7 +269,7 @@ def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> 
     readers = {
         name: source.ranges
         for name, source in sources.items()
-        if isinstance(source, RangeSource) and source.in_memory is None
+        if isinstance(source, RangeSource) and not source.in_memory
     }
     own = [str(reader.identity()) for reader in readers.values()]
     folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()

@@ -119,7 +119,7 @@ def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
         largest_read=reading,
         cache=_cached(sources, outline),
         read_ahead=_ahead_bytes(sources, outline, rows.chunk_rows),
-        pass_bytes=sum(math.prod(source.shape) * source.dtype.itemsize for source in sources.values()),
+        pass_bytes=sum(map(_bytes, sources.values())),
         tasks=len(leaves) + _merges(leaves),
         chunks=len(costs),
         complete=batched,
@@ -138,8 +138,7 @@ def _memory(
     being_read = threads * held + min(ahead, threads * held)
     beside_rows = being_read * max(0, reading - held) // held if held else 0
     under_way = min(beside_rows, max(READ_BUDGET.limit, reading))
-    arrays = [source.in_memory for source in sources.values() if isinstance(source, RangeSource)]
-    resident = sum(array.nbytes for array in arrays if array is not None)
+    resident = sum(_bytes(source) for source in sources.values() if _is_in_memory(source))
     sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
     cached = _cached(sources, outline)
     to_cache = threads * _cached_bytes(sources, longest) if cached else 0
@@ -174,8 +173,12 @@ def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int
     return rows
 
 
+def _bytes(source: Source) -> int:
+    return math.prod(source.shape) * source.dtype.itemsize
+
+
 def _is_in_memory(source: Source) -> bool:
-    return isinstance(source, RangeSource) and source.in_memory is not None
+    return isinstance(source, RangeSource) and source.in_memory
 
 
 def _chunk_bytes(source: Source, n_rows: int) -> int:

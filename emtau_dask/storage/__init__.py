@@ -1,6 +1,7 @@
 """Chunked sources, row state, objects and commits. Knows zarr and dask.array; nothing of EM."""
 
 from emtau_dask.storage.commits import Commit, CommitLog, new_attempt, open_log, start_log
+from emtau_dask.storage.dask_source import GraphSource, array_of_blocks
 from emtau_dask.storage.objects import LocalObjects, ObjectStore, each
 from emtau_dask.storage.opening import as_dask, as_source, is_lazy, open_source
 from emtau_dask.storage.parquet_source import is_parquet
@@ -11,7 +12,6 @@ from emtau_dask.storage.scratch import ScratchFolder
 from emtau_dask.storage.sources import (
     ChunkPlace,
     ChunkReader,
-    GraphSource,
     RangeSource,
     Source,
     is_stored,
@@ -37,6 +37,7 @@ __all__ = [
     "ScratchFolder",
     "SlotState",
     "Source",
+    "array_of_blocks",
     "as_dask",
     "as_source",
     "each",

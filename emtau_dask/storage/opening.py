@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype, check_shape
+from emtau_dask.storage.dask_source import GraphSource, plain_memory_of
 from emtau_dask.storage.npy_source import npy_source
 from emtau_dask.storage.parquet_source import is_parquet, open_parquet
 from emtau_dask.storage.sources import (
     ChunkPlace,
     ChunkReader,
-    GraphSource,
     RangeSource,
     Source,
-    numpy_source,
+    memory_source,
 )
 from emtau_dask.storage.urls import is_url, plain_path, suffix_of
 from emtau_dask.storage.zarr_source import open_zarr, plain_zarr_of, zarr_source
@@ -103,7 +103,7 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
         plain = plain_zarr_of(data)
         if plain is not None:
             return zarr_source(plain, data.chunks[0])
-        return GraphSource(data)
+        return plain_memory_of(data) or GraphSource(data)
     if isinstance(data, (RangeSource, GraphSource)):
         source: Source = data
     elif isinstance(data, zarr.Array):
@@ -111,7 +111,7 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
     else:
         array = np.asarray(data)
         check_shape(array.shape, ndim, what)
-        source = numpy_source(array)
+        source = memory_source(array)
     check_shape(source.shape, ndim, what)
     check_dtype(source.dtype, what)
     return source

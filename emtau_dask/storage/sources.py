@@ -1,4 +1,4 @@
-"""Chunked data as the engine reads it: a port with few verbs, and its in-memory and graph forms.
+"""Chunked data as the engine reads it: a port with few verbs, and its addressable form.
 
 A source is either *addressable* (a task gets a small reader and a chunk number
 and reads the chunk itself) or a *graph* (a chunk is computed by tasks of the
@@ -8,31 +8,27 @@ two apart: an addressable source has no references and an empty graph.
 
 from __future__ import annotations
 
-import sys
+import math
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import dask
-import dask.array as da
 import numpy as np
-from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
-from emtau_dask.errors import InvalidDataError
-from emtau_dask.storage.arrays import check_dtype, even_chunks
+from emtau_dask.storage.arrays import even_chunks
 
 __all__ = [
     "ChunkPlace",
     "ChunkReader",
-    "GraphSource",
-    "NumpySource",
     "RangeReader",
     "RangeSource",
+    "RowsInMemory",
     "Source",
     "is_stored",
-    "numpy_source",
+    "memory_source",
     "places_of",
 ]
 
@@ -157,9 +153,9 @@ class RangeSource:
         return True
 
     @property
-    def in_memory(self) -> NDArray[Any] | None:
-        """The array behind it where that lies in this process's memory, else None."""
-        return self.ranges.array if isinstance(self.ranges, NumpySource) else None
+    def in_memory(self) -> bool:
+        """Whether the rows lie in this process's memory."""
+        return isinstance(self.ranges, RowsInMemory)
 
     def reader(self) -> ChunkReader:
         """Return a reader of a chunk's range of rows."""
@@ -183,7 +179,7 @@ def is_stored(source: Source) -> bool:
 
     Not where they lie in memory, nor those of graph sources, which come with their tasks.
     """
-    return isinstance(source, RangeSource) and source.in_memory is None
+    return isinstance(source, RangeSource) and not source.in_memory
 
 
 @dataclass(frozen=True)
@@ -197,129 +193,40 @@ class RangeChunkReader:
         return self.ranges.read(place.start, place.stop)
 
 
-@dataclass(frozen=True, eq=False)
-class NumpySource:
-    """Reads an array in memory (or a memory map that the user made)."""
+class RowsInMemory:
+    """Reads arrays in memory (or memory maps that the user made), of which each continues the one before.
 
-    array: NDArray[Any]
+    Parameters
+    ----------
+    *blocks : ndarray
+        At least one; of one dtype, and alike but for their number of rows.
+    """
+
+    def __init__(self, *blocks: NDArray[Any]) -> None:
+        self._blocks = blocks
+        self._ends = list(accumulate(len(block) for block in blocks))
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return a view."""
-        rows = self.array[start:stop]
+        """Return a view where one block has all the rows, else a copy."""
+        found: list[NDArray[Any]] = []
+        block = min(bisect_right(self._ends, start), len(self._blocks) - 1)
+        while not found or stop > self._ends[block - 1]:
+            before = self._ends[block] - len(self._blocks[block])
+            found.append(self._blocks[block][max(0, start - before) : stop - before])
+            block += 1
+        rows = found[0] if len(found) == 1 else np.concatenate(found)
         return rows, rows.nbytes
 
     def identity(self) -> str:
-        """Return ``"memory"``: wherever the reader is, the array is with it."""
+        """Return ``"memory"``: wherever the reader is, the arrays are with it."""
         return "memory"
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of the rows."""
-        return int(self.array[start:stop].nbytes)
+        return (stop - start) * math.prod(self._blocks[0].shape[1:]) * self._blocks[0].itemsize
 
 
-def numpy_source(array: NDArray[Any]) -> RangeSource:
+def memory_source(array: NDArray[Any]) -> RangeSource:
     """Return an in-memory array as a source, in chunks of about 16 MiB."""
     row_bytes = array.nbytes // max(len(array), 1)
-    return RangeSource(NumpySource(array), array.shape, array.dtype, even_chunks(len(array), row_bytes))
-
-
-@dataclass(frozen=True)
-class BlockReader:
-    """Puts the blocks of a chunk, which may be split over features, together.
-
-    Attributes
-    ----------
-    row_shape : tuple of int
-        The shape that a row is declared to have.
-    """
-
-    row_shape: tuple[int, ...]
-
-    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Return the chunk; its bytes are those of the decoded blocks.
-
-        Raises
-        ------
-        InvalidDataError
-            The blocks are not what the dask array declares them to be.
-        """
-        chunk, declared = place.chunk, (place.n_rows, *self.row_shape)
-        for block in blocks:
-            if isinstance(block, np.ma.MaskedArray):
-                raise InvalidDataError(
-                    f"chunk {chunk} of the dask array is masked; fill it, for example with "
-                    "dask.array.ma.filled(X, numpy.nan)."
-                )
-            shape = np.shape(block)
-            if len(shape) != len(declared) or shape[0] != declared[0] or not isinstance(block, np.ndarray):
-                raise self._mismatch(chunk, f"{type(block).__name__} of shape {shape}", declared)
-            check_dtype(block.dtype, f"chunk {chunk} of the dask array")
-        rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
-        if rows.shape != declared:
-            raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
-        return rows, rows.nbytes
-
-    @staticmethod
-    def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
-        return InvalidDataError(
-            f"chunk {chunk} of the dask array is {found}, but the array declares {declared}; correct the "
-            "function that makes it, or what was passed to it as chunks and dtype."
-        )
-
-
-def _holds_futures(array: da.Array) -> bool:
-    distributed = sys.modules.get("distributed")
-    return distributed is not None and bool(distributed.client.futures_of(array))
-
-
-class GraphSource:
-    """Any dask array: its own optimised tasks, and one reference for each block of a chunk."""
-
-    def __init__(self, array: da.Array) -> None:
-        self.array = array
-        # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
-        (kept,) = (array,) if _holds_futures(array) else dask.optimize(array)
-        self._graph: HighLevelGraph = kept.__dask_graph__()
-        self._keys = kept.__dask_keys__()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows, and features where there are any."""
-        return cast("tuple[int, ...]", self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dask array's dtype."""
-        return cast("np.dtype[Any]", self.array.dtype)
-
-    @property
-    def chunk_rows(self) -> tuple[int, ...]:
-        """The dask array's row chunks."""
-        return cast("tuple[int, ...]", self.array.chunks[0])
-
-    @property
-    def addressable(self) -> bool:
-        """No: other tasks compute its chunks."""
-        return False
-
-    def reader(self) -> ChunkReader:
-        """Return a reader that only puts blocks together."""
-        return BlockReader(self.shape[1:])
-
-    def references(self, chunk: int) -> list[Hashable]:
-        """Return the keys of the chunk's blocks."""
-        keys = self._keys[chunk]
-        return list(keys) if isinstance(keys, list) else [keys]
-
-    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
-        """Return the part of the array's optimised graph that ``chunks`` need."""
-        if not chunks:
-            return {}
-        wanted = {key for chunk in chunks for key in self.references(chunk)}
-        return dict(self._graph.cull(wanted))
-
-    def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
-        """Return the rows rechunked by dask, where they do not have these chunks already."""
-        if chunk_rows == self.chunk_rows:
-            return self
-        return GraphSource(self.array.rechunk({0: chunk_rows}))
+    return RangeSource(RowsInMemory(array), array.shape, array.dtype, even_chunks(len(array), row_bytes))

@@ -142,7 +142,7 @@ def parquet_folder(path):
 
 
 def graph_of(chunks, array=None):
-    array = da.from_array(ROWS, chunks=(chunks, D)) if array is None else array
+    array = da.from_array(ROWS, chunks=(chunks, D)).map_blocks(np.copy) if array is None else array
     source = as_source(array, ndim=2, what="X")
     assert isinstance(source, GraphSource)
     return Made(source, chunks, decoded(chunks), graph=True)
@@ -164,8 +164,24 @@ def sliced_from_zarr(path):
     return graph_of((3, 5, 5, 5, 5), da.from_zarr(str(path))[2:])
 
 
-def persisted_graph(path):
-    return graph_of((10, 10, 3), da.from_array(ROWS, chunks=(10, D)).persist(scheduler="synchronous"))
+def blocks_in_memory_of(chunks, array):
+    source = as_source(array, ndim=2, what="X")
+    assert source.in_memory
+    return Made(source, chunks, decoded(chunks))
+
+
+def blocks_in_memory(path):
+    return blocks_in_memory_of((10, 10, 3), da.from_array(ROWS, chunks=(10, D)))
+
+
+def blocks_in_memory_with_empty_chunks(path):
+    chunks = (0, 10, 0, 0, 13, 0)
+    return blocks_in_memory_of(chunks, da.from_array(ROWS, chunks=(chunks, D)))
+
+
+def persisted_blocks(path):
+    array = da.from_array(ROWS, chunks=(10, D)).map_blocks(np.copy)
+    return blocks_in_memory_of((10, 10, 3), array.persist(scheduler="synchronous"))
 
 
 def feature_split_graph(path):
@@ -204,7 +220,9 @@ MAKERS = [
     graph,
     computed_graph,
     sliced_from_zarr,
-    persisted_graph,
+    blocks_in_memory,
+    blocks_in_memory_with_empty_chunks,
+    persisted_blocks,
     feature_split_graph,
     graph_with_empty_chunks,
     feature_split_graph_with_empty_chunks,
