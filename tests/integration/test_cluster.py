@@ -157,11 +157,14 @@ class TestWhoReads:
         assert not {key for key, _, _ in ran} & keys
         assert all(name_of(key).startswith("emtau-") for key in gathered)
 
-    def test_an_array_in_memory_is_sent_once(self, one):
+    @pytest.mark.parametrize("chunks", [None, 100])
+    def test_an_array_in_memory_is_sent_once(self, one, chunks):
+        X = ROWS if chunks is None else da.from_array(ROWS, chunks=(chunks, 2))
         with seen(one) as ran:
-            fit(ROWS, name="em")
+            fit(X, name="em")
+        assert not {name_of(key) for key, _, _ in ran if not name_of(key).startswith("emtau-")}
         sent = [key for key, _, _ in ran if name_of(key) == "emtau-input"]
-        assert len(sent) == len(set(sent)) == 1
+        assert len(sent) == len(set(sent)) == (1 if chunks is None else len(ROWS) // chunks)
 
 
 class TestScheduling:
@@ -183,12 +186,12 @@ class TestScheduling:
         assert ran == []
 
     def test_tasks_have_telling_names_and_annotations_reach_all_of_them(self, one, stored):
-        X = da.from_array(ROWS, chunks=(100, 2))
+        X = da.from_array(ROWS, chunks=(100, 2)).map_blocks(np.copy)
         with seen(one) as ran, dask.annotate(resources={"SLOT": 1}, priority=7):
             fit(stored, "em")
             fit(ROWS, "em")
             fit(X, "em")
-        names = {name_of(key) for key, _, _ in ran} - {"array"}
+        names = {name_of(key) for key, _, _ in ran} - {"array-copy", "copy"}
         passes = {"emtau-draw", "emtau-take", "emtau-assign", "emtau-estep"}
         assert names == {*passes, "emtau-pass", "emtau-merge", "emtau-input"}
         assert all(notes.get("resources") == {"SLOT": 1} for _, _, notes in ran)

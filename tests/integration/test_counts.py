@@ -90,6 +90,14 @@ def zarr_array(path):
     return zarr.create_array(store=path / "rows.zarr", data=ROWS, chunks=(40, 2))
 
 
+def dask_array_of_numpys(path):
+    return da.from_array(ROWS, chunks=(CHUNKS, 2))
+
+
+def persisted(path):
+    return graph_of().persist(scheduler="synchronous")
+
+
 def from_zarr(path):
     zarr_array(path)
     return da.from_zarr(str(path / "rows.zarr"), chunks=((40, 40, 80, 40), 2))
@@ -106,6 +114,8 @@ def renumbered(active, names):
 BY_40_ROWS = {0: [0], 1: [1], 3: [2, 3], 4: [4]}
 ADDRESSABLE = {
     "numpy": (numpy_chunks, ACTIVE),
+    "dask array of numpy's": (dask_array_of_numpys, ACTIVE),
+    "persisted": (persisted, ACTIVE),
     "from_zarr": (from_zarr, renumbered(ACTIVE, {0: [0], 1: [1], 3: [2], 4: [3]})),
 }
 
@@ -200,8 +210,7 @@ def needed(graph, keys):
 GRAPHS = {
     "computed": graph_of,
     "features split": lambda: graph_of(columns=1),
-    "persisted": lambda: graph_of().persist(scheduler="synchronous"),
-    "in memory": lambda: da.from_array(ROWS, chunks=(CHUNKS, 2)),
+    "in memory, features split": lambda: da.from_array(ROWS, chunks=(CHUNKS, 1)),
 }
 
 
