@@ -1,8 +1,7 @@
 """The features' form as compiled loops: a block of rows in one call, during which other threads may run.
 
 A block goes tile by tile through all that is done to it, so that a tile's features never leave
-the core's own cache. Products are SciPy's BLAS. Only `mixture.tiles` imports this module, where
-numba is installed.
+the core's own cache. Only `mixture.tiles` imports this module, where numba is installed.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 
 from emtau_dask.mixture.arrays import AnyArray, Ints
+from emtau_dask.mixture.compiled_products import compiled, multiply, multiply_transposed
 
 __all__ = ["Buffers", "Constants", "Results", "absorb"]
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 LOG2_E = 1.0 / math.log(2.0)
 LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """ln 2 as a sum, of which a multiple of the first by an exponent is exact."""
@@ -42,8 +41,6 @@ class Constants(NamedTuple):
     first, i, j : ndarray of intp
         Square s is the sum of ``y_i y_j`` over pairs ``first[s]`` to ``first[s + 1]``.
     coefficients : ndarray of shape (K, F)
-    parts : ndarray of intp
-        Where the parts begin and end in which sums are formed; of the first of the F features.
     least : float
         Exponentials of anything below it are 0.
     """
@@ -54,7 +51,6 @@ class Constants(NamedTuple):
     i: Ints
     j: Ints
     coefficients: AnyArray
-    parts: Ints
     least: float
 
 
@@ -68,7 +64,8 @@ class Buffers(NamedTuple):
     features : ndarray of shape (F, T)
         The first is 1 throughout. Finite where a block begins.
     scores : ndarray of shape (K, T)
-    part : ndarray of shape (K F,)
+    part : ndarray of shape (K, F')
+        Sums of the first F' of the F features.
     weighted : ndarray of shape (d, T), or (0, T)
         Where squares over all components are wanted.
     square : ndarray of shape (d, d) or (0, 0)
@@ -95,7 +92,7 @@ class Results(NamedTuple):
         Most probable components, the first of equals.
     largest : ndarray of shape (n,) or (0,)
         Their responsibilities.
-    moments : ndarray of shape (K, F), float64
+    moments : ndarray of shape (K, F'), float64
     squares : ndarray of shape (d, d) or (0, 0), float64
         ``Σ_n s_n y_n y_nᵀ``.
     """
@@ -106,14 +103,6 @@ class Results(NamedTuple):
     largest: AnyArray
     moments: AnyArray
     squares: AnyArray
-
-
-def _loop(function: Any) -> Any:
-    """Compile a function at its first call, and keep what comes of it on disk if there is a place."""
-    try:
-        return njit(**OPTIONS, cache=True)(function)
-    except RuntimeError:
-        return njit(**OPTIONS)(function)
 
 
 @intrinsic
@@ -160,7 +149,7 @@ def _exponential_of(value: Any) -> Any:
     return _exponential_single if value == types.float32 else _exponential_double
 
 
-@_loop
+@compiled
 def _fill(rows: Any, constants: Any, buffers: Any) -> None:
     """Write the features of at most T rows into the tile."""
     d = len(constants.centre)
@@ -169,9 +158,9 @@ def _fill(rows: Any, constants: Any, buffers: Any) -> None:
         difference, origin = differences[f], centre[f]
         for t in range(len(rows)):
             difference[t] = rows[t, f] - origin
-    coordinates = features[1 : 1 + d]
     if constants.turned.size > 0:
-        np.dot(constants.turned, differences, coordinates)
+        multiply(constants.turned, differences, features, 1)
+    coordinates = features[1 : 1 + d]
     for s in range(len(constants.first) - 1):
         square = features[1 + d + s]
         begin = constants.first[s]
@@ -184,7 +173,7 @@ def _fill(rows: Any, constants: Any, buffers: Any) -> None:
                 square[t] += a[t] * b[t]
 
 
-@_loop
+@compiled
 def _exponentiate(scores: Any, sums: Any, least: Any) -> Any:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
@@ -207,7 +196,7 @@ def _exponentiate(scores: Any, sums: Any, least: Any) -> Any:
     return vanished
 
 
-@_loop
+@compiled
 def _subtract_peaks(scores: Any, peaks: Any) -> None:
     """Write the largest score of each of the first m rows, and subtract it from all of the row."""
     for t in range(len(peaks)):
@@ -222,7 +211,7 @@ def _subtract_peaks(scores: Any, peaks: Any) -> None:
             of_component[t] -= peaks[t]
 
 
-@_loop
+@compiled
 def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
     for t in range(len(labels)):
         labels[t] = 0
@@ -235,21 +224,15 @@ def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
             largest[t] = of_component[t] if larger else largest[t]
 
 
-@_loop
-def _add_moments(constants: Any, buffers: Any, moments: Any) -> None:
-    """Add the products of the tile's responsibilities with its features."""
-    K = len(buffers.scores)
-    for p in range(len(constants.parts) - 1):
-        begin, end = constants.parts[p], constants.parts[p + 1]
-        part = buffers.part[: K * (end - begin)].reshape(K, end - begin)
-        np.dot(buffers.scores, buffers.features[begin:end].T, part)
-        for k in range(K):
-            into, of_component = moments[k, begin:end], part[k]
-            for f in range(len(of_component)):
-                into[f] += of_component[f]
+@compiled
+def _add(part: Any, moments: Any) -> None:
+    for k in range(len(part)):
+        into, of_component = moments[k], part[k]
+        for f in range(len(of_component)):
+            into[f] += of_component[f]
 
 
-@_loop
+@compiled
 def _add_squares(weights: Any, m: Any, buffers: Any, squares: Any) -> None:
     """Add the weighted squares of the coordinates of the tile's first m rows."""
     d = len(squares)
@@ -259,13 +242,11 @@ def _add_squares(weights: Any, m: Any, buffers: Any, squares: Any) -> None:
             weighted[t] = coordinate[t] * weights[t] if len(weights) > 0 else coordinate[t]
         for t in range(m, len(weighted)):
             weighted[t] = 0
-    np.dot(buffers.weighted, buffers.features[1 : 1 + d].T, buffers.square)
-    for f in range(d):
-        for g in range(d):
-            squares[f, g] += buffers.square[f, g]
+    multiply_transposed(buffers.weighted, buffers.features, 1, buffers.square)
+    _add(buffers.square, squares)
 
 
-@_loop
+@compiled
 def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> bool:
     """Score a block of rows and sum its moments.
 
@@ -291,12 +272,12 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
         end = min(begin + tile, len(rows))
         m = end - begin
         _fill(rows[begin:end], constants, buffers)
-        np.dot(constants.coefficients, features, scores)
+        multiply(constants.coefficients, features, scores, 0)
         sums = results.sums[begin:end]
         if not relative and _exponentiate(scores, sums, constants.least) > 0:
             relative = True
             results.peaks[:begin] = 0.0
-            np.dot(constants.coefficients, features, scores)
+            multiply(constants.coefficients, features, scores, 0)
         if relative:
             _subtract_peaks(scores, results.peaks[begin:end])
             _exponentiate(scores, sums, constants.least)
@@ -313,7 +294,8 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
                 of_component = scores[k]
                 for t in range(m):
                     of_component[t] *= weights[begin + t]
-        _add_moments(constants, buffers, results.moments)
+        multiply_transposed(scores, features, 0, buffers.part)
+        _add(buffers.part, results.moments)
         if len(results.squares) > 0:
             _add_squares(weights[begin:end], m, buffers, results.squares)
     return relative

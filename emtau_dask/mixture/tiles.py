@@ -19,14 +19,15 @@ from emtau_dask.mixture.features import FORMS
 from emtau_dask.mixture.kernel import Absorbed, BlockKernel, MostProbable
 from emtau_dask.mixture.moments import MomentSums
 from emtau_dask.mixture.plan import BLOCK_BYTES, MAX_BLOCK_ROWS, Form, KernelPlan, even_length
-from emtau_dask.mixture.products import unpacked_parts
 from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
 __all__ = ["Absorber", "TileKernel", "absorber", "tiled", "why_not_compiled"]
 
-TILE_NUMBERS, MOST_TILE_LINES = 2**15 + 2**14, 49
+TILE_NUMBERS, MOST_TILE_LINES = 2**15 + 2**14, 51
 """Numbers of the features of a tile, and cache lines of each of its features, at most."""
+LINES_AT_ONCE = 3
+"""Products go by so many lines of each feature at a time (`mixture.compiled_products`)."""
 LINE_BYTES = 64
 MOST_FEATURES = 600
 """F up to which tiles are faster (`benchmarks/compiled.py`); beyond, few rows fit into the cache."""
@@ -102,10 +103,10 @@ def _rows_at_once(plan: KernelPlan) -> int:
 
 
 def _tile_rows(n_features: int, itemsize: int) -> int:
-    """Return the rows of a tile: an odd number of cache lines, which spreads its features over a cache."""
+    """Return the rows of a tile: of each feature an odd number of cache lines, which spreads them over a cache."""
     in_line = LINE_BYTES // itemsize
-    lines = min(MOST_TILE_LINES, TILE_NUMBERS // (n_features * in_line))
-    return in_line * max(1, lines - 1 + lines % 2)
+    threes = min(MOST_TILE_LINES, TILE_NUMBERS // (n_features * in_line)) // LINES_AT_ONCE
+    return in_line * LINES_AT_ONCE * max(1, threes - 1 + threes % 2)
 
 
 def _read_only(array: AnyArray) -> AnyArray:
@@ -153,7 +154,6 @@ class TileKernel:
             np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
             *self._form.pairs(d),
             np.array(plan.coefficients, order="C"),
-            np.array(unpacked_parts(*shapes[0])),
             dtype.type(LEAST_EXPONENT[dtype]),
         )
         over_all = len(shapes) - 1
@@ -161,7 +161,7 @@ class TileKernel:
             features[1 : 1 + d] if transform is None else np.ones((d, tile), dtype),
             features,
             np.empty((K, tile), dtype),
-            np.empty(K * count, dtype),
+            np.empty(shapes[0], dtype),
             np.empty((d * over_all, tile), dtype),
             np.empty((d * over_all, d * over_all), dtype),
         )

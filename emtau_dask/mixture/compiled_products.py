@@ -1,0 +1,246 @@
+"""Products of few rows with a tile that lies in the core's own cache, in vectors of the machine's width.
+
+A BLAS packs its factors before it multiplies them, which takes as long as multiplying them by few rows
+does. A tile needs no packing: its rows are whole vectors, and near. Sums of four rows of one factor by three
+vectors, or rows, of the other stay in registers while one loop passes along what both have in common
+(Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
+
+Numba keeps what it compiled for as long as a function's own file is as it was: after a change here, change
+`mixture.compiled` too, or remove what was kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+
+__all__ = ["COLUMNS", "compiled", "multiply", "multiply_transposed"]
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+ROWS, COLUMNS = 4, 3
+"""Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have."""
+WIDTHS = (("avx512f", 64), ("avx", 32))
+INDEX = ir.IntType(64)
+
+
+def compiled(function: Any) -> Any:
+    """Compile a function at its first call, and keep what comes of it on disk if there is a place."""
+    try:
+        return njit(**OPTIONS, cache=True)(function)
+    except RuntimeError:
+        return njit(**OPTIONS)(function)
+
+
+def _vector_bytes() -> int:
+    try:
+        found = binding.get_host_cpu_features()
+    except RuntimeError:
+        return 16
+    return next((width for feature, width in WIDTHS if found.get(feature)), 16)
+
+
+VECTOR_BYTES = _vector_bytes()
+
+
+class _Matrix:
+    """A matrix in C order, as code that is being built sees it."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        array = context.make_array(kind)(context, builder, value)
+        self.itemsize = kind.dtype.bitwidth // 8
+        self.lanes = VECTOR_BYTES // self.itemsize
+        self.element = ir.DoubleType() if self.itemsize == 8 else ir.FloatType()
+        self.vector = ir.VectorType(self.element, self.lanes)
+        self.height, self.width = (builder.extract_value(array.shape, axis) for axis in (0, 1))
+        self._builder, self._data = builder, array.data
+
+    def place(self, row: Any, column: Any, rows_on: int = 0, vectors_on: int = 0) -> Any:
+        """Return the place of a number, so many rows and vectors on."""
+        builder = self._builder
+        begin = builder.mul(builder.add(row, INDEX(rows_on)), self.width)
+        column = builder.add(column, INDEX(vectors_on * self.lanes))
+        return builder.gep(self._data, [builder.add(begin, column)])
+
+    def load(self, place: Any) -> Any:
+        """Return the vector that begins at a place."""
+        vector = self._builder.load(self._builder.bitcast(place, self.vector.as_pointer()))
+        vector.align = self.itemsize
+        return vector
+
+    def store(self, vector: Any, place: Any) -> None:
+        """Write a vector that begins at a place."""
+        into = self._builder.bitcast(place, self.vector.as_pointer())
+        self._builder.store(vector, into).align = self.itemsize
+
+    def repeated(self, place: Any) -> Any:
+        """Return a vector of nothing but the number at a place."""
+        builder, undefined = self._builder, ir.Constant(self.vector, ir.Undefined)
+        vector = builder.insert_element(undefined, builder.load(place), ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return builder.shuffle_vector(vector, undefined, zeros)
+
+    def call(self, name: str, result: Any, *arguments: Any, **options: Any) -> Any:
+        """Return what LLVM's function of this name for such vectors returns."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        whole = f"llvm.{name}.v{self.lanes}f{8 * self.itemsize}"
+        function = cgutils.get_or_insert_function(self._builder.module, kind, whole)
+        return self._builder.call(function, arguments, **options)
+
+
+class _Sums:
+    """Vectors, rows by columns, that begin as 0; LLVM puts them into registers."""
+
+    def __init__(self, builder: Any, like: _Matrix, rows: int, columns: int) -> None:
+        self._builder, self._like = builder, like
+        nothing = ir.Constant(like.vector, [0.0] * like.lanes)
+        self._places = {
+            (i, j): cgutils.alloca_once(builder, like.vector) for i in range(rows) for j in range(columns)
+        }
+        for place in self._places.values():
+            builder.store(nothing, place)
+
+    def add(self, i: int, j: int, a: Any, b: Any) -> None:
+        """Add the product of two vectors."""
+        so_far = self._builder.load(self._places[i, j])
+        total = self._like.call("fmuladd", self._like.vector, a, b, so_far)
+        self._builder.store(total, self._places[i, j])
+
+    def vectors(self) -> dict[tuple[int, int], Any]:
+        """Return the sums, by row and column."""
+        return {where: self._builder.load(place) for where, place in self._places.items()}
+
+
+def _matrices(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[_Matrix, ...]:
+    kinds = zip(signature.args[:3], arguments[:3], strict=True)
+    return tuple(_Matrix(context, builder, kind, value) for kind, value in kinds)
+
+
+def _signature(*matrices: Any) -> Any:
+    if any(m.ndim != 2 or m.layout != "C" for m in matrices) or len({m.dtype for m in matrices}) > 1:
+        raise TypingError(f"these are not matrices of one type in C order: {matrices}")
+    return types.void(*matrices, *[types.intp] * 3)
+
+
+def _multiply_some(rows: int) -> Any:
+    """Return what writes ``left[k : k + rows] @ right`` from column t on, for 3 vectors, from row i of out on."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            _, _, _, k, t, i = arguments
+            sums = _Sums(builder, a, rows, COLUMNS)
+            with cgutils.for_range(builder, a.width, intp=INDEX) as loop:
+                vectors = [b.load(b.place(loop.index, t, 0, column)) for column in range(COLUMNS)]
+                for row in range(rows):
+                    coefficient = a.repeated(a.place(k, loop.index, row))
+                    for column, vector in enumerate(vectors):
+                        sums.add(row, column, coefficient, vector)
+            for (row, column), vector in sums.vectors().items():
+                c.store(vector, c.place(i, t, row, column))
+            return context.get_dummy_value()
+
+        return _signature(left, right, out), built
+
+    return intrinsic(declared)
+
+
+def _multiply_some_transposed(rows: int, columns: int) -> Any:
+    """Return what writes ``left[k : k + rows] @ right[f : f + columns].T`` into out, from column i on."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, f: Any, i: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            _, _, _, k, f, i = arguments
+            sums = _Sums(builder, a, rows, columns)
+            ends = INDEX(0), a.width, INDEX(a.lanes)
+            with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
+                vectors = [b.load(b.place(f, t, column)) for column in range(columns)]
+                for row in range(rows):
+                    weights = a.load(a.place(k, t, row))
+                    for column, vector in enumerate(vectors):
+                        sums.add(row, column, weights, vector)
+            nothing = ir.Constant(c.element, 0.0)
+            for (row, column), vector in sums.vectors().items():
+                total = c.call("vector.reduce.fadd", c.element, nothing, vector, fastmath=("reassoc",))
+                builder.store(total, c.place(k, builder.add(i, INDEX(column)), row))
+            return context.get_dummy_value()
+
+        return _signature(left, right, out), built
+
+    return intrinsic(declared)
+
+
+_one, _two, _three, _four = (_multiply_some(rows) for rows in range(1, 5))
+_one_by_one, _two_by_one, _three_by_one, _four_by_one = (
+    _multiply_some_transposed(rows, 1) for rows in range(1, 5)
+)
+_one_by_three, _two_by_three, _three_by_three, _four_by_three = (
+    _multiply_some_transposed(rows, COLUMNS) for rows in range(1, 5)
+)
+
+
+@compiled
+def multiply(left: Any, right: Any, out: Any, first: Any) -> None:
+    """Write ``left @ right`` into the rows of ``out`` from ``first`` on.
+
+    Parameters
+    ----------
+    left : ndarray of shape (m, F)
+    right : ndarray of shape (F, T)
+        T numbers fill a multiple of `COLUMNS` cache lines.
+    out : ndarray of shape (at least first + m, T)
+    first : int
+    """
+    m = len(left)
+    rest = m % ROWS
+    k = m - rest
+    for t in range(0, right.shape[1], COLUMNS * VECTOR_BYTES // right.itemsize):
+        for row in range(0, k, ROWS):
+            _four(left, right, out, row, t, first + row)
+        if rest == 1:
+            _one(left, right, out, k, t, first + k)
+        elif rest == 2:
+            _two(left, right, out, k, t, first + k)
+        elif rest == 3:
+            _three(left, right, out, k, t, first + k)
+
+
+@compiled
+def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
+    """Write ``left @ right[first : first + n].T`` into ``out``.
+
+    Parameters
+    ----------
+    left : ndarray of shape (m, T)
+        T numbers fill a multiple of cache lines.
+    right : ndarray of shape (at least first + n, T)
+    first : int
+    out : ndarray of shape (m, n)
+    """
+    m, n = out.shape
+    rest = m % ROWS
+    k = m - rest
+    whole = n - n % COLUMNS
+    for i in range(0, whole, COLUMNS):
+        for row in range(0, k, ROWS):
+            _four_by_three(left, right, out, row, first + i, i)
+        if rest == 1:
+            _one_by_three(left, right, out, k, first + i, i)
+        elif rest == 2:
+            _two_by_three(left, right, out, k, first + i, i)
+        elif rest == 3:
+            _three_by_three(left, right, out, k, first + i, i)
+    for i in range(whole, n):
+        for row in range(0, k, ROWS):
+            _four_by_one(left, right, out, row, first + i, i)
+        if rest == 1:
+            _one_by_one(left, right, out, k, first + i, i)
+        elif rest == 2:
+            _two_by_one(left, right, out, k, first + i, i)
+        elif rest == 3:
+            _three_by_one(left, right, out, k, first + i, i)
