@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
 __all__ = ["Absorber", "TileKernel", "absorber", "tiled", "why_not_compiled"]
 
-TILE_NUMBERS, MOST_TILE_LINES = 2**15 + 2**14, 51
-"""Numbers of the features of a tile, and cache lines of each of its features, at most."""
+TILE_BYTES, MOST_TILE_LINES = 2**18 + 2**17, 27
+"""Of the features of a tile, and cache lines of each of its features, at most."""
 LINES_AT_ONCE = 3
 """Products go by so many lines of each feature at a time (`mixture.compiled_products`)."""
 LINE_BYTES = 64
@@ -103,10 +103,17 @@ def _rows_at_once(plan: KernelPlan) -> int:
 
 
 def _tile_rows(n_features: int, itemsize: int) -> int:
-    """Return the rows of a tile: of each feature an odd number of cache lines, which spreads them over a cache."""
-    in_line = LINE_BYTES // itemsize
-    threes = min(MOST_TILE_LINES, TILE_NUMBERS // (n_features * in_line)) // LINES_AT_ONCE
-    return in_line * LINES_AT_ONCE * max(1, threes - 1 + threes % 2)
+    """Return the rows of a tile: of each feature an odd number of lines, which spreads them over a cache."""
+    threes = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES)) // LINES_AT_ONCE
+    return LINE_BYTES // itemsize * LINES_AT_ONCE * max(1, threes - 1 + threes % 2)
+
+
+def _lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
+    """Return an array of ones of this shape whose rows begin where cache lines do."""
+    size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
+    numbers = np.ones(size + spare, dtype)
+    begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
+    return numbers[begin : begin + size].reshape(n_rows, tile)
 
 
 def _read_only(array: AnyArray) -> AnyArray:
@@ -146,7 +153,7 @@ class TileKernel:
         K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
         count = self._form.count(d)
         tile = _tile_rows(count, dtype.itemsize)
-        features = np.ones((count, tile), dtype)
+        features = _lines(count, tile, dtype)
         transform = plan.frame.transform
         shapes = self._form.moment_shapes(K, d)
         self._constants = compiled.Constants(
@@ -158,11 +165,11 @@ class TileKernel:
         )
         over_all = len(shapes) - 1
         self._buffers = compiled.Buffers(
-            features[1 : 1 + d] if transform is None else np.ones((d, tile), dtype),
+            features[1 : 1 + d] if transform is None else _lines(d, tile, dtype),
             features,
-            np.empty((K, tile), dtype),
+            _lines(K, tile, dtype),
             np.empty(shapes[0], dtype),
-            np.empty((d * over_all, tile), dtype),
+            _lines(d * over_all, tile, dtype),
             np.empty((d * over_all, d * over_all), dtype),
         )
         self._sums, self._peaks, self._largest = (np.empty(n_rows, dtype) for _ in range(3))
