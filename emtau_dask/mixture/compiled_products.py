@@ -127,7 +127,7 @@ def _signature(*matrices: Any) -> Any:
 
 
 def _multiply_some(rows: int) -> Any:
-    """Return what writes ``left[k : k + rows] @ right`` from column t on, for 3 vectors, from row i of out on."""
+    """Return what writes ``left[k : k + rows] @ right[:, t : t + 3 vectors]`` into out, from row i on."""
 
     def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any) -> Any:
         def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -150,7 +150,7 @@ def _multiply_some(rows: int) -> Any:
 
 
 def _multiply_some_transposed(rows: int, columns: int) -> Any:
-    """Return what writes ``left[k : k + rows] @ right[f : f + columns].T`` into out, from column i on."""
+    """Return what writes ``left[k : k + rows] @ right[f : f + columns].T`` into out, from row k, column i."""
 
     def declared(_: Any, left: Any, right: Any, out: Any, k: Any, f: Any, i: Any) -> Any:
         def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

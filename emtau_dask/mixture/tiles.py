@@ -24,13 +24,11 @@ from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
 __all__ = ["Absorber", "TileKernel", "absorber", "tiled", "why_not_compiled"]
 
-TILE_BYTES, MOST_TILE_LINES = 2**18 + 2**17, 27
-"""Of the features of a tile, and cache lines of each of its features, at most."""
-LINES_AT_ONCE = 3
-"""Products go by so many lines of each feature at a time (`mixture.compiled_products`)."""
-LINE_BYTES = 64
-MOST_FEATURES = 600
-"""F up to which tiles are faster (`benchmarks/compiled.py`); beyond, few rows fit into the cache."""
+LINE_BYTES, LINES_AT_ONCE = 64, 3
+"""Products go by so many cache lines of each feature at a time (`mixture.compiled_products`)."""
+TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
+"""Of the features of a tile, and cache lines of each of its features: the more, the longer are the sums
+over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
 OVERFLOWING_ROWS = 512
 """Of a block that goes by NumPy after all, beside the tiles' own buffers."""
 
@@ -71,9 +69,8 @@ def why_not_compiled() -> str | None:
 
 
 def tiled(plan: KernelPlan) -> bool:
-    """Return whether rows under ``plan`` can go by tiles: all components by features, of few."""
-    few = FORMS[plan.parameters.covariance_type].count(plan.parameters.n_features) <= MOST_FEATURES
-    return plan.form is Form.FEATURES and bool(plan.together.all()) and few
+    """Return whether rows under ``plan`` can go by tiles: all components by features."""
+    return plan.form is Form.FEATURES and bool(plan.together.all())
 
 
 def absorber(plan: KernelPlan, n_rows: int, *, compiled: bool) -> Absorber:
@@ -104,8 +101,9 @@ def _rows_at_once(plan: KernelPlan) -> int:
 
 def _tile_rows(n_features: int, itemsize: int) -> int:
     """Return the rows of a tile: of each feature an odd number of lines, which spreads them over a cache."""
-    threes = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES)) // LINES_AT_ONCE
-    return LINE_BYTES // itemsize * LINES_AT_ONCE * max(1, threes - 1 + threes % 2)
+    lines = max(LEAST_TILE_LINES, min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES)))
+    threes = lines // LINES_AT_ONCE
+    return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
 
 
 def _lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
