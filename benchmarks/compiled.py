@@ -6,8 +6,8 @@
 The first table is of whole iterations of full EM by the public `GaussianMixture.fit`, with dask's
 `emtau.compiled` "always" and "never", in turn: medians of milliseconds. The second is of the E-step of a
 chunk alone, by shape (covariance type, components, features), in nanoseconds per row; there threads
-are each given a chunk of their own. The rule of `mixture.tiles` should not choose tiles where they
-are slower.
+are each given a chunk of their own. The third is of the two products of a tile, features by coefficients
+and responsibilities by features, by SciPy's BLAS and by `mixture.compiled_products`, on one thread.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ import dask
 import dask.array as da
 import numpy as np
 from kernels import mixture
+from numba import njit
 from side_by_side import known_start
 from speed import WORK, Work, chunks_of, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
 from emtau_dask.engine.threads import threads_side_by_side
+from emtau_dask.mixture.compiled_products import multiply, multiply_transposed
 from emtau_dask.mixture.kernel import BlockKernel
 from emtau_dask.mixture.plan import Form, KernelPlan, even_length, plan_kernel
-from emtau_dask.mixture.tiles import TileKernel, tiled
+from emtau_dask.mixture.tiles import TileKernel, rows_of_tile
 
 THREADS = (1, 2)
 SHAPES = [
@@ -130,6 +132,56 @@ def of_shape(plan: KernelPlan, n_rows: int, repeats: int) -> dict[int, Pair]:
     return {threads: Pair(median[threads, False], median[threads, True]) for threads in THREADS}
 
 
+@njit(nogil=True)
+def scored_by_blas(coefficients, features, scores, times):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        np.dot(coefficients, features, scores)
+
+
+@njit(nogil=True)
+def scored_by_tiles(coefficients, features, scores, times):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        multiply(coefficients, features, scores, 0)
+
+
+@njit(nogil=True)
+def summed_by_blas(scores, features, sums, times):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        np.dot(scores, features.T, sums)
+
+
+@njit(nogil=True)
+def summed_by_tiles(scores, features, sums, times):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        multiply_transposed(scores, features, 0, sums)
+
+
+def rates_of_products(plan: KernelPlan, repeats: int) -> list[float]:
+    """Return GFlop/s of scores by BLAS and by vectors, and of sums."""
+    rng = np.random.default_rng(0)
+    coefficients = rng.normal(size=plan.coefficients.shape)
+    K, F = coefficients.shape
+    features = rng.normal(size=(F, rows_of_tile(F, 8)))
+    scores, sums = np.empty((K, features.shape[1])), np.empty((K, F))
+    rates = []
+    with threads_side_by_side():
+        for function, *arrays in (
+            (scored_by_blas, coefficients, features, scores),
+            (scored_by_tiles, coefficients, features, scores),
+            (summed_by_blas, scores, features, sums),
+            (summed_by_tiles, scores, features, sums),
+        ):
+            function(*arrays, 1)
+            times = max(1, NUMBERS // features.size)
+            taken = []
+            for _ in range(repeats):
+                began = time.perf_counter()
+                function(*arrays, times)
+                taken.append(time.perf_counter() - began)
+            rates.append(2e-9 * K * features.size * times / statistics.median(taken))
+    return rates
+
+
 def cells(found: dict[int, Pair]) -> list[str]:
     return [
         cell
@@ -156,7 +208,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[int, Pair]]:
             found[f"{name} {dtype}"] = of_fits(work, dtype, options.repeats, options.iterations)
             lines.append([f"{work}, {dtype}", *cells(found[f"{name} {dtype}"])])
     table("Milliseconds of an iteration", ["rows × features, components", *columns], lines)
-    lines = []
+    lines, rates = [], []
     for name in options.shapes:
         covariance_type, k, d = name.split("-")
         plan = plan_kernel(mixture(covariance_type, int(k), int(d), SPREAD))
@@ -164,10 +216,14 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[int, Pair]]:
             parser.error(f"{name} does not go by features; give fewer of them, or more components")
         n_rows = max(64, NUMBERS // (int(k) * int(d) * options.scale))
         found[name] = of_shape(plan, n_rows, options.repeats)
-        lines.append(
-            [name, str(plan.coefficients.shape[1]), "yes" if tiled(plan) else "no", *cells(found[name])]
+        features = plan.coefficients.shape[1]
+        lines.append([name, str(features), *cells(found[name])])
+        rates.append(
+            [name, str(features), *(f"{rate:.0f}" for rate in rates_of_products(plan, options.repeats))]
         )
-    table("Nanoseconds of a row", ["shape", "features", "goes by tiles", *columns], lines)
+    table("Nanoseconds of a row", ["shape", "features", *columns], lines)
+    columns = ["scores, BLAS", "by vectors", "sums, BLAS", "by vectors"]
+    table("GFlop/s of a tile's products, one thread", ["shape", "features", *columns], rates)
     return found
 
 

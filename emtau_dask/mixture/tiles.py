@@ -22,7 +22,7 @@ from emtau_dask.mixture.plan import BLOCK_BYTES, MAX_BLOCK_ROWS, Form, KernelPla
 from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
-__all__ = ["Absorber", "TileKernel", "absorber", "tiled", "why_not_compiled"]
+__all__ = ["Absorber", "TileKernel", "absorber", "rows_of_tile", "tiled", "why_not_compiled"]
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products go by so many cache lines of each feature at a time (`mixture.compiled_products`)."""
@@ -99,7 +99,7 @@ def _rows_at_once(plan: KernelPlan) -> int:
     return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (plan.parameters.n_features + 8)))
 
 
-def _tile_rows(n_features: int, itemsize: int) -> int:
+def rows_of_tile(n_features: int, itemsize: int) -> int:
     """Return the rows of a tile: of each feature an odd number of lines, which spreads them over a cache."""
     lines = max(LEAST_TILE_LINES, min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES)))
     threes = lines // LINES_AT_ONCE
@@ -150,7 +150,7 @@ class TileKernel:
         self._form = FORMS[plan.parameters.covariance_type]
         K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
         count = self._form.count(d)
-        tile = _tile_rows(count, dtype.itemsize)
+        tile = rows_of_tile(count, dtype.itemsize)
         features = _lines(count, tile, dtype)
         transform = plan.frame.transform
         shapes = self._form.moment_shapes(K, d)

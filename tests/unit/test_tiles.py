@@ -25,7 +25,7 @@ from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.tiles import TileKernel, absorber, tiled
 
 K, D = 3, 4
-TILE = tiles._tile_rows(1 + D + D * (D + 1) // 2, 8)
+TILE = tiles.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE + 5)
 DTYPES = (np.float32, np.float64)
 
@@ -309,7 +309,7 @@ class TestChoice:
     @pytest.mark.parametrize("itemsize", [4, 8])
     @pytest.mark.parametrize("count", [3, 15, 153, 561, 1200, 5000])
     def test_rows_of_tiles_are_odd_multiples_of_three_cache_lines_that_fit_a_cache(self, count, itemsize):
-        rows = tiles._tile_rows(count, itemsize)
+        rows = tiles.rows_of_tile(count, itemsize)
         assert rows * itemsize % 384 == 192
         assert rows * itemsize * count <= max(2**20, 9 * 64 * count)
 
