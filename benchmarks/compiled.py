@@ -33,7 +33,7 @@ from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.mixture.compiled_products import multiply, multiply_transposed
 from emtau_dask.mixture.kernel import BlockKernel
 from emtau_dask.mixture.plan import Form, KernelPlan, even_length, plan_kernel
-from emtau_dask.mixture.tiles import TileKernel, rows_of_tile
+from emtau_dask.mixture.tiles import TileKernel, lines, rows_of_tile
 
 THREADS = (1, 2)
 SHAPES = [
@@ -94,9 +94,9 @@ def of_fits(work: Work, dtype: str, repeats: int, n_iterations: int) -> dict[int
 
 
 def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: bool) -> float:
-    """Return the time in which as many threads absorb a chunk each."""
-    ready = threading.Barrier(len(chunks) + 1)
-    n_rows = len(chunks[0])
+    """Return the time in which as many threads absorb a chunk each, from the first that begins on."""
+    ready = threading.Barrier(len(chunks))
+    n_rows, spans = len(chunks[0]), []
 
     def absorb(rows: np.ndarray) -> None:
         if compiled:
@@ -104,17 +104,18 @@ def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: b
         else:
             kernel = BlockKernel(plan, even_length(n_rows, plan.block_rows))
         ready.wait()
+        began = time.perf_counter()
         for begin in range(0, n_rows, kernel.n_rows):
             kernel.absorb(rows[begin : begin + kernel.n_rows])
+        spans.append((began, time.perf_counter()))
 
     absorbing = [threading.Thread(target=absorb, args=(rows,)) for rows in chunks]
     for thread in absorbing:
         thread.start()
-    ready.wait()
-    began = time.perf_counter()
     for thread in absorbing:
         thread.join()
-    return time.perf_counter() - began
+    begins, ends = zip(*spans, strict=True)
+    return max(ends) - min(begins)
 
 
 def of_shape(plan: KernelPlan, n_rows: int, repeats: int) -> dict[int, Pair]:
@@ -141,7 +142,7 @@ def scored_by_blas(coefficients, features, scores, times):  # type: ignore[no-un
 @njit(nogil=True)
 def scored_by_tiles(coefficients, features, scores, times):  # type: ignore[no-untyped-def]
     for _ in range(times):
-        multiply(coefficients, features, scores, 0)
+        multiply(coefficients, features, 0, scores)
 
 
 @njit(nogil=True)
@@ -161,8 +162,10 @@ def rates_of_products(plan: KernelPlan, repeats: int) -> list[float]:
     rng = np.random.default_rng(0)
     coefficients = rng.normal(size=plan.coefficients.shape)
     K, F = coefficients.shape
-    features = rng.normal(size=(F, rows_of_tile(F, 8)))
-    scores, sums = np.empty((K, features.shape[1])), np.empty((K, F))
+    T = rows_of_tile(F, coefficients.itemsize)
+    features, scores = (lines(rows, T, coefficients.dtype) for rows in (F, K))
+    features[...] = rng.normal(size=features.shape)
+    sums = np.empty((K, F))
     rates = []
     with threads_side_by_side():
         for function, *arrays in (
@@ -201,14 +204,14 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[int, Pair]]:
     options = parser.parse_args(arguments)
     found: dict[str, dict[int, Pair]] = {}
     columns = ["one thread, NumPy", "compiled", "gain", "two threads, NumPy", "compiled", "gain"]
-    lines = []
+    rows = []
     for name in options.work:
         work = scaled(WORK[name], options.scale, None)
         for dtype in ["float64", *(["float32"] if work.float32 else [])]:
             found[f"{name} {dtype}"] = of_fits(work, dtype, options.repeats, options.iterations)
-            lines.append([f"{work}, {dtype}", *cells(found[f"{name} {dtype}"])])
-    table("Milliseconds of an iteration", ["rows × features, components", *columns], lines)
-    lines, rates = [], []
+            rows.append([f"{work}, {dtype}", *cells(found[f"{name} {dtype}"])])
+    table("Milliseconds of an iteration", ["rows × features, components", *columns], rows)
+    rows, rates = [], []
     for name in options.shapes:
         covariance_type, k, d = name.split("-")
         plan = plan_kernel(mixture(covariance_type, int(k), int(d), SPREAD))
@@ -217,11 +220,11 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[int, Pair]]:
         n_rows = max(64, NUMBERS // (int(k) * int(d) * options.scale))
         found[name] = of_shape(plan, n_rows, options.repeats)
         features = plan.coefficients.shape[1]
-        lines.append([name, str(features), *cells(found[name])])
+        rows.append([name, str(features), *cells(found[name])])
         rates.append(
-            [name, str(features), *(f"{rate:.0f}" for rate in rates_of_products(plan, options.repeats))]
+            [name, str(features), *(f"{rate:.1f}" for rate in rates_of_products(plan, options.repeats))]
         )
-    table("Nanoseconds of a row", ["shape", "features", *columns], lines)
+    table("Nanoseconds of a row", ["shape", "features", *columns], rows)
     columns = ["scores, BLAS", "by vectors", "sums, BLAS", "by vectors"]
     table("GFlop/s of a tile's products, one thread", ["shape", "features", *columns], rates)
     return found

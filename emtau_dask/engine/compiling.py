@@ -48,13 +48,16 @@ def worth_compiling(size: int) -> bool:
 
 
 def _workers_can_compile() -> bool:
-    """Return whether all workers of the active client can, True where there is no client."""
+    """Return whether all workers of the active client can, True where there is no client.
+
+    One that goes away meanwhile does not count; should it only have seemed to, `check_compiler` says so.
+    """
     client = active_client()
     if client is None:
         return True
     with cluster_errors():
         answers = client.run(why_not_compiled, on_error="return")
-    return all(why_not is None for why_not in answers.values())
+    return all(answer is None or isinstance(answer, OSError) for answer in answers.values())
 
 
 def check_compiler() -> None:

@@ -1,7 +1,8 @@
 """The features' form as compiled loops: a block of rows in one call, during which other threads may run.
 
-A block goes tile by tile through all that is done to it, so that a tile's features never leave
-the core's own cache. Only `mixture.tiles` imports this module, where numba is installed.
+A block goes tile by tile through all that is done to it, so that a tile's features stay in the
+core's own cache, up to a thousand of them. Only `mixture.tiles` imports this module, where numba is
+installed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from emtau_dask.mixture.arrays import AnyArray, Ints
-from emtau_dask.mixture.compiled_products import compiled, multiply, multiply_transposed
+from emtau_dask.mixture.compiled_products import loop, multiply, multiply_transposed
 
 __all__ = ["Buffers", "Constants", "Results", "absorb"]
 
+PRODUCTS = "3f0c84608306df32"
+"""Of the contents of the module that products come from: what numba keeps of this one holds them too."""
 LOG2_E = 1.0 / math.log(2.0)
 LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """ln 2 as a sum, of which a multiple of the first by an exponent is exact."""
@@ -56,6 +59,8 @@ class Constants(NamedTuple):
 
 class Buffers(NamedTuple):
     """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
+
+    T numbers fill a multiple of three cache lines.
 
     Attributes
     ----------
@@ -149,7 +154,7 @@ def _exponential_of(value: Any) -> Any:
     return _exponential_single if value == types.float32 else _exponential_double
 
 
-@compiled
+@loop
 def _fill(rows: Any, constants: Any, buffers: Any) -> None:
     """Write the features of at most T rows into the tile."""
     d = len(constants.centre)
@@ -159,7 +164,7 @@ def _fill(rows: Any, constants: Any, buffers: Any) -> None:
         for t in range(len(rows)):
             difference[t] = rows[t, f] - origin
     if constants.turned.size > 0:
-        multiply(constants.turned, differences, features, 1)
+        multiply(constants.turned, differences, 1, features)
     coordinates = features[1 : 1 + d]
     for s in range(len(constants.first) - 1):
         square = features[1 + d + s]
@@ -173,7 +178,7 @@ def _fill(rows: Any, constants: Any, buffers: Any) -> None:
                 square[t] += a[t] * b[t]
 
 
-@compiled
+@loop
 def _exponentiate(scores: Any, sums: Any, least: Any) -> Any:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
@@ -196,7 +201,7 @@ def _exponentiate(scores: Any, sums: Any, least: Any) -> Any:
     return vanished
 
 
-@compiled
+@loop
 def _subtract_peaks(scores: Any, peaks: Any) -> None:
     """Write the largest score of each of the first m rows, and subtract it from all of the row."""
     for t in range(len(peaks)):
@@ -211,7 +216,7 @@ def _subtract_peaks(scores: Any, peaks: Any) -> None:
             of_component[t] -= peaks[t]
 
 
-@compiled
+@loop
 def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
     for t in range(len(labels)):
         labels[t] = 0
@@ -224,7 +229,7 @@ def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
             largest[t] = of_component[t] if larger else largest[t]
 
 
-@compiled
+@loop
 def _add(part: Any, moments: Any) -> None:
     for k in range(len(part)):
         into, of_component = moments[k], part[k]
@@ -232,7 +237,7 @@ def _add(part: Any, moments: Any) -> None:
             into[f] += of_component[f]
 
 
-@compiled
+@loop
 def _add_squares(weights: Any, m: Any, buffers: Any, squares: Any) -> None:
     """Add the weighted squares of the coordinates of the tile's first m rows."""
     d = len(squares)
@@ -246,7 +251,7 @@ def _add_squares(weights: Any, m: Any, buffers: Any, squares: Any) -> None:
     _add(buffers.square, squares)
 
 
-@compiled
+@loop
 def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> bool:
     """Score a block of rows and sum its moments.
 
@@ -272,12 +277,12 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
         end = min(begin + tile, len(rows))
         m = end - begin
         _fill(rows[begin:end], constants, buffers)
-        multiply(constants.coefficients, features, scores, 0)
+        multiply(constants.coefficients, features, 0, scores)
         sums = results.sums[begin:end]
         if not relative and _exponentiate(scores, sums, constants.least) > 0:
             relative = True
             results.peaks[:begin] = 0.0
-            multiply(constants.coefficients, features, scores, 0)
+            multiply(constants.coefficients, features, 0, scores)
         if relative:
             _subtract_peaks(scores, results.peaks[begin:end])
             _exponentiate(scores, sums, constants.least)

@@ -5,30 +5,32 @@ does. A tile needs no packing: its rows are whole vectors, and near. Sums of fou
 vectors, or rows, of the other stay in registers while one loop passes along what both have in common
 (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
 
-Numba keeps what it compiled for as long as a function's own file is as it was: after a change here, change
-`mixture.compiled` too, or remove what was kept.
+Numba keeps what it compiled for as long as a function's own file is as it was, so `mixture.compiled` names
+the contents of this one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import binding, ir
-from numba import njit, types
+from llvmlite import ir
+from numba import config, njit, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-__all__ = ["COLUMNS", "compiled", "multiply", "multiply_transposed"]
+__all__ = ["COLUMNS", "loop", "multiply", "multiply_transposed"]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 ROWS, COLUMNS = 4, 3
-"""Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have."""
-WIDTHS = (("avx512f", 64), ("avx", 32))
+"""Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have. There is
+a function for each number of rows up to 4."""
+WIDTHS = (("+avx512f", 64), ("+avx", 32))
 INDEX = ir.IntType(64)
 
 
-def compiled(function: Any) -> Any:
+def loop(function: Any) -> Any:
     """Compile a function at its first call, and keep what comes of it on disk if there is a place."""
     try:
         return njit(**OPTIONS, cache=True)(function)
@@ -37,11 +39,9 @@ def compiled(function: Any) -> Any:
 
 
 def _vector_bytes() -> int:
-    try:
-        found = binding.get_host_cpu_features()
-    except RuntimeError:
-        return 16
-    return next((width for feature, width in WIDTHS if found.get(feature)), 16)
+    """Return the width of the vectors that numba compiles for."""
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return next((width for feature, width in WIDTHS if feature in features.split(",")), 16)
 
 
 VECTOR_BYTES = _vector_bytes()
@@ -64,23 +64,23 @@ class _Matrix:
         builder = self._builder
         begin = builder.mul(builder.add(row, INDEX(rows_on)), self.width)
         column = builder.add(column, INDEX(vectors_on * self.lanes))
-        return builder.gep(self._data, [builder.add(begin, column)])
+        return builder.gep(self._data, [builder.add(begin, column)], source_etype=self.element)
 
     def load(self, place: Any) -> Any:
         """Return the vector that begins at a place."""
-        vector = self._builder.load(self._builder.bitcast(place, self.vector.as_pointer()))
-        vector.align = self.itemsize
-        return vector
+        begin = self._builder.bitcast(place, self.vector.as_pointer())
+        return self._builder.load(begin, align=self.itemsize, typ=self.vector)
 
     def store(self, vector: Any, place: Any) -> None:
         """Write a vector that begins at a place."""
-        into = self._builder.bitcast(place, self.vector.as_pointer())
-        self._builder.store(vector, into).align = self.itemsize
+        begin = self._builder.bitcast(place, self.vector.as_pointer())
+        self._builder.store(vector, begin, align=self.itemsize)
 
     def repeated(self, place: Any) -> Any:
         """Return a vector of nothing but the number at a place."""
         builder, undefined = self._builder, ir.Constant(self.vector, ir.Undefined)
-        vector = builder.insert_element(undefined, builder.load(place), ir.Constant(ir.IntType(32), 0))
+        number = builder.load(place, typ=self.element)
+        vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         return builder.shuffle_vector(vector, undefined, zeros)
 
@@ -106,13 +106,14 @@ class _Sums:
 
     def add(self, i: int, j: int, a: Any, b: Any) -> None:
         """Add the product of two vectors."""
-        so_far = self._builder.load(self._places[i, j])
+        so_far = self._builder.load(self._places[i, j], typ=self._like.vector)
         total = self._like.call("fmuladd", self._like.vector, a, b, so_far)
         self._builder.store(total, self._places[i, j])
 
     def vectors(self) -> dict[tuple[int, int], Any]:
         """Return the sums, by row and column."""
-        return {where: self._builder.load(place) for where, place in self._places.items()}
+        kind = self._like.vector
+        return {where: self._builder.load(place, typ=kind) for where, place in self._places.items()}
 
 
 def _matrices(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[_Matrix, ...]:
@@ -120,9 +121,11 @@ def _matrices(context: Any, builder: Any, signature: Any, arguments: Any) -> tup
     return tuple(_Matrix(context, builder, kind, value) for kind, value in kinds)
 
 
-def _signature(*matrices: Any) -> Any:
-    if any(m.ndim != 2 or m.layout != "C" for m in matrices) or len({m.dtype for m in matrices}) > 1:
-        raise TypingError(f"these are not matrices of one type in C order: {matrices}")
+def _signature(left: Any, right: Any, out: Any) -> Any:
+    matrices = left, right, out
+    fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
+    if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
+        raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
     return types.void(*matrices, *[types.intp] * 3)
 
 
@@ -134,10 +137,10 @@ def _multiply_some(rows: int) -> Any:
             a, b, c = _matrices(context, builder, signature, arguments)
             _, _, _, k, t, i = arguments
             sums = _Sums(builder, a, rows, COLUMNS)
-            with cgutils.for_range(builder, a.width, intp=INDEX) as loop:
-                vectors = [b.load(b.place(loop.index, t, 0, column)) for column in range(COLUMNS)]
+            with cgutils.for_range(builder, a.width, intp=INDEX) as along:
+                vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(COLUMNS)]
                 for row in range(rows):
-                    coefficient = a.repeated(a.place(k, loop.index, row))
+                    coefficient = a.repeated(a.place(k, along.index, row))
                     for column, vector in enumerate(vectors):
                         sums.add(row, column, coefficient, vector)
             for (row, column), vector in sums.vectors().items():
@@ -184,8 +187,8 @@ _one_by_three, _two_by_three, _three_by_three, _four_by_three = (
 )
 
 
-@compiled
-def multiply(left: Any, right: Any, out: Any, first: Any) -> None:
+@loop
+def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
     """Write ``left @ right`` into the rows of ``out`` from ``first`` on.
 
     Parameters
@@ -193,13 +196,22 @@ def multiply(left: Any, right: Any, out: Any, first: Any) -> None:
     left : ndarray of shape (m, F)
     right : ndarray of shape (F, T)
         T numbers fill a multiple of `COLUMNS` cache lines.
-    out : ndarray of shape (at least first + m, T)
     first : int
+    out : ndarray of shape (at least first + m, T)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
     """
-    m = len(left)
+    m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     rest = m % ROWS
     k = m - rest
-    for t in range(0, right.shape[1], COLUMNS * VECTOR_BYTES // right.itemsize):
+    if left.shape[1] != len(right) or right.shape[1] != out.shape[1] or right.shape[1] % step:
+        raise ValueError("factors and result do not fit each other, or vectors do not fit them")
+    if first < 0 or first + m > len(out):
+        raise ValueError("the result has no such rows")
+    for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
             _four(left, right, out, row, t, first + row)
         if rest == 1:
@@ -210,7 +222,7 @@ def multiply(left: Any, right: Any, out: Any, first: Any) -> None:
             _three(left, right, out, k, t, first + k)
 
 
-@compiled
+@loop
 def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
     """Write ``left @ right[first : first + n].T`` into ``out``.
 
@@ -221,11 +233,20 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
     right : ndarray of shape (at least first + n, T)
     first : int
     out : ndarray of shape (m, n)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
     """
     m, n = out.shape
     rest = m % ROWS
     k = m - rest
     whole = n - n % COLUMNS
+    if len(left) != m or left.shape[1] != right.shape[1] or right.shape[1] % (VECTOR_BYTES // right.itemsize):
+        raise ValueError("factors and result do not fit each other, or vectors do not fit them")
+    if first < 0 or first + n > len(right):
+        raise ValueError("the second factor has no such rows")
     for i in range(0, whole, COLUMNS):
         for row in range(0, k, ROWS):
             _four_by_three(left, right, out, row, first + i, i)

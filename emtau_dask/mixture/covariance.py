@@ -232,20 +232,16 @@ def _add_spherical(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 
 def _factor_full(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
     K, d = means.shape
-    at_once = K if K * d**3 < THREADED else 1
+    if K * d**3 < THREADED:
+        return precision_factors(covariances, means, weights)
     factors = np.empty_like(covariances)
 
-    def factorise(first: int) -> None:
-        some = slice(first, first + at_once)
-        factors[some] = precision_factors(covariances[some], means[some], weights[some], first)
+    def factorise(k: int) -> None:
+        one = slice(k, k + 1)
+        factors[one] = precision_factors(covariances[one], means[one], weights[one], first=k)
 
-    groups = range(0, K, at_once)
-    if min(threads, len(groups)) == 1:
-        for first in groups:
-            factorise(first)
-    else:
-        with ThreadPoolExecutor(min(threads, K)) as pool:
-            list(pool.map(factorise, groups))
+    with ThreadPoolExecutor(min(threads, K)) as pool:
+        list(pool.map(factorise, range(K)))
     return factors
 
 

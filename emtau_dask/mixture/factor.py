@@ -100,7 +100,9 @@ def precision_factors(covariances: Floats, means: Floats, weights: Floats, first
 
 
 def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[int, int] | None]:
-    """Return the upper Cholesky factors, and where the least pivot is if one is at most ``limit``, else None.
+    """Return the upper Cholesky factors, and where the first component has its least pivot that is singular.
+
+    That is, whose least pivot is at most ``limit``; None where there is none such.
 
     By NumPy: SciPy's LAPACK lets no other thread run, but says which pivot failed.
     """
@@ -109,12 +111,14 @@ def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[i
     except np.linalg.LinAlgError:
         factors = correlations
         pivots = np.stack([_pivots_until_failure(correlation) for correlation in correlations])
+        limit = max(limit, pivots.min())  # where the two LAPACKs do not agree
     else:
         pivots = np.einsum("kii->ki", factors) ** 2
-        if (pivots > limit).all():
-            return factors, None
-    k, feature = divmod(int(np.argmin(pivots)), pivots.shape[1])
-    return factors, (k, feature)
+    singular = ~(pivots > limit).all(axis=1)
+    if not singular.any():
+        return factors, None
+    k = int(np.argmax(singular))
+    return factors, (k, int(np.argmin(pivots[k])))
 
 
 def _pivots_until_failure(correlation: Floats) -> Floats:

@@ -32,7 +32,6 @@ __all__ = [
     "squares",
     "sum_slices",
     "summed_product",
-    "unpacked_parts",
 ]
 
 Step = Callable[[], object]

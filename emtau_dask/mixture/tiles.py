@@ -22,7 +22,7 @@ from emtau_dask.mixture.plan import BLOCK_BYTES, MAX_BLOCK_ROWS, Form, KernelPla
 from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
-__all__ = ["Absorber", "TileKernel", "absorber", "rows_of_tile", "tiled", "why_not_compiled"]
+__all__ = ["Absorber", "TileKernel", "absorber", "lines", "rows_of_tile", "tiled", "why_not_compiled"]
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products go by so many cache lines of each feature at a time (`mixture.compiled_products`)."""
@@ -101,12 +101,12 @@ def _rows_at_once(plan: KernelPlan) -> int:
 
 def rows_of_tile(n_features: int, itemsize: int) -> int:
     """Return the rows of a tile: of each feature an odd number of lines, which spreads them over a cache."""
-    lines = max(LEAST_TILE_LINES, min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES)))
-    threes = lines // LINES_AT_ONCE
+    fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
+    threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
     return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
 
 
-def _lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
+def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
     """Return an array of ones of this shape whose rows begin where cache lines do."""
     size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
     numbers = np.ones(size + spare, dtype)
@@ -151,7 +151,7 @@ class TileKernel:
         K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
         count = self._form.count(d)
         tile = rows_of_tile(count, dtype.itemsize)
-        features = _lines(count, tile, dtype)
+        features = lines(count, tile, dtype)
         transform = plan.frame.transform
         shapes = self._form.moment_shapes(K, d)
         self._constants = compiled.Constants(
@@ -163,11 +163,11 @@ class TileKernel:
         )
         over_all = len(shapes) - 1
         self._buffers = compiled.Buffers(
-            features[1 : 1 + d] if transform is None else _lines(d, tile, dtype),
+            features[1 : 1 + d] if transform is None else lines(d, tile, dtype),
             features,
-            _lines(K, tile, dtype),
+            lines(K, tile, dtype),
             np.empty(shapes[0], dtype),
-            _lines(d * over_all, tile, dtype),
+            lines(d * over_all, tile, dtype),
             np.empty((d * over_all, d * over_all), dtype),
         )
         self._sums, self._peaks, self._largest = (np.empty(n_rows, dtype) for _ in range(3))

@@ -132,15 +132,15 @@ def plain_memory_of(array: da.Array) -> RangeSource | None:
     (layer, *others) = array.__dask_graph__().layers.values()
     if others or not isinstance(layer, MaterializedLayer) or any(n != 1 for n in array.numblocks[1:]):
         return None
-    tasks, blocks = dict(layer), []
+    blocks = []
     for chunk, rows in enumerate(array.chunks[0]):
-        task = tasks.get((array.name, chunk, *[0] * (array.ndim - 1)))
+        task = layer.get((array.name, chunk, *[0] * (array.ndim - 1)))
         block: Any = getattr(task, "value", task)
         if type(block) not in (np.ndarray, np.memmap):
             return None
         if (block.shape, block.dtype) != ((rows, *array.shape[1:]), array.dtype):
             return None
-        blocks.append(block)
+        blocks.append(np.asarray(block))
     return RangeSource(RowsInMemory(*blocks), array.shape, array.dtype, array.chunks[0])
 
 

@@ -172,7 +172,7 @@ def fit(policy, X, **settings):
 def X():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(240, 2)) + 4 * rng.integers(2, size=(240, 2))
-    return da.from_array(rows, chunks=((70, 0, 100, 70), 2))
+    return da.from_array(rows, chunks=((70, 0, 100, 70), 2)).map_blocks(np.copy)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from emtau_dask import InvalidDataError
-from emtau_dask.storage import ChunkPlace, as_dask, as_source, open_source, places_of
+from emtau_dask.storage import ChunkPlace, GraphSource, as_dask, as_source, open_source, places_of
 from emtau_dask.storage.parquet_source import open_parquet
 
 CHUNKINGS = [(23,), (1,) * 23, (5, 18), (0, 9, 0, 14, 0), (10, 10, 3)]
@@ -178,11 +178,52 @@ def as_zarr(path, rows):
     return as_source(zarr.create_array(store=path / "rows.zarr", data=rows), ndim=rows.ndim, what="X")
 
 
-def as_graph(path, rows):
+def as_blocks(path, rows):
     return as_source(da.from_array(rows, chunks=2), ndim=rows.ndim, what="X")
 
 
-KINDS = [as_numpy, as_npy, as_zarr, as_graph]
+def as_graph(path, rows):
+    array = da.from_array(rows, chunks=2).map_blocks(np.copy, dtype=rows.dtype)
+    return as_source(array, ndim=rows.ndim, what="X")
+
+
+KINDS = [as_numpy, as_npy, as_zarr, as_blocks, as_graph]
+
+
+def declared(block, shape=(4, 2), dtype="f8"):
+    """A dask array of one block, whatever that is."""
+    return da.Array({("rows", 0, 0): block}, "rows", chunks=tuple((n,) for n in shape), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        declared(np.ma.masked_less(np.ones((4, 2)), 0)),
+        declared(np.asmatrix(np.ones((4, 2)))),
+        declared(np.ones((3, 2))),
+        declared(np.ones((4, 3))),
+        declared(np.ones((4, 2), "f4")),
+        declared([[1.0, 2.0]] * 4),
+        declared((np.ones, (4, 2))),
+        da.from_array(np.ones((4, 2)), chunks=(2, 1)),
+        da.from_array(np.ones((4, 2)), chunks=2) + 1,
+        da.from_array(np.ones((4, 2)), chunks=2)[1:],
+        da.ones((4, 2)),
+    ],
+    ids=["masked", "matrix", "short", "wide", "other dtype", "list", "task", "split", "sum", "slice", "ones"],
+)
+def test_what_is_not_plainly_rows_in_memory_is_a_graph(array):
+    assert isinstance(as_source(array, ndim=2, what="X"), GraphSource)
+
+
+def test_blocks_made_of_a_memory_map_are_rows_in_memory(tmp_path):
+    np.save(tmp_path / "rows.npy", np.arange(20.0).reshape(10, 2))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    source = as_source(da.from_array(mapped, chunks=(5, 2)), ndim=2, what="X")
+    assert source.in_memory
+    rows, _ = load(source, 1)
+    assert type(rows) is np.ndarray
+    assert np.array_equal(rows, mapped[5:])
 
 
 def all_rows(source):

@@ -137,7 +137,7 @@ class Outcome:
 
 
 def rows_of(scenario):
-    return da.from_array(ROWS, chunks=(CHUNKS, 2))
+    return da.from_array(ROWS, chunks=(CHUNKS, 2)).map_blocks(np.copy)
 
 
 def bits_of(model, folder):

@@ -1,10 +1,17 @@
 """Products of tiles by vectors against sums in extended precision, for every rest of rows and columns."""
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from emtau_dask.mixture.compiled_products import COLUMNS, multiply, multiply_transposed
+from emtau_dask.mixture import compiled, compiled_products, tiles
+from emtau_dask.mixture.compiled_products import COLUMNS, VECTOR_BYTES, multiply, multiply_transposed
 
 DTYPES = (np.float32, np.float64)
 LINE_BYTES = 64
@@ -33,7 +40,7 @@ def test_products_are_the_sums_and_touch_no_other_row(rows, features, lines, dty
     rng, t = np.random.default_rng(rows), tile_rows(dtype, lines)
     left, right = matrix(rng, rows, features, dtype), matrix(rng, features, t, dtype)
     out = np.full((rows + 3, t), np.nan, dtype)
-    multiply(left, right, out, 2)
+    multiply(left, right, 2, out)
     assert_within_rounding(out[2 : 2 + rows], left, right, features)
     assert np.isnan(out[:2]).all()
     assert np.isnan(out[2 + rows :]).all()
@@ -58,7 +65,7 @@ def test_equal_rows_have_equal_products_wherever_they_stand(dtype):
     rng, t = np.random.default_rng(0), tile_rows(dtype, COLUMNS)
     left, right = np.repeat(matrix(rng, 1, 33, dtype), 7, axis=0), matrix(rng, 33, t, dtype)
     out, sums = np.empty((7, t), dtype), np.empty((7, 33), dtype)
-    multiply(left, right, out, 0)
+    multiply(left, right, 0, out)
     assert np.array_equal(out, np.repeat(out[:1], 7, axis=0))
     multiply_transposed(out, right, 0, sums)
     assert np.array_equal(sums, np.repeat(sums[:1], 7, axis=0))
@@ -68,7 +75,7 @@ def test_equal_rows_have_equal_products_wherever_they_stand(dtype):
 def test_what_is_not_finite_stays_in_its_own_row_and_column(value):
     left, right, out = np.ones((5, 3)), np.ones((3, 24)), np.empty((5, 24))
     right[1, 7] = value
-    multiply(left, right, out, 0)
+    multiply(left, right, 0, out)
     expected = np.full((5, 24), 3.0)
     expected[:, 7] = value
     assert np.array_equal(out, expected, equal_nan=True)
@@ -78,12 +85,81 @@ def test_what_is_not_finite_stays_in_its_own_row_and_column(value):
 
 
 @pytest.mark.parametrize(
-    "matrices",
+    ("left", "right", "out"),
     [
         (np.ones((4, 3)), np.ones((24, 3)).T, np.ones((4, 24))),
         (np.ones((4, 3), np.float32), np.ones((3, 24)), np.ones((4, 24))),
+        (np.ones((4, 3), int), np.ones((3, 24), int), np.ones((4, 24), int)),
+        (np.ones((4, 3)), np.ones((3, 24)), np.broadcast_to(1.0, (4, 24))),
     ],
 )
-def test_other_orders_and_mixed_types_do_not_compile(matrices):
-    with pytest.raises(TypingError, match="of one type in C order"):
-        multiply(*matrices, 0)
+def test_other_orders_types_and_results_that_are_not_to_be_written_do_not_compile(left, right, out):
+    with pytest.raises(TypingError, match="of one type of floats in C order"):
+        multiply(left, right, 0, out)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "first", "out"),
+    [
+        ((4, 3), (4, 24), 0, (4, 24)),
+        ((4, 3), (3, 24), 0, (4, 48)),
+        ((4, 3), (3, 25), 0, (4, 25)),
+        ((4, 3), (3, 24), 1, (4, 24)),
+        ((4, 3), (3, 24), -1, (4, 24)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(left, right, first, out):
+    with pytest.raises(ValueError, match=r"fit|no such rows"):
+        multiply(np.ones(left), np.ones(right), first, np.ones(out))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "first", "out"),
+    [
+        ((4, 24), (3, 48), 0, (4, 3)),
+        ((4, 25), (3, 25), 0, (4, 3)),
+        ((4, 24), (3, 24), 0, (5, 3)),
+        ((4, 24), (3, 24), 1, (4, 3)),
+        ((4, 24), (3, 24), -1, (4, 3)),
+    ],
+)
+def test_shapes_of_transposed_products_that_do_not_fit_are_refused(left, right, first, out):
+    with pytest.raises(ValueError, match=r"fit|no such rows"):
+        multiply_transposed(np.ones(left), np.ones(right), first, np.ones(out))
+
+
+def test_tiles_have_as_many_lines_as_go_at_once():
+    assert tiles.LINES_AT_ONCE % COLUMNS == 0
+    assert tiles.LINE_BYTES % VECTOR_BYTES == 0
+
+
+def test_what_numba_keeps_of_the_loops_is_of_these_products():
+    """To be set anew after each change of the module, so that what was kept is not used with another."""
+    contents = Path(compiled_products.__file__).read_bytes()
+    assert hashlib.sha256(contents).hexdigest()[:16] == compiled.PRODUCTS
+
+
+OTHER_WIDTHS = """
+import numpy as np
+from emtau_dask.mixture.compiled_products import VECTOR_BYTES, multiply, multiply_transposed
+print(VECTOR_BYTES)
+for dtype in ("f4", "f8"):
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(7, 11)).astype(dtype), rng.normal(size=(11, 96)).astype(dtype)
+    out, sums = np.empty((7, 96), dtype), np.empty((7, 11), dtype)
+    multiply(left, right, 0, out)
+    multiply_transposed(out, right, 0, sums)
+    assert np.allclose(out, left @ right, atol=1e-5)
+    assert np.allclose(sums, left @ right @ right.T, atol=1e-3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "width"),
+    [("NUMBA_ENABLE_AVX", "0", 16), ("NUMBA_CPU_FEATURES", "+avx,+avx2,+fma", 32)],
+)
+def test_vectors_are_as_wide_as_numba_is_told_that_they_are(variable, value, width, tmp_path):
+    environment = {**os.environ, variable: value, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", OTHER_WIDTHS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= width

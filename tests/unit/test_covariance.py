@@ -298,6 +298,16 @@ def test_the_component_that_is_singular_is_named_among_sound_ones(broken):
         assert (caught.value.component, caught.value.weight) == (broken, broken + 1.0)
 
 
+@pytest.mark.parametrize(("refused", "tiny"), [(1, 3), (3, 1)])
+def test_of_several_singular_components_the_first_is_named(refused, tiny):
+    matrices = np.stack([np.eye(3)] * 5)
+    matrices[refused, 0, 1] = matrices[refused, 1, 0] = 1.5
+    matrices[tiny, 0, 1] = matrices[tiny, 1, 0] = 1 - 1e-15
+    with pytest.raises(SingularComponentError, match="feature 1 is a linear combination") as caught:
+        precision_factors(matrices, np.zeros((5, 3)), np.ones(5))
+    assert caught.value.component == 1
+
+
 @pytest.mark.parametrize("name", ["full", "diag", "spherical"])
 def test_the_component_whose_variance_is_too_small_is_named(name):
     structure = structure_named(name)

@@ -311,7 +311,8 @@ class TestChoice:
     def test_rows_of_tiles_are_odd_multiples_of_three_cache_lines_that_fit_a_cache(self, count, itemsize):
         rows = tiles.rows_of_tile(count, itemsize)
         assert rows * itemsize % 384 == 192
-        assert rows * itemsize * count <= max(2**20, 9 * 64 * count)
+        assert rows * itemsize * count <= max(tiles.TILE_BYTES, 9 * 64 * count)
+        assert rows * itemsize <= 27 * 64
 
     @pytest.mark.parametrize(
         ("setting", "size", "expected"),
