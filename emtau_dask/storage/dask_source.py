@@ -136,11 +136,10 @@ def plain_memory_of(array: da.Array) -> RangeSource | None:
     for chunk, rows in enumerate(array.chunks[0]):
         task = layer.get((array.name, chunk, *[0] * (array.ndim - 1)))
         block: Any = getattr(task, "value", task)
-        if type(block) not in (np.ndarray, np.memmap):
+        declared = (rows, *array.shape[1:]), array.dtype
+        if type(block) is not np.ndarray or (block.shape, block.dtype) != declared:
             return None
-        if (block.shape, block.dtype) != ((rows, *array.shape[1:]), array.dtype):
-            return None
-        blocks.append(np.asarray(block))
+        blocks.append(block)
     return RangeSource(RowsInMemory(*blocks), array.shape, array.dtype, array.chunks[0])
 
 

@@ -216,16 +216,6 @@ def test_what_is_not_plainly_rows_in_memory_is_a_graph(array):
     assert isinstance(as_source(array, ndim=2, what="X"), GraphSource)
 
 
-def test_blocks_made_of_a_memory_map_are_rows_in_memory(tmp_path):
-    np.save(tmp_path / "rows.npy", np.arange(20.0).reshape(10, 2))
-    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    source = as_source(da.from_array(mapped, chunks=(5, 2)), ndim=2, what="X")
-    assert source.in_memory
-    rows, _ = load(source, 1)
-    assert type(rows) is np.ndarray
-    assert np.array_equal(rows, mapped[5:])
-
-
 def all_rows(source):
     return np.concatenate([load(source, chunk)[0] for chunk in range(len(source.chunk_rows))])
 
