@@ -43,6 +43,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
 from emtau_dask.engine.caching import cache_limit
+from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.planning import FitOutline, demand
 from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.storage import as_source, open_source, places_of
@@ -143,9 +144,12 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     """Return the rows of one measurement in this process, when it began and ended, and its CPU time."""
     source = open_source(str(folder / (ZSTD if kind.startswith(("zstd", "decoding")) else PLAIN)))
     n_rows = source.shape[0]
-    iterate(np.random.default_rng(2).normal(size=(2000, options.features)), options)  # loads code
     if kind == "memory":
         n_rows = min(n_rows, max(options.chunk_rows, n_rows // options.times // 2))
+    compiled = worth_compiling(n_rows * options.features * options.components)
+    with dask.config.set({"emtau.compiled": "always" if compiled else "never"}):  # loads code
+        iterate(np.random.default_rng(2).normal(size=(2000, options.features)), options)
+    if kind == "memory":
         held = as_source(source.reader().ranges.read(0, n_rows)[0], ndim=2, what="X")
         X = held.aligned(even(n_rows, options.chunk_rows))
     drop_pages(folder)
