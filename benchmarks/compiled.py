@@ -134,25 +134,25 @@ def of_shape(plan: KernelPlan, n_rows: int, repeats: int) -> dict[int, Pair]:
 
 
 @njit(nogil=True)
-def scored_by_blas(coefficients, features, scores, times):  # type: ignore[no-untyped-def]
+def scored_by_blas(coefficients, features, scores, times):
     for _ in range(times):
         np.dot(coefficients, features, scores)
 
 
 @njit(nogil=True)
-def scored_by_tiles(coefficients, features, scores, times):  # type: ignore[no-untyped-def]
+def scored_by_tiles(coefficients, features, scores, times):
     for _ in range(times):
         multiply(coefficients, features, 0, scores)
 
 
 @njit(nogil=True)
-def summed_by_blas(scores, features, sums, times):  # type: ignore[no-untyped-def]
+def summed_by_blas(scores, features, sums, times):
     for _ in range(times):
         np.dot(scores, features.T, sums)
 
 
 @njit(nogil=True)
-def summed_by_tiles(scores, features, sums, times):  # type: ignore[no-untyped-def]
+def summed_by_tiles(scores, features, sums, times):
     for _ in range(times):
         multiply_transposed(scores, features, 0, sums)
 
