@@ -1,7 +1,8 @@
 """What sums the statistics of rows under a plan: compiled loops over tiles, or blocks by calls of NumPy.
 
-Compiled loops are worth a dependency because they hold no lock: calls of NumPy meet at the
-interpreter's between any two of them, so that two threads are far from twice as fast as one.
+Compiled loops are worth a dependency because their products need no packing, and because they hold no
+lock: calls of NumPy meet at the interpreter's between any two of them, so that two threads are far from
+twice as fast as one.
 `docs/decisions/0009-compiled-tiles.md` has the figures.
 """
 
