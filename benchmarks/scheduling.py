@@ -76,7 +76,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Ran:
-    """A task that ran: its key, and for how long."""
+    """A task that ran: its key, and for how long; 0 for a merge in the thread that called `fit`."""
 
     key: str
     seconds: float
@@ -87,17 +87,17 @@ class TimedThreads(ThreadPoolExecutor):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self.ran: list[Ran] = []
+        self.seconds: dict[str, float] = {}
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        ((task, *_),) = args
+        task, *_ = args[-1]
 
         def timed() -> Any:
             began = time.perf_counter()
             try:
                 return fn(*args, **kwargs)
             finally:
-                self.ran.append(Ran(str(task[0]), time.perf_counter() - began))
+                self.seconds[str(task[0])] = time.perf_counter() - began
 
         return super().submit(timed)
 
@@ -127,10 +127,14 @@ class Clocks:
 
 @contextmanager
 def threads(options: argparse.Namespace) -> Iterator[Clocks]:
-    clocks = Clocks(time.thread_time)
-    with TimedThreads(options.workers) as pool, dask.config.set(scheduler="threads", pool=pool):
+    clocks, keys = Clocks(time.thread_time), []
+    with (
+        TimedThreads(options.workers) as pool,
+        dask.config.set(scheduler="threads", pool=pool),
+        Callback(posttask=lambda key, *_: keys.append(str(key))),
+    ):
         yield clocks
-    clocks.ran = pool.ran
+    clocks.ran = [Ran(key, pool.seconds.get(key, 0.0)) for key in keys]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import dask
+import dask.threaded
 from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from emtau_dask.engine.cluster import cluster_errors
+from emtau_dask.engine.local import compute_in_threads
 from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
@@ -169,7 +172,7 @@ def _leaf(
     """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
     if batch.level:
         told = {chunk: items[chunk] for chunk in batch.chunks}
-        carried: Any = Sealed.of(told) if sealed else told
+        carried: Any = Sealed.of(told, pickle.dumps) if sealed else told
         return (partial(_run_batch, batch.level, carried, len(sources)), shared)
     (chunk,) = batch.chunks
     blocks = (source.references(chunk) for source in sources)
@@ -189,12 +192,15 @@ class _Graph:
         The key of the result.
     chunks_of : mapping of key to tuple of int
         The chunks of each task over chunks.
+    addressable : bool
+        Whether tasks hold nothing before they run, no blocks that others have computed.
     """
 
     layer: str
     tasks: dict[Hashable, Any]
     root: Hashable
     chunks_of: Mapping[Hashable, tuple[int, ...]]
+    addressable: bool
 
 
 def _graph(
@@ -224,7 +230,7 @@ def _graph(
         chunks_of[key] = batch.chunks
     root, merges = reduction(leaves, lambda members: (_merge_all, members, shared), f"emtau-merge-{token}")
     tasks.update(merges)
-    return _Graph(layer, tasks, root, chunks_of)
+    return _Graph(layer, tasks, root, chunks_of, _addressable(sources))
 
 
 def _upcoming(
@@ -251,6 +257,8 @@ def _computed(graph: _Graph, reading: ReadAhead[Any] | None, observer: FitObserv
     ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
     with cluster_errors(), ahead_of_tasks, Callback(start_state=expect, posttask=count):
         schedule = local_scheduler()
+        if schedule is dask.threaded.get and graph.addressable:
+            return compute_in_threads(graph.tasks, graph.root)
         if schedule is not None:
             return schedule(graph.tasks, graph.root)
         layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
@@ -286,7 +294,8 @@ def run_pass(
     sources : sequence of ChunkInput
         Sources, all of the same chunks.
     items : mapping of int to object
-        What the task of each chunk is told, by chunk; none for others.
+        What the task of each chunk is told, by chunk; none for others. Other
+        processes must be able to import their types.
     name : str
         Names the tasks ``emtau-<name>-…``.
     stage : str
