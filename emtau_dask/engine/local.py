@@ -74,7 +74,7 @@ class _HandedOut:
 
 
 def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable) -> Any:
-    """Return the value of a key of a graph: in dask's ``pool``, or in as many threads as its ``num_workers``."""
+    """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``."""
     pool = dask.config.get("pool", None)
     if pool is None:
         pool = _pools.of(local_threads())

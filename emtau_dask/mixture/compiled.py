@@ -1,13 +1,15 @@
-"""The features' form as compiled loops: a block of rows in one call, during which other threads may run.
+"""The E-step over a block of rows as one compiled loop, during which other threads may run.
 
-A block goes tile by tile through all that is done to it, so that a tile's features stay in the
-core's own cache, up to a thousand of them. Only `mixture.tiles` imports this module, where numba is
-installed.
+A block goes tile by tile through all that is done to it, so that a tile stays in the core's own
+cache. What depends on the form of products is in modules of their own, which say by `overload` how to
+`fill` tiles, to `score` and to `collect` for constants of their type. Only `mixture.tiles` imports
+these modules, where numba is installed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +18,13 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from emtau_dask.mixture.arrays import AnyArray, Ints
-from emtau_dask.mixture.compiled_products import loop, multiply, multiply_transposed
+from emtau_dask.mixture.compiled_products import OPTIONS, loop
 
-__all__ = ["Buffers", "Constants", "Results", "absorb"]
+__all__ = ["Results", "absorb", "add", "collect", "fill", "implement", "score"]
 
-PRODUCTS = "3f0c84608306df32"
-"""Of the contents of the module that products come from: what numba keeps of this one holds them too."""
+PARTS = "f3b770e626c187e0"
+"""Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
+this one holds them too."""
 LOG2_E = 1.0 / math.log(2.0)
 LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """ln 2 as a sum, of which a multiple of the first by an exponent is exact."""
@@ -31,57 +34,6 @@ TO_INTEGER, TO_INTEGER_SINGLE = 1.5 * 2.0**52 + 1023, np.float32(1.5 * 2.0**23 +
 the bias of exponents."""
 C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) for i in range(2, 14))
 S1, S2, S3, S4, S5, S6, S7 = (np.float32(1.0 / math.factorial(i)) for i in range(1, 8))
-
-
-class Constants(NamedTuple):
-    """What is the same for all blocks under one Θ; F features, of the dtype of the products.
-
-    Attributes
-    ----------
-    centre : ndarray of shape (d,)
-    turned : ndarray of shape (d, d)
-        Transpose of the frame's transform; (0, 0) for the identity.
-    first, i, j : ndarray of intp
-        Square s is the sum of ``y_i y_j`` over pairs ``first[s]`` to ``first[s + 1]``.
-    coefficients : ndarray of shape (K, F)
-    least : float
-        Exponentials of anything below it are 0.
-    """
-
-    centre: AnyArray
-    turned: AnyArray
-    first: Ints
-    i: Ints
-    j: Ints
-    coefficients: AnyArray
-    least: float
-
-
-class Buffers(NamedTuple):
-    """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
-
-    T numbers fill a multiple of three cache lines.
-
-    Attributes
-    ----------
-    differences : ndarray of shape (d, T)
-        The same as the features' coordinates where nothing is transformed. Finite where a block begins.
-    features : ndarray of shape (F, T)
-        The first is 1 throughout. Finite where a block begins.
-    scores : ndarray of shape (K, T)
-    part : ndarray of shape (K, F')
-        Sums of the first F' of the F features.
-    weighted : ndarray of shape (d, T), or (0, T)
-        Where squares over all components are wanted.
-    square : ndarray of shape (d, d) or (0, 0)
-    """
-
-    differences: AnyArray
-    features: AnyArray
-    scores: AnyArray
-    part: AnyArray
-    weighted: AnyArray
-    square: AnyArray
 
 
 class Results(NamedTuple):
@@ -97,9 +49,8 @@ class Results(NamedTuple):
         Most probable components, the first of equals.
     largest : ndarray of shape (n,) or (0,)
         Their responsibilities.
-    moments : ndarray of shape (K, F'), float64
-    squares : ndarray of shape (d, d) or (0, 0), float64
-        ``Σ_n s_n y_n y_nᵀ``.
+    moments, squares : ndarray of float64
+        Of the form's shapes.
     """
 
     sums: AnyArray
@@ -108,6 +59,34 @@ class Results(NamedTuple):
     largest: AnyArray
     moments: AnyArray
     squares: AnyArray
+
+
+def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
+    """Have compiled code run ``implementation`` where it calls ``generic`` for constants of this ``kind``."""
+
+    def chosen(constants: Any, *_: Any) -> Callable[..., None] | None:
+        fits = isinstance(constants, types.NamedTuple) and constants.instance_class is kind
+        return implementation if fits else None
+
+    overload(generic, jit_options=OPTIONS, strict=False)(chosen)
+
+
+def fill(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write what products need of at most T rows into the tile; compiled code only."""
+    raise NotImplementedError
+
+
+def score(constants: Any, buffers: Any) -> None:
+    """Write log-densities of the tile, less the ceiling, into the scores; compiled code only."""
+    raise NotImplementedError
+
+
+def collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -> None:
+    """Add the moments of the tile's first m rows, whose responsibilities are in the scores now, 0 after them.
+
+    ``weights`` are those of the m rows, or none; compiled code only.
+    """
+    raise NotImplementedError
 
 
 @intrinsic
@@ -152,30 +131,6 @@ def _exponential_single(value: Any) -> Any:
 @overload(exponential, jit_options={"fastmath": {"contract"}})
 def _exponential_of(value: Any) -> Any:
     return _exponential_single if value == types.float32 else _exponential_double
-
-
-@loop
-def _fill(rows: Any, constants: Any, buffers: Any) -> None:
-    """Write the features of at most T rows into the tile."""
-    d = len(constants.centre)
-    centre, differences, features = constants.centre, buffers.differences, buffers.features
-    for f in range(d):
-        difference, origin = differences[f], centre[f]
-        for t in range(len(rows)):
-            difference[t] = rows[t, f] - origin
-    if constants.turned.size > 0:
-        multiply(constants.turned, differences, 1, features)
-    coordinates = features[1 : 1 + d]
-    for s in range(len(constants.first) - 1):
-        square = features[1 + d + s]
-        begin = constants.first[s]
-        a, b = coordinates[constants.i[begin]], coordinates[constants.j[begin]]
-        for t in range(len(square)):
-            square[t] = a[t] * b[t]
-        for pair in range(begin + 1, constants.first[s + 1]):
-            a, b = coordinates[constants.i[pair]], coordinates[constants.j[pair]]
-            for t in range(len(square)):
-                square[t] += a[t] * b[t]
 
 
 @loop
@@ -230,25 +185,12 @@ def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
 
 
 @loop
-def _add(part: Any, moments: Any) -> None:
+def add(part: Any, moments: Any) -> None:
+    """Add a tile's moments, a matrix, to those of its block."""
     for k in range(len(part)):
         into, of_component = moments[k], part[k]
         for f in range(len(of_component)):
             into[f] += of_component[f]
-
-
-@loop
-def _add_squares(weights: Any, m: Any, buffers: Any, squares: Any) -> None:
-    """Add the weighted squares of the coordinates of the tile's first m rows."""
-    d = len(squares)
-    for f in range(d):
-        weighted, coordinate = buffers.weighted[f], buffers.features[1 + f]
-        for t in range(m):
-            weighted[t] = coordinate[t] * weights[t] if len(weights) > 0 else coordinate[t]
-        for t in range(m, len(weighted)):
-            weighted[t] = 0
-    multiply_transposed(buffers.weighted, buffers.features, 1, buffers.square)
-    _add(buffers.square, squares)
 
 
 @loop
@@ -259,8 +201,9 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
     ----------
     rows : ndarray of shape (n, d)
     weights : ndarray of shape (n,), or (0,) where every row weighs 1
-    constants : Constants
-    buffers : Buffers
+    constants, buffers : named tuples of a form
+        ``constants.least`` is what exponentials of anything below are 0 of, and
+        ``buffers.scores`` are of shape (K, T).
     results : Results
 
     Returns
@@ -268,7 +211,7 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
     bool
         Whether `Results.peaks` were subtracted; they are valid only then.
     """
-    features, scores = buffers.features, buffers.scores
+    scores = buffers.scores
     tile = scores.shape[1]
     relative = False
     results.moments[:] = 0.0
@@ -276,13 +219,13 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
         m = end - begin
-        _fill(rows[begin:end], constants, buffers)
-        multiply(constants.coefficients, features, 0, scores)
+        fill(constants, rows[begin:end], buffers)
+        score(constants, buffers)
         sums = results.sums[begin:end]
         if not relative and _exponentiate(scores, sums, constants.least) > 0:
             relative = True
             results.peaks[:begin] = 0.0
-            multiply(constants.coefficients, features, 0, scores)
+            score(constants, buffers)
         if relative:
             _subtract_peaks(scores, results.peaks[begin:end])
             _exponentiate(scores, sums, constants.least)
@@ -299,8 +242,5 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
                 of_component = scores[k]
                 for t in range(m):
                     of_component[t] *= weights[begin + t]
-        multiply_transposed(scores, features, 0, buffers.part)
-        _add(buffers.part, results.moments)
-        if len(results.squares) > 0:
-            _add_squares(weights[begin:end], m, buffers, results.squares)
+        collect(constants, weights[begin:end], m, buffers, results)
     return relative

@@ -20,7 +20,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-__all__ = ["COLUMNS", "loop", "multiply", "multiply_transposed"]
+__all__ = ["COLUMNS", "loop", "multiply", "multiply_transposed", "subtract_half_squares", "upper_squares"]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 ROWS, COLUMNS = 4, 3
@@ -126,23 +126,29 @@ def _signature(left: Any, right: Any, out: Any) -> Any:
     fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
     if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
         raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
-    return types.void(*matrices, *[types.intp] * 3)
+    return types.void(*matrices, *[types.intp] * 4)
+
+
+def _product(builder: Any, rows: int, a: _Matrix, b: _Matrix, k: Any, t: Any, depth: Any) -> _Sums:
+    """Return ``a[k : k + rows, :depth] @ b[:depth, t : t + 3 vectors]``."""
+    sums = _Sums(builder, a, rows, COLUMNS)
+    with cgutils.for_range(builder, depth, intp=INDEX) as along:
+        vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(COLUMNS)]
+        for row in range(rows):
+            coefficient = a.repeated(a.place(k, along.index, row))
+            for column, vector in enumerate(vectors):
+                sums.add(row, column, coefficient, vector)
+    return sums
 
 
 def _multiply_some(rows: int) -> Any:
-    """Return what writes ``left[k : k + rows] @ right[:, t : t + 3 vectors]`` into out, from row i on."""
+    """Return what writes ``left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]`` to out[i:, t:]."""
 
-    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any) -> Any:
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
         def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, b, c = _matrices(context, builder, signature, arguments)
-            _, _, _, k, t, i = arguments
-            sums = _Sums(builder, a, rows, COLUMNS)
-            with cgutils.for_range(builder, a.width, intp=INDEX) as along:
-                vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(COLUMNS)]
-                for row in range(rows):
-                    coefficient = a.repeated(a.place(k, along.index, row))
-                    for column, vector in enumerate(vectors):
-                        sums.add(row, column, coefficient, vector)
+            k, t, i, depth = arguments[3:]
+            sums = _product(builder, rows, a, b, k, t, depth)
             for (row, column), vector in sums.vectors().items():
                 c.store(vector, c.place(i, t, row, column))
             return context.get_dummy_value()
@@ -152,15 +158,37 @@ def _multiply_some(rows: int) -> Any:
     return intrinsic(declared)
 
 
-def _multiply_some_transposed(rows: int, columns: int) -> Any:
-    """Return what writes ``left[k : k + rows] @ right[f : f + columns].T`` into out, from row k, column i."""
+def _subtract_some(rows: int) -> Any:
+    """Return what subtracts half the squares of that product, summed over its rows, from row i of out."""
 
-    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, f: Any, i: Any) -> Any:
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
         def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, b, c = _matrices(context, builder, signature, arguments)
-            _, _, _, k, f, i = arguments
+            k, t, i, depth = arguments[3:]
+            found = _product(builder, rows, a, b, k, t, depth).vectors()
+            minus_half = ir.Constant(c.vector, [-0.5] * c.lanes)
+            for column in range(COLUMNS):
+                total = ir.Constant(c.vector, [0.0] * c.lanes)
+                for row in range(rows):
+                    total = c.call("fmuladd", c.vector, found[row, column], found[row, column], total)
+                place = c.place(i, t, 0, column)
+                c.store(c.call("fmuladd", c.vector, total, minus_half, c.load(place)), place)
+            return context.get_dummy_value()
+
+        return _signature(left, right, out), built
+
+    return intrinsic(declared)
+
+
+def _multiply_some_transposed(rows: int, columns: int) -> Any:
+    """Return what writes ``left[k : k + rows, :depth] @ right[f : f + columns, :depth].T`` to out[k:, i:]."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, f: Any, i: Any, depth: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            k, f, i, depth = arguments[3:]
             sums = _Sums(builder, a, rows, columns)
-            ends = INDEX(0), a.width, INDEX(a.lanes)
+            ends = INDEX(0), depth, INDEX(a.lanes)
             with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
                 vectors = [b.load(b.place(f, t, column)) for column in range(columns)]
                 for row in range(rows):
@@ -179,6 +207,7 @@ def _multiply_some_transposed(rows: int, columns: int) -> Any:
 
 
 _one, _two, _three, _four = (_multiply_some(rows) for rows in range(1, 5))
+_subtract_one, _subtract_two, _subtract_three, _subtract_four = (_subtract_some(rows) for rows in range(1, 5))
 _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
     _multiply_some_transposed(rows, 1) for rows in range(1, 5)
 )
@@ -205,21 +234,86 @@ def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
         The shapes are others.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
-    rest = m % ROWS
+    depth, rest = len(right), m % ROWS
     k = m - rest
-    if left.shape[1] != len(right) or right.shape[1] != out.shape[1] or right.shape[1] % step:
+    if left.shape[1] != depth or right.shape[1] != out.shape[1] or right.shape[1] % step:
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
     if first < 0 or first + m > len(out):
         raise ValueError("the result has no such rows")
     for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
-            _four(left, right, out, row, t, first + row)
+            _four(left, right, out, row, t, first + row, depth)
         if rest == 1:
-            _one(left, right, out, k, t, first + k)
+            _one(left, right, out, k, t, first + k, depth)
         elif rest == 2:
-            _two(left, right, out, k, t, first + k)
+            _two(left, right, out, k, t, first + k, depth)
         elif rest == 3:
-            _three(left, right, out, k, t, first + k)
+            _three(left, right, out, k, t, first + k, depth)
+
+
+@loop
+def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
+    """Subtract from ``out`` half the squared lengths of the columns of ``left @ right``.
+
+    Parameters
+    ----------
+    left : ndarray of shape (m, 1 + m)
+        Row j is 0 from column j + 2 on, which is not looked at.
+    right : ndarray of shape (1 + m, T)
+        T numbers fill a multiple of `COLUMNS` cache lines.
+    out : ndarray of shape (1, T)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
+    rest = m % ROWS
+    k = m - rest
+    if left.shape[1] != m + 1 or len(right) != m + 1 or right.shape[1] % step:
+        raise ValueError("the factors do not fit each other, or vectors do not fit them")
+    if out.shape[0] != 1 or out.shape[1] != right.shape[1]:
+        raise ValueError("the result does not fit the factors")
+    for t in range(0, right.shape[1], step):
+        for row in range(0, k, ROWS):
+            _subtract_four(left, right, out, row, t, 0, row + ROWS + 1)
+        if rest == 1:
+            _subtract_one(left, right, out, k, t, 0, m + 1)
+        elif rest == 2:
+            _subtract_two(left, right, out, k, t, 0, m + 1)
+        elif rest == 3:
+            _subtract_three(left, right, out, k, t, 0, m + 1)
+
+
+@loop
+def _three_columns(left: Any, right: Any, rows: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:rows, :depth] @ right[f : f + 3, :depth].T`` into columns i to i + 2 of out."""
+    rest = rows % ROWS
+    k = rows - rest
+    for row in range(0, k, ROWS):
+        _four_by_three(left, right, out, row, f, i, depth)
+    if rest == 1:
+        _one_by_three(left, right, out, k, f, i, depth)
+    elif rest == 2:
+        _two_by_three(left, right, out, k, f, i, depth)
+    elif rest == 3:
+        _three_by_three(left, right, out, k, f, i, depth)
+
+
+@loop
+def _one_column(left: Any, right: Any, rows: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:rows, :depth] @ right[f, :depth]`` into column i of out."""
+    rest = rows % ROWS
+    k = rows - rest
+    for row in range(0, k, ROWS):
+        _four_by_one(left, right, out, row, f, i, depth)
+    if rest == 1:
+        _one_by_one(left, right, out, k, f, i, depth)
+    elif rest == 2:
+        _two_by_one(left, right, out, k, f, i, depth)
+    elif rest == 3:
+        _three_by_one(left, right, out, k, f, i, depth)
 
 
 @loop
@@ -239,29 +333,43 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
     ValueError
         The shapes are others.
     """
-    m, n = out.shape
-    rest = m % ROWS
-    k = m - rest
+    (m, n), depth = out.shape, left.shape[1]
     whole = n - n % COLUMNS
-    if len(left) != m or left.shape[1] != right.shape[1] or right.shape[1] % (VECTOR_BYTES // right.itemsize):
+    if len(left) != m or right.shape[1] != depth or depth % (VECTOR_BYTES // right.itemsize):
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
     if first < 0 or first + n > len(right):
         raise ValueError("the second factor has no such rows")
     for i in range(0, whole, COLUMNS):
-        for row in range(0, k, ROWS):
-            _four_by_three(left, right, out, row, first + i, i)
-        if rest == 1:
-            _one_by_three(left, right, out, k, first + i, i)
-        elif rest == 2:
-            _two_by_three(left, right, out, k, first + i, i)
-        elif rest == 3:
-            _three_by_three(left, right, out, k, first + i, i)
+        _three_columns(left, right, m, first + i, i, depth, out)
     for i in range(whole, n):
-        for row in range(0, k, ROWS):
-            _four_by_one(left, right, out, row, first + i, i)
-        if rest == 1:
-            _one_by_one(left, right, out, k, first + i, i)
-        elif rest == 2:
-            _two_by_one(left, right, out, k, first + i, i)
-        elif rest == 3:
-            _three_by_one(left, right, out, k, first + i, i)
+        _one_column(left, right, m, first + i, i, depth, out)
+
+
+@loop
+def upper_squares(vectors: Any, depth: Any, out: Any) -> None:
+    """Write ``vectors[:, :depth] @ vectors[:, :depth].T`` on and above the diagonal of ``out``.
+
+    Parameters
+    ----------
+    vectors : ndarray of shape (d, T)
+        T numbers fill a multiple of cache lines.
+    depth : int
+        Fills whole vectors (`VECTOR_BYTES`).
+    out : ndarray of shape (d, d)
+        Below the diagonal anything may be written.
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    d, lanes = len(vectors), VECTOR_BYTES // vectors.itemsize
+    whole = d - d % COLUMNS
+    if out.shape[0] != d or out.shape[1] != d or vectors.shape[1] % lanes:
+        raise ValueError("factors and result do not fit each other, or vectors do not fit them")
+    if depth < 0 or depth > vectors.shape[1] or depth % lanes:
+        raise ValueError("the factor has no such columns, or vectors do not fit them")
+    for i in range(0, whole, COLUMNS):
+        _three_columns(vectors, vectors, i + COLUMNS, i, i, depth, out)
+    for i in range(whole, d):
+        _one_column(vectors, vectors, i + 1, i, i, depth, out)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -30,7 +31,16 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.products import perform, squares, summed_product
 from emtau_dask.mixture.statistics import SufficientStatistics, quotients
 
-__all__ = ["JointFactors", "JointProducts", "buffer_rows", "conditions", "joint_factors", "shifts"]
+__all__ = [
+    "NEGLIGIBLE",
+    "JointFactors",
+    "JointProducts",
+    "buffer_rows",
+    "conditions",
+    "joint_factors",
+    "shifts",
+    "statistics_of_joint",
+]
 
 MAX_PANELS, NARROWEST_PANEL = 8, 8
 TOGETHER = 128
@@ -53,15 +63,29 @@ class JointFactors:
     means : ndarray of shape (K, d)
         ``μ_k − c``.
     log_scales : ndarray of shape (K, 1), nats
-    panels : tuple of ndarray of shape (K w, 1 + e)
-        Of each panel of w features that ends at feature e, the columns of all
-        factors, with the whitened means before them.
+    factors : ndarray of shape (K, d, d)
+        P_k.
     """
 
     centre: Floats
     means: Floats
     log_scales: Floats
-    panels: tuple[Floats, ...]
+    factors: Floats
+
+    @cached_property
+    def whitening(self) -> Floats:
+        """``[−P_kᵀ (μ_k − c), P_kᵀ]``, (K, d, 1 + d)."""
+        K, d = self.means.shape
+        found = np.empty((K, d, 1 + d))
+        found[:, :, 0] = -np.einsum("ki,kij->kj", self.means, self.factors)
+        found[:, :, 1:] = self.factors.swapaxes(1, 2)
+        return sealed(found)
+
+    @cached_property
+    def panels(self) -> tuple[Floats, ...]:
+        """Of each panel of w features that ends at feature e, that part of the whitening, (K w, 1 + e)."""
+        edges = pairwise(panel_edges(self.means.shape[1]))
+        return tuple(self.whitening[:, begin:end, : 1 + end].reshape(-1, 1 + end) for begin, end in edges)
 
 
 def panel_edges(n_features: int) -> tuple[int, ...]:
@@ -86,15 +110,7 @@ def joint_factors(
 ) -> JointFactors:
     """Return what `JointProducts` needs of full covariances' components, log_scales (K, 1) those of all."""
     means, factors = parameters.means[components] - centre, parameters.precisions_cholesky[components]
-    K, d = means.shape
-    whitened = np.einsum("ki,kij->kj", means, factors)
-    panels = []
-    for begin, end in pairwise(panel_edges(d)):
-        columns = np.empty((K, end - begin, 1 + end))
-        columns[:, :, 0] = -whitened[:, begin:end]
-        columns[:, :, 1:] = factors[:, :end, begin:end].swapaxes(1, 2)
-        panels.append(columns.reshape(-1, 1 + end))
-    return JointFactors(frozen(centre), frozen(means), log_scales[components], tuple(panels))
+    return JointFactors(frozen(centre), sealed(means), log_scales[components], sealed(factors))
 
 
 class JointProducts:
@@ -185,15 +201,26 @@ class JointProducts:
         moments = self._moments.total()
         if moments is None:
             return None
-        sums, scatter = moments
-        weights, centre = sums[:, 0].copy(), self._factors.centre
-        means = quotients(sums[:, 1:], weights[:, np.newaxis])
-        moved = scatter.copy()
-        structure_named("full").add_outer(
-            moved, -weights[np.newaxis], (means - self._factors.means)[np.newaxis]
-        )
-        places = np.where(weights[:, np.newaxis] > 0, centre + means, 0.0)
-        return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
+        return statistics_of_joint(self._factors, *moments)
+
+
+def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) -> SufficientStatistics:
+    """Return the statistics of rows.
+
+    Parameters
+    ----------
+    factors : JointFactors
+    sums : ndarray of shape (K, 1 + d)
+        ``Σ_n w_nk [1, x_n − c]``.
+    scatter : ndarray of shape (K, d, d)
+        About the factors' means.
+    """
+    weights = sums[:, 0].copy()
+    means = quotients(sums[:, 1:], weights[:, np.newaxis])
+    moved = scatter.copy()
+    structure_named("full").add_outer(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
+    places = np.where(weights[:, np.newaxis] > 0, factors.centre + means, 0.0)
+    return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
 
 
 def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:

@@ -181,7 +181,8 @@ class KernelPlan:
         return coefficients[self.together].astype(self.dtype, copy=False)
 
     @cached_property
-    def _factors(self) -> joint.JointFactors:
+    def factors(self) -> joint.JointFactors:
+        """The components that go jointly."""
         components = np.flatnonzero(self.together)
         return joint.joint_factors(self.parameters, components, self.frame.centre, self.log_scales)
 
@@ -190,7 +191,7 @@ class KernelPlan:
         if not self.together.any():
             return None
         if self.form is Form.JOINT:
-            return joint.JointProducts(self._factors, scores)
+            return joint.JointProducts(self.factors, scores)
         return FeatureProducts(self.parameters.covariance_type, self.coefficients, self.frame, scores)
 
     @cached_property

@@ -9,16 +9,19 @@ twice as fast as one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from emtau_dask.mixture.arrays import AnyArray, Floats
 from emtau_dask.mixture.features import FORMS
+from emtau_dask.mixture.joint import NEGLIGIBLE, statistics_of_joint
 from emtau_dask.mixture.kernel import Absorbed, BlockKernel, MostProbable
-from emtau_dask.mixture.moments import MomentSums
+from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.plan import BLOCK_BYTES, MAX_BLOCK_ROWS, Form, KernelPlan, even_length
 from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
@@ -51,16 +54,26 @@ class Absorber(Protocol):
         ...
 
 
+class _Loops(NamedTuple):
+    """The modules of compiled loops."""
+
+    blocks: ModuleType
+    features: ModuleType
+    joint: ModuleType
+
+
 @cache
-def _compiled() -> ModuleType | str:
+def _compiled() -> _Loops | str:
     """Return the compiled loops, or why there are none."""
     try:
         from numba import config
 
-        from emtau_dask.mixture import compiled
+        from emtau_dask.mixture import compiled, compiled_features, compiled_joint
     except Exception as error:  # numba raises all kinds where it does not fit what else is installed
         return f"{type(error).__name__}: {error}"
-    return "numba is told to compile nothing (NUMBA_DISABLE_JIT)" if config.DISABLE_JIT else compiled
+    if config.DISABLE_JIT:
+        return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
+    return _Loops(compiled, compiled_features, compiled_joint)
 
 
 def why_not_compiled() -> str | None:
@@ -70,8 +83,8 @@ def why_not_compiled() -> str | None:
 
 
 def tiled(plan: KernelPlan) -> bool:
-    """Return whether rows under ``plan`` can go by tiles: all components by features."""
-    return plan.form is Form.FEATURES and bool(plan.together.all())
+    """Return whether rows under ``plan`` can go by tiles: all components together."""
+    return plan.form in (Form.FEATURES, Form.JOINT) and bool(plan.together.all())
 
 
 def absorber(plan: KernelPlan, n_rows: int, *, compiled: bool) -> Absorber:
@@ -122,6 +135,87 @@ def _read_only(array: AnyArray) -> AnyArray:
     return view
 
 
+@dataclass(frozen=True, eq=False)
+class _Tiling:
+    """What tiles of a form are made with.
+
+    Attributes
+    ----------
+    constants, buffers : named tuple
+        Of the form.
+    finite : tuple of ndarray
+        The buffers that must hold finite numbers where a block begins.
+    shapes : tuple of tuple of int
+        Of the form's moments.
+    statistics : callable (Moments) -> SufficientStatistics
+    """
+
+    constants: Any
+    buffers: Any
+    finite: tuple[AnyArray, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    statistics: Callable[[Moments], SufficientStatistics]
+
+
+def _by_features(plan: KernelPlan, loops: ModuleType) -> _Tiling:
+    form, transform = FORMS[plan.parameters.covariance_type], plan.frame.transform
+    K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
+    count, shapes = form.count(d), form.moment_shapes(K, d)
+    tile = rows_of_tile(count, dtype.itemsize)
+    features = lines(count, tile, dtype)
+    differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
+    constants = loops.FeatureConstants(
+        plan.frame.centre.astype(dtype),
+        np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
+        *form.pairs(d),
+        np.array(plan.coefficients, order="C"),
+        dtype.type(LEAST_EXPONENT[dtype]),
+    )
+    over_all = len(shapes) - 1
+    buffers = loops.FeatureBuffers(
+        differences,
+        features,
+        lines(K, tile, dtype),
+        np.empty(shapes[0], dtype),
+        lines(d * over_all, tile, dtype),
+        np.empty((d * over_all, d * over_all), dtype),
+    )
+
+    def statistics(moments: Moments) -> SufficientStatistics:
+        return form.statistics(moments, plan.frame)
+
+    return _Tiling(constants, buffers, (differences, features), shapes, statistics)
+
+
+def _jointly(plan: KernelPlan, loops: ModuleType) -> _Tiling:
+    K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
+    tile = rows_of_tile(1 + 2 * d, dtype.itemsize)
+    coordinates = lines(1 + d, tile, dtype)
+    factors = plan.factors
+    constants = loops.JointConstants(
+        factors.centre,
+        factors.means,
+        factors.log_scales.ravel(),
+        factors.whitening,
+        LEAST_EXPONENT[dtype],
+        NEGLIGIBLE,
+    )
+    buffers = loops.JointBuffers(
+        coordinates,
+        lines(K, tile, dtype),
+        np.empty((K, 1 + d)),
+        np.empty(tile, np.intp),
+        lines(d, tile, dtype),
+        np.empty((d, d)),
+    )
+
+    def statistics(moments: Moments) -> SufficientStatistics:
+        sums, upper = moments
+        return statistics_of_joint(factors, sums, upper + np.triu(upper, 1).swapaxes(1, 2))
+
+    return _Tiling(constants, buffers, (coordinates,), ((K, 1 + d), (K, d, d)), statistics)
+
+
 class TileKernel:
     """Absorbs blocks of rows by compiled loops; its buffers serve one task.
 
@@ -143,39 +237,18 @@ class TileKernel:
     """
 
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
-        compiled = _compiled()
-        if isinstance(compiled, str):
-            raise RuntimeError(compiled)
+        loops = _compiled()
+        if isinstance(loops, str):
+            raise RuntimeError(loops)
         self.n_rows = n_rows
         self._plan = plan
-        self._form = FORMS[plan.parameters.covariance_type]
-        K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
-        count = self._form.count(d)
-        tile = rows_of_tile(count, dtype.itemsize)
-        features = lines(count, tile, dtype)
-        transform = plan.frame.transform
-        shapes = self._form.moment_shapes(K, d)
-        self._constants = compiled.Constants(
-            plan.frame.centre.astype(dtype),
-            np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
-            *self._form.pairs(d),
-            np.array(plan.coefficients, order="C"),
-            dtype.type(LEAST_EXPONENT[dtype]),
-        )
-        over_all = len(shapes) - 1
-        self._buffers = compiled.Buffers(
-            features[1 : 1 + d] if transform is None else lines(d, tile, dtype),
-            features,
-            lines(K, tile, dtype),
-            np.empty(shapes[0], dtype),
-            lines(d * over_all, tile, dtype),
-            np.empty((d * over_all, d * over_all), dtype),
-        )
-        self._sums, self._peaks, self._largest = (np.empty(n_rows, dtype) for _ in range(3))
+        jointly = plan.form is Form.JOINT
+        self._tiling = _jointly(plan, loops.joint) if jointly else _by_features(plan, loops.features)
+        self._sums, self._peaks, self._largest = (np.empty(n_rows, plan.dtype) for _ in range(3))
         self._labels = np.empty(n_rows, np.intp)
-        self._moments = MomentSums(shapes)
-        self._squares = self._moments.block[1] if over_all else np.empty((0, 0))
-        self._absorb, self._results = compiled.absorb, compiled.Results
+        self._moments = MomentSums(self._tiling.shapes)
+        self._squares = self._moments.block[1] if len(self._tiling.shapes) > 1 else np.empty((0, 0))
+        self._absorb, self._results = loops.blocks.absorb, loops.blocks.Results
         self._others: BlockKernel | None = None
 
     def absorb(
@@ -197,21 +270,28 @@ class TileKernel:
         Absorbed
         """
         n = len(rows)
-        if n > self.n_rows or rows.shape[1] != len(self._constants.centre) or rows.dtype != self._plan.dtype:
+        if (
+            n > self.n_rows
+            or rows.shape[1] != self._plan.parameters.n_features
+            or rows.dtype != self._plan.dtype
+        ):
             raise ValueError(f"{rows.shape} rows of {rows.dtype} do not fit this kernel")
         sums, peaks, some = self._sums[:n], self._peaks[:n], n if seen is not None else 0
         results = self._results(
             sums, peaks, self._labels[:some], self._largest[:some], self._moments.block[0], self._squares
         )
         given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
-        relative = self._absorb(_read_only(rows), _read_only(given), self._constants, self._buffers, results)
+        tiling = self._tiling
+        relative = self._absorb(
+            _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
+        )
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             log_likelihoods: Floats = np.add(np.log(sums, out=sums), self._plan.ceiling, dtype=np.float64)
             if relative:
                 log_likelihoods += peaks
             total = float(np.add.reduce(log_likelihoods))
         if not (math.isfinite(total) and all(np.isfinite(part).all() for part in self._moments.block)):
-            for buffer in self._buffers[:2]:
+            for buffer in self._tiling.finite:
                 buffer.fill(1.0)
             return self._absorb_by_blocks(rows, weights, seen)
         self._moments.push(n)
@@ -239,5 +319,5 @@ class TileKernel:
         others = None if self._others is None else self._others.statistics()
         if moments is None:
             return others
-        found = self._form.statistics(moments, self._plan.frame)
+        found = self._tiling.statistics(moments)
         return found if others is None else merge(self._plan.parameters.structure, found, others)

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from emtau_dask.mixture import compiled, compiled_products, tiles
-from emtau_dask.mixture.compiled_products import COLUMNS, VECTOR_BYTES, multiply, multiply_transposed
+from emtau_dask.mixture import compiled, compiled_features, compiled_joint, compiled_products, tiles
+from emtau_dask.mixture.compiled_products import (
+    COLUMNS,
+    VECTOR_BYTES,
+    multiply,
+    multiply_transposed,
+    subtract_half_squares,
+    upper_squares,
+)
 
 DTYPES = (np.float32, np.float64)
 LINE_BYTES = 64
@@ -57,6 +64,71 @@ def test_transposed_products_are_the_sums_over_columns_from_a_row_on(rows, colum
     out = np.full((rows, columns), np.nan, dtype)
     multiply_transposed(left, right, 2, out)
     assert_within_rounding(out, left, right[2 : 2 + columns].T, t)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lines", [COLUMNS, 3 * COLUMNS])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6, 7, 8, 17])
+def test_half_the_squares_of_triangular_products_are_subtracted(m, lines, dtype):
+    """What is above the triangle is not looked at where it is beyond a step's four rows, and 0 elsewhere."""
+    rng, t = np.random.default_rng(m), tile_rows(dtype, lines)
+    left, right = np.tril(matrix(rng, m, m + 1, dtype), 1), matrix(rng, m + 1, t, dtype)
+    before = matrix(rng, 1, t, dtype)
+    out = before.copy()
+    expected = before - 0.5 * ((left.astype(np.longdouble) @ right.astype(np.longdouble)) ** 2).sum(axis=0)
+    for row in range(m):
+        left[row, row - row % 4 + 5 :] = np.nan
+    subtract_half_squares(left, right, out)
+    lengths = np.abs(np.nan_to_num(left)) @ np.abs(right)
+    bound = 2 * (m + 2) * np.finfo(dtype).eps * ((lengths**2).sum(axis=0) + np.abs(before))
+    assert (np.abs(out - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [0, 1, COLUMNS, 5])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6, 7, 8, 17])
+def test_upper_squares_are_the_sums_over_the_first_columns(d, depth, dtype):
+    """``depth`` is in cache lines; after them nothing is looked at."""
+    rng, t, first = np.random.default_rng(d), tile_rows(dtype, 6), tile_rows(dtype, depth)
+    vectors = matrix(rng, d, t, dtype)
+    vectors[:, first:] = np.nan
+    out = np.full((d, d), np.nan, dtype)
+    upper_squares(vectors, first, out)
+    upper = np.triu(np.ones((d, d), bool))
+    some = vectors[:, :first].astype(np.longdouble)
+    bound = 1.01 * first * np.finfo(dtype).eps * (np.abs(some) @ np.abs(some).T)
+    assert (np.abs(out - some @ some.T) <= bound)[upper].all()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "out"),
+    [
+        ((4, 4), (5, 24), (1, 24)),
+        ((4, 5), (4, 24), (1, 24)),
+        ((4, 5), (5, 25), (1, 25)),
+        ((4, 5), (5, 24), (2, 24)),
+        ((4, 5), (5, 24), (1, 48)),
+    ],
+)
+def test_shapes_of_triangular_products_that_do_not_fit_are_refused(left, right, out):
+    with pytest.raises(ValueError, match="fit"):
+        subtract_half_squares(np.ones(left), np.ones(right), np.ones(out))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "depth", "out"),
+    [
+        ((4, 24), 24, (4, 3)),
+        ((4, 24), 24, (3, 4)),
+        ((4, 25), 24, (4, 4)),
+        ((4, 24), 32, (4, 4)),
+        ((4, 24), 3, (4, 4)),
+        ((4, 24), -8, (4, 4)),
+    ],
+)
+def test_shapes_of_upper_squares_that_do_not_fit_are_refused(vectors, depth, out):
+    with pytest.raises(ValueError, match=r"fit|no such columns"):
+        upper_squares(np.ones(vectors), depth, np.ones(out))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,15 +205,17 @@ def test_tiles_have_as_many_lines_as_go_at_once():
     assert tiles.LINE_BYTES % VECTOR_BYTES == 0
 
 
-def test_what_numba_keeps_of_the_loops_is_of_these_products():
-    """To be set anew after each change of the module, so that what was kept is not used with another."""
-    contents = Path(compiled_products.__file__).read_bytes()
-    assert hashlib.sha256(contents).hexdigest()[:16] == compiled.PRODUCTS
+def test_what_numba_keeps_of_the_loops_is_of_these_parts():
+    """To be set anew after each change of a module, so that what was kept is not used with another."""
+    modules = compiled_products, compiled_features, compiled_joint
+    contents = b"".join(Path(module.__file__).read_bytes() for module in modules)
+    assert hashlib.sha256(contents).hexdigest()[:16] == compiled.PARTS
 
 
 OTHER_WIDTHS = """
 import numpy as np
 from emtau_dask.mixture.compiled_products import VECTOR_BYTES, multiply, multiply_transposed
+from emtau_dask.mixture.compiled_products import subtract_half_squares, upper_squares
 print(VECTOR_BYTES)
 for dtype in ("f4", "f8"):
     rng = np.random.default_rng(0)
@@ -151,6 +225,11 @@ for dtype in ("f4", "f8"):
     multiply_transposed(out, right, 0, sums)
     assert np.allclose(out, left @ right, atol=1e-5)
     assert np.allclose(sums, left @ right @ right.T, atol=1e-3)
+    corner, squares, upper = np.tril(left[:, :8], 1), np.zeros((1, 96), dtype), np.zeros((11, 11), dtype)
+    subtract_half_squares(corner, right[:8], squares)
+    upper_squares(right, 96, upper)
+    assert np.allclose(squares, -0.5 * ((corner @ right[:8]) ** 2).sum(axis=0), rtol=1e-3)
+    assert np.allclose(np.triu(upper), np.triu(right @ right.T), atol=1e-3)
 """
 
 

@@ -26,6 +26,8 @@ from emtau_dask.mixture.tiles import TileKernel, absorber, tiled
 
 K, D = 3, 4
 TILE = tiles.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
+FORMS = [*((name, D) for name in COVARIANCE_TYPES), ("full", 19)]
+"""Covariance types and features; of the last, jointly."""
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE + 5)
 DTYPES = (np.float32, np.float64)
 
@@ -76,21 +78,21 @@ def test_exponentials_that_vanish_are_0_and_counted_and_nan_stays(dtype):
     assert sums[2] == 0
 
 
-@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 @pytest.mark.parametrize("n", LENGTHS)
 class TestAgainstNaiveSums:
     """In float64, of blocks shorter and longer than a tile."""
 
-    def test_log_likelihoods_are_scipys(self, covariance_type, n):
-        parameters = drawn(covariance_type)
+    def test_log_likelihoods_are_scipys(self, covariance_type, d, n):
+        parameters = drawn(covariance_type, d=d)
         rows = rows_near(parameters, n)
         found = absorber(plan_kernel(parameters), n, compiled=True).absorb(rows, None, None)
         expected = scipy.special.logsumexp(log_joint(rows, parameters), axis=1)
         assert np.allclose(found.log_likelihoods, expected, rtol=1e-12)
         assert np.isclose(found.total, expected.sum(), rtol=1e-12)
 
-    def test_most_probable_components_follow_bayes_theorem(self, covariance_type, n):
-        parameters = drawn(covariance_type, spread=1.0)
+    def test_most_probable_components_follow_bayes_theorem(self, covariance_type, d, n):
+        parameters = drawn(covariance_type, d=d, spread=1.0)
         rows, seen = rows_near(parameters, n), room(n)
         absorber(plan_kernel(parameters), n, compiled=True).absorb(rows, None, seen)
         expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
@@ -99,8 +101,8 @@ class TestAgainstNaiveSums:
         assert seen.largest.max() <= 1
 
     @pytest.mark.parametrize("weighted", [False, True])
-    def test_statistics_are_the_sums_over_rows(self, covariance_type, n, weighted):
-        parameters = drawn(covariance_type)
+    def test_statistics_are_the_sums_over_rows(self, covariance_type, d, n, weighted):
+        parameters = drawn(covariance_type, d=d)
         rows = rows_near(parameters, n)
         weights = np.random.default_rng(3).uniform(0, 3, n) if weighted else None
         kernel = absorber(plan_kernel(parameters), n, compiled=True)
@@ -116,8 +118,10 @@ class TestAgainstNaiveSums:
         assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-11, atol=1e-10)
 
 
-def test_statistics_of_many_blocks_are_those_of_one():
-    parameters = drawn("full")
+@pytest.mark.parametrize(("d", "spread"), [(D, 0.1), (19, 0.1), (19, 30.0)])
+def test_statistics_of_many_blocks_are_those_of_one(d, spread):
+    """Where components are apart, scatters leave out most rows."""
+    parameters = drawn("full", d=d, spread=spread)
     rows = rows_near(parameters, 2000)
     kernel, whole = (absorber(plan_kernel(parameters), 2000, compiled=True) for _ in range(2))
     whole.absorb(rows, None, None)
@@ -148,10 +152,10 @@ def test_single_precision_stays_within_its_limit(covariance_type, n):
     assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
-def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type):
+@pytest.mark.parametrize(("covariance_type", "d"), FORMS)
+def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type, d):
     """From the middle of a block on, some of them, each relative to its largest score then."""
-    parameters = drawn(covariance_type)
+    parameters = drawn(covariance_type, d=d)
     rows, seen = rows_near(parameters, 3 * TILE), room(3 * TILE)
     rows[TILE + 3 :: 5] *= 60
     expected = log_joint(rows, parameters)
@@ -163,14 +167,14 @@ def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type)
     assert np.array_equal(seen.labels, expected.argmax(axis=1))
 
 
-OVERFLOWS = [(name, np.float32) for name in COVARIANCE_TYPES]
-OVERFLOWS += [(name, np.float64) for name in COVARIANCE_TYPES if name != "tied"]
+OVERFLOWS = [(name, D, np.float32) for name in COVARIANCE_TYPES]
+OVERFLOWS += [(name, d, np.float64) for name, d in FORMS if name != "tied"]
 
 
-@pytest.mark.parametrize(("covariance_type", "dtype"), OVERFLOWS)
-def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(covariance_type, dtype):
+@pytest.mark.parametrize(("covariance_type", "d", "dtype"), OVERFLOWS)
+def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(covariance_type, d, dtype):
     """In float64 the distance overflows to one component, which is narrow, and not to the others."""
-    parameters = drawn(covariance_type, spread=0.0)
+    parameters = drawn(covariance_type, d=d, spread=0.0)
     if dtype is np.float64:
         covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
         covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
@@ -210,8 +214,9 @@ def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
     assert np.array_equal(*kernel.statistics().weights[:, np.newaxis])
 
 
-def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only():
-    parameters = drawn("full")
+@pytest.mark.parametrize("d", [D, 19])
+def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only(d):
+    parameters = drawn("full", d=d)
     rows, weights = rows_near(parameters, 100), np.full(100, 2.0)
     before = rows.copy()
     rows.setflags(write=False)
@@ -224,7 +229,7 @@ def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only():
 @pytest.mark.parametrize("overflowing", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
-@pytest.mark.parametrize(("k", "d"), [(3, 4), (16, 16), (64, 32), (43, 96)])
+@pytest.mark.parametrize(("k", "d"), [(3, 4), (16, 16), (64, 32), (43, 96), (5, 42), (8, 128)])
 def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, overflowing):
     """Of the longest blocks, and of those that go by NumPy after all."""
     parameters = drawn(covariance_type, k, d, spread=0.0)
@@ -250,7 +255,7 @@ def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, over
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
-@pytest.mark.parametrize(("k", "d"), [(1, 1), (1, 4), (2, 1), (40, 5), (3, 8)])
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (1, 4), (2, 1), (40, 5), (3, 8), (2, 25)])
 def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     """All of them hold NaN but what must be finite; the numbers are those of NumPy."""
     parameters = drawn(covariance_type, k, d)
@@ -258,9 +263,9 @@ def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     rows, weights = rows_near(parameters, 1000, plan.dtype), np.random.default_rng(0).uniform(0, 2, 1000)
     rows[700::7] *= 100
     clean, spoilt, plain = *(absorber(plan, 1000, compiled=True) for _ in range(2)), BlockKernel(plan, 1000)
-    for name, buffer in spoilt._buffers._asdict().items():
-        if name not in ("features", "differences"):
-            buffer.fill(np.nan)
+    for name, buffer in spoilt._tiling.buffers._asdict().items():
+        if name not in ("features", "differences", "coordinates"):
+            buffer.fill(np.iinfo(np.intp).max if name == "present" else np.nan)
     for array in (spoilt._sums, spoilt._peaks, spoilt._largest, *spoilt._moments.block):
         array.fill(np.nan)
     kernels, room_of = (clean, spoilt, plain), room(1000)
@@ -300,10 +305,17 @@ class TestChoice:
         assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
         assert isinstance(absorber(plan, 10, compiled=False), BlockKernel)
 
-    @pytest.mark.parametrize(("k", "d", "spread"), [(3, 40, 0.1), (2, 400, 0.1), (3, 4, 1e5)])
-    def test_joint_and_centred_plans_go_by_blocks(self, k, d, spread):
+    @pytest.mark.parametrize(("k", "d", "spread"), [(3, 40, 0.1), (3, 4, 100.0)])
+    def test_components_that_go_jointly_together_go_by_tiles(self, k, d, spread):
         plan = plan_kernel(drawn("full", k=k, d=d, spread=spread))
-        assert (plan.form is Form.FEATURES) == (spread == 1e5)
+        assert plan.form is Form.JOINT
+        assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
+        assert isinstance(absorber(plan, 10, compiled=False), BlockKernel)
+
+    @pytest.mark.parametrize(("k", "d", "spread"), [(2, 400, 0.1), (3, 4, 1e7)])
+    def test_plans_with_centred_components_go_by_blocks(self, k, d, spread):
+        plan = plan_kernel(drawn("full", k=k, d=d, spread=spread))
+        assert not plan.together.all()
         assert isinstance(absorber(plan, 10, compiled=True), BlockKernel)
 
     @pytest.mark.parametrize("itemsize", [4, 8])

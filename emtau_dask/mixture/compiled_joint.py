@@ -1,0 +1,135 @@
+"""The joint form of compiled tiles: rows whitened by each component, and scatters about its old mean.
+
+As `mixture.joint`, but that nothing is kept of the whitened rows but the squares of their lengths, and
+that scatters are summed on and above their diagonals alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from emtau_dask.mixture.arrays import AnyArray, Ints
+from emtau_dask.mixture.compiled import add, collect, fill, implement, score
+from emtau_dask.mixture.compiled_products import (
+    VECTOR_BYTES,
+    multiply_transposed,
+    subtract_half_squares,
+    upper_squares,
+)
+
+__all__ = ["JointBuffers", "JointConstants"]
+
+
+class JointConstants(NamedTuple):
+    """What is the same for all blocks under one Θ.
+
+    Attributes
+    ----------
+    centre : ndarray of shape (d,)
+        c.
+    means : ndarray of shape (K, d)
+        ``μ_k − c``.
+    log_scales : ndarray of shape (K,), nats
+    whitening : ndarray of shape (K, d, 1 + d)
+        ``[−P_kᵀ (μ_k − c), P_kᵀ]``, of which what is above P's diagonal is not looked at.
+    least : float
+        Exponentials of anything below it are 0.
+    negligible : float
+        Responsibilities that scatters leave out, as a part of the largest for the component in the tile.
+    """
+
+    centre: AnyArray
+    means: AnyArray
+    log_scales: AnyArray
+    whitening: AnyArray
+    least: float
+    negligible: float
+
+
+class JointBuffers(NamedTuple):
+    """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
+
+    T numbers fill a multiple of three cache lines.
+
+    Attributes
+    ----------
+    coordinates : ndarray of shape (1 + d, T)
+        ``[1, x − c]``. Finite where a block begins.
+    scores : ndarray of shape (K, T)
+    part : ndarray of shape (K, 1 + d)
+        Sums of the coordinates.
+    present : ndarray of intp, shape (T,)
+        Rows that a component is responsible for.
+    residuals : ndarray of shape (d, T)
+        ``√w (x − μ_k)`` of those.
+    square : ndarray of shape (d, d)
+        Of the residuals; written on and above its diagonal.
+    """
+
+    coordinates: AnyArray
+    scores: AnyArray
+    part: AnyArray
+    present: Ints
+    residuals: AnyArray
+    square: AnyArray
+
+
+def _fill(constants: Any, rows: Any, buffers: Any) -> None:
+    for f in range(len(constants.centre)):
+        coordinate, origin = buffers.coordinates[1 + f], constants.centre[f]
+        for t in range(len(rows)):
+            coordinate[t] = rows[t, f] - origin
+
+
+def _score(constants: Any, buffers: Any) -> None:
+    for k in range(len(constants.means)):
+        of_component = buffers.scores[k : k + 1]
+        of_component[:] = constants.log_scales[k]
+        subtract_half_squares(constants.whitening[k], buffers.coordinates, of_component)
+
+
+def _collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -> None:
+    coordinates, present, residuals = buffers.coordinates, buffers.present, buffers.residuals
+    lanes = VECTOR_BYTES // residuals.itemsize
+    multiply_transposed(buffers.scores, coordinates, 0, buffers.part)
+    add(buffers.part, results.moments)
+    for k in range(len(constants.means)):
+        responsibilities, means = buffers.scores[k], constants.means[k]
+        largest = responsibilities.dtype.type(0)
+        for t in range(m):
+            largest = responsibilities[t] if responsibilities[t] > largest else largest
+        count = 0
+        for t in range(m):
+            present[count] = t
+            count += responsibilities[t] > constants.negligible * largest
+        depth = -(-count // lanes) * lanes
+        if 2 * count > m:
+            depth = -(-m // lanes) * lanes
+            roots = responsibilities
+            for t in range(depth):
+                roots[t] = math.sqrt(responsibilities[t])
+            for f in range(len(means)):
+                residual, coordinate, mean = residuals[f], coordinates[1 + f], means[f]
+                for t in range(depth):
+                    residual[t] = (coordinate[t] - mean) * roots[t]
+        else:
+            for c in range(count):
+                responsibilities[c] = math.sqrt(responsibilities[present[c]])
+            for f in range(len(means)):
+                residual, coordinate, mean = residuals[f], coordinates[1 + f], means[f]
+                for c in range(count):
+                    residual[c] = (coordinate[present[c]] - mean) * responsibilities[c]
+                for c in range(count, depth):
+                    residual[c] = 0
+        if depth > 0:
+            upper_squares(residuals, depth, buffers.square)
+            for i in range(len(means)):
+                into, square = results.squares[k, i], buffers.square[i]
+                for j in range(i, len(means)):
+                    into[j] += square[j]
+
+
+implement(fill, JointConstants, _fill)
+implement(score, JointConstants, _score)
+implement(collect, JointConstants, _collect)
