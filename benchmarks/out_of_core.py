@@ -146,7 +146,7 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     n_rows = source.shape[0]
     if kind == "memory":
         n_rows = min(n_rows, max(options.chunk_rows, n_rows // options.times // 2))
-    compiled = worth_compiling(n_rows * options.features * options.components)
+    compiled = worth_compiling((n_rows, options.features), "full", options.components)
     with dask.config.set({"emtau.compiled": "always" if compiled else "never"}):  # loads code
         iterate(np.random.default_rng(2).normal(size=(2000, options.features)), options)
     if kind == "memory":

@@ -7,26 +7,20 @@ import dask
 from emtau_dask.engine.cluster import cluster_errors
 from emtau_dask.engine.scheduler import active_client
 from emtau_dask.errors import ClusterError, ConfigError
+from emtau_dask.mixture.features import FORMS
+from emtau_dask.mixture.plan import Form, form_of
 from emtau_dask.mixture.tiles import why_not_compiled
 
-__all__ = ["check_compiler", "worth_compiling"]
+__all__ = ["check_compiler", "compile_setting", "worth_compiling"]
 
 KEY = "emtau.compiled"
-WORTH_IT = 2**24
-"""Rows times components times features from which on a fit is compiled for: some ten milliseconds an
-iteration, beside half a second for importing numba and, once on a machine, a few for compiling."""
+WORTH_IT = 2**26
+"""Products of features and coefficients, in an iteration, from which on a fit is compiled for: some ten
+milliseconds of a core, beside half a second for importing numba and, once on a machine, a few for compiling."""
 
 
-def worth_compiling(size: int) -> bool:
-    """Return whether a fit goes by compiled tiles where it can: as dask's ``emtau.compiled`` says.
-
-    By default ``"auto"``: fits of some size, where this process and all workers there are can compile.
-    Else ``"always"``, for any size, or ``"never"``.
-
-    Parameters
-    ----------
-    size : int
-        Rows times components times features.
+def compile_setting() -> str:
+    """Return dask's ``emtau.compiled``: ``"auto"``, ``"always"`` or ``"never"``.
 
     Raises
     ------
@@ -36,15 +30,40 @@ def worth_compiling(size: int) -> bool:
     setting = dask.config.get(KEY, "auto")
     if setting not in ("auto", "always", "never"):
         raise ConfigError(f"dask's setting {KEY} is {setting!r}; give 'auto', 'always' or 'never'.")
-    if setting == "never" or (setting == "auto" and size < WORTH_IT):
-        return False
-    why_not = why_not_compiled()
-    if setting == "always" and why_not is not None:
+    if setting == "always" and (why_not := why_not_compiled()) is not None:
         raise ConfigError(
             f"dask's setting {KEY} is 'always', but nothing can be compiled here ({why_not}). Install numba "
             "with pip install 'emtau_dask[compiled]', or set 'auto'."
         )
-    return why_not is None and (setting == "always" or _workers_can_compile())
+    return str(setting)
+
+
+def worth_compiling(shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
+    """Return whether a fit goes by compiled tiles where it can: as dask's ``emtau.compiled`` says.
+
+    By default fits of some size, where this process and all workers there are can compile,
+    but none whose components go centred.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Rows and features.
+    covariance_type : str
+    n_components : int
+
+    Raises
+    ------
+    ConfigError
+        The setting cannot be used.
+    """
+    setting = compile_setting()
+    if setting != "auto":
+        return setting == "always"
+    n_rows, n_features = shape
+    size = n_rows * n_components * FORMS[covariance_type].count(n_features)
+    if size < WORTH_IT or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
+        return False
+    return why_not_compiled() is None and _workers_can_compile()
 
 
 def _workers_can_compile() -> bool:

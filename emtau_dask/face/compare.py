@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -169,7 +168,7 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
         model.n_components,
         structure_named(model.covariance_type),
         observer,
-        compiled=worth_compiling(math.prod(inputs.rows.shape) * model.n_components),
+        compiled=worth_compiling(inputs.rows.shape, model.covariance_type, model.n_components),
     )
     with first_unusable_row_named(problem, observer):
         return _compared(config, problem, inputs.labels, observer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def opened_sources(
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
     check_responsibilities_shape(responsibilities, rows, estimator.n_components)
     check_counts(rows, weights, estimator.n_components)
-    compiled = worth_compiling(math.prod(rows.shape) * estimator.n_components)
+    compiled = worth_compiling(rows.shape, estimator.covariance_type, estimator.n_components)
     with (
         resident(rows) as kept_rows,
         resident(None if weights is None else weights.aligned(rows.chunk_rows)) as kept_weights,

@@ -15,7 +15,7 @@ from emtau_dask.activity.guard import checked_row_arrays
 from emtau_dask.engine.caching import active_rows_cached, cache_limit
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.cluster import check_portable, prove_access
-from emtau_dask.engine.compiling import worth_compiling
+from emtau_dask.engine.compiling import compile_setting
 from emtau_dask.engine.fitting import FitPlan, Journal, row_fields, run_fit, temporary_journal
 from emtau_dask.engine.loop import EmSettings
 from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEntry
@@ -193,7 +193,7 @@ def check_surroundings(policy: ActivityPolicy) -> None:
     active_client()
     cache_limit()
     read_ahead_limit()
-    worth_compiling(0)
+    compile_setting()
     check_portable("the policy", policy)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         threads=threads,
         cache_limit=cache_limit(),
         read_ahead_limit=read_ahead_limit() if cluster.scheduler == "threads" else 0,
-        compiled=worth_compiling(math.prod(inputs.rows.shape) * model.n_components),
+        compiled=worth_compiling(inputs.rows.shape, model.covariance_type, model.n_components),
     )
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))

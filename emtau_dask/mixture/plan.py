@@ -26,7 +26,16 @@ from emtau_dask.mixture.features import FORMS, FeatureProducts, Frame, condition
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics, tile_rows
 
-__all__ = ["Form", "KernelPlan", "Products", "block_bytes", "block_rows", "even_length", "plan_kernel"]
+__all__ = [
+    "Form",
+    "KernelPlan",
+    "Products",
+    "block_bytes",
+    "block_rows",
+    "even_length",
+    "form_of",
+    "plan_kernel",
+]
 
 DOUBLE = np.dtype(np.float64)
 SINGLE_EPS = float(np.finfo(np.float32).eps)

@@ -74,11 +74,12 @@ def test_all_rows_that_are_scored_go_by_tiles(stored, absorbed, policy):
 
 
 def test_a_fit_of_some_size_is_compiled_for_by_default(stored, absorbed, monkeypatch):
-    monkeypatch.setattr(compiling, "WORTH_IT", 300 * 3 * 2)
+    size = 300 * 3 * (1 + 2 + 3)  # rows, components, and features of full covariances in two dimensions
+    monkeypatch.setattr(compiling, "WORTH_IT", size)
     fit(stored, compiled="auto")
     assert absorbed
     absorbed.clear()
-    monkeypatch.setattr(compiling, "WORTH_IT", 300 * 3 * 2 + 1)
+    monkeypatch.setattr(compiling, "WORTH_IT", size + 1)
     fit(stored, compiled="auto")
     assert absorbed == []
 
