@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.engine.threads import hold_for_process
 from emtau_dask.errors import UnusableRowError
-from emtau_dask.mixture.arrays import Floats, Ints
+from emtau_dask.mixture.arrays import Floats, Ints, squared_length
 from emtau_dask.mixture.kernel import Absorbed, ScoredBlock
 from emtau_dask.storage import CachedRows, ChunkPlace, ChunkReader, RowCache, Source
 from emtau_dask.storage.arrays import describe_bad_value
@@ -66,6 +66,22 @@ class LoadedChunk:
     def blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
     ) -> Iterator[tuple[slice, Floats]]:
+        """Give rows a block at a time, in C order, whose values have been checked.
+
+        Parameters and what is given are those of `unchecked_blocks`.
+
+        Raises
+        ------
+        UnusableRowError
+            A row holds NaN, infinity or a number too large to be squared.
+        """
+        for where, rows in self.unchecked_blocks(positions, size, dtype):
+            self.check_values(positions[where], rows, squared_length(rows))
+            yield where, rows
+
+    def unchecked_blocks(
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
+    ) -> Iterator[tuple[slice, Floats]]:
         """Give rows a block at a time, in C order.
 
         Parameters
@@ -84,11 +100,6 @@ class LoadedChunk:
         rows : ndarray of shape (at most ``size``, d)
             Not to be changed, and valid until the next block: a view of the
             chunk where that will do, else of one buffer into which rows are gathered.
-
-        Raises
-        ------
-        UnusableRowError
-            A row holds NaN, infinity or a number too large to be squared.
         """
         everything = len(positions) == len(self.rows)
         direct = everything and self.rows.dtype == dtype and self.rows.flags.c_contiguous
@@ -101,14 +112,26 @@ class LoadedChunk:
             else:
                 block = gathered[: where.stop - begin]
                 block[...] = self.rows[where] if everything else self.rows[self._places(positions[where])]
-            if not _surely_usable(block) and not np.abs(block).max() <= LARGEST:
-                place, value = describe_bad_value(block, LARGEST)
-                raise self._unusable(
-                    int(positions[begin + place]),
-                    f"contains {value}. Every value must be finite and at most {LARGEST:g}: "
-                    "drop or impute the row.",
-                )
             yield where, block
+
+    def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
+        """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.
+
+        Parameters
+        ----------
+        positions : ndarray of intp
+            Of the rows.
+        rows : ndarray
+        squared : float
+            The sum of their squares: where it is small enough, so is every value.
+        """
+        if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
+            return
+        place, value = describe_bad_value(rows, LARGEST)
+        raise self._unusable(
+            int(positions[place]),
+            f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
+        )
 
     def check_reach(self, positions: Ints, scored: ScoredBlock | Absorbed) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
@@ -142,13 +165,6 @@ class LoadedChunk:
     def _places(self, positions: Ints) -> Ints:
         """Return where in ``rows`` the rows at ``positions`` are."""
         return positions if self.held is None else np.searchsorted(self.held, positions)
-
-
-def _surely_usable(block: Floats) -> bool:
-    """Return whether all squares together stay below that of `LARGEST`: one look at each value tells."""
-    values = block.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.dot(values, values) <= LARGEST**2)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ __all__ = ["check_compiler", "compile_setting", "worth_compiling"]
 KEY = "emtau.compiled"
 WORTH_IT = 2**26
 """Products of features and coefficients, in an iteration, from which on a fit is compiled for: some ten
-milliseconds of a core, beside half a second for importing numba and, once on a machine, a few for compiling."""
+milliseconds of a core, beside half a second to import numba and, once on a machine, a few to compile."""
 
 
 def compile_setting() -> str:

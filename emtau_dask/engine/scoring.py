@@ -304,11 +304,12 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         if self.compiled and tiled(self.plan):
             check_compiler()
         kernel = absorber(self.plan, len(positions), compiled=self.compiled)
-        for where, rows in loaded.blocks(positions, kernel.n_rows, self.plan.dtype):
+        for where, rows in loaded.unchecked_blocks(positions, kernel.n_rows, self.plan.dtype):
             if evidence is not None:
                 seen = MostProbable(evidence.labels[where], evidence.responsibilities[where])
             row_weights = None if weights is None else weights[where]
             absorbed = kernel.absorb(rows, row_weights, seen)
+            loaded.check_values(positions[where], rows, absorbed.squared)
             loaded.check_reach(positions[where], absorbed)
             if evidence is not None:
                 evidence.log_likelihoods[where] = absorbed.log_likelihoods

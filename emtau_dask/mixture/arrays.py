@@ -16,6 +16,13 @@ EPS = float(np.finfo(np.float64).eps)
 SIDE = 128
 
 
+def squared_length(array: AnyArray) -> float:
+    """Return the sum of the squares of all numbers of a C-ordered array, in its dtype; one look at each."""
+    values = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(values, values))
+
+
 def frozen(array: AnyArray | list[float]) -> Floats:
     """Return a read-only float64 C-ordered copy of ``array``."""
     values = np.array(array, dtype=np.float64, order="C")

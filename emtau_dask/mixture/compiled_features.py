@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from emtau_dask.mixture.arrays import AnyArray, Ints
 from emtau_dask.mixture.compiled import add, collect, fill, implement, score
-from emtau_dask.mixture.compiled_products import multiply, multiply_transposed
+from emtau_dask.mixture.compiled_products import multiply, multiply_transposed, subtract_transposed
 
 __all__ = ["FeatureBuffers", "FeatureConstants"]
 
@@ -63,14 +63,10 @@ class FeatureBuffers(NamedTuple):
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
-    d = len(constants.centre)
-    centre, differences, features = constants.centre, buffers.differences, buffers.features
-    for f in range(d):
-        difference, origin = differences[f], centre[f]
-        for t in range(len(rows)):
-            difference[t] = rows[t, f] - origin
+    d, features = rows.shape[1], buffers.features
+    subtract_transposed(rows, constants.centre.reshape(1, d), 0, buffers.differences)
     if constants.turned.size > 0:
-        multiply(constants.turned, differences, 1, features)
+        multiply(constants.turned, buffers.differences, 1, features)
     coordinates = features[1 : 1 + d]
     for s in range(len(constants.first) - 1):
         square = features[1 + d + s]

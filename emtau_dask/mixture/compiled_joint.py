@@ -15,6 +15,7 @@ from emtau_dask.mixture.compiled_products import (
     VECTOR_BYTES,
     multiply_transposed,
     subtract_half_squares,
+    subtract_transposed,
     upper_squares,
 )
 
@@ -76,10 +77,7 @@ class JointBuffers(NamedTuple):
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
-    for f in range(len(constants.centre)):
-        coordinate, origin = buffers.coordinates[1 + f], constants.centre[f]
-        for t in range(len(rows)):
-            coordinate[t] = rows[t, f] - origin
+    subtract_transposed(rows, constants.centre.reshape(1, -1), 1, buffers.coordinates)
 
 
 def _score(constants: Any, buffers: Any) -> None:

@@ -11,6 +11,8 @@ the contents of this one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -20,22 +22,37 @@ from numba.core.codegen import get_host_cpu_features
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-__all__ = ["COLUMNS", "loop", "multiply", "multiply_transposed", "subtract_half_squares", "upper_squares"]
+__all__ = [
+    "COLUMNS",
+    "loop",
+    "multiply",
+    "multiply_transposed",
+    "subtract_half_squares",
+    "subtract_transposed",
+    "sum_loop",
+    "upper_squares",
+]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 ROWS, COLUMNS = 4, 3
 """Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have. There is
 a function for each number of rows up to 4."""
 WIDTHS = (("+avx512f", 64), ("+avx", 32))
+SIDE = 4
+"""Rows and features that are transposed at a time."""
 INDEX = ir.IntType(64)
 
 
-def loop(function: Any) -> Any:
+def loop(function: Any, **options: Any) -> Any:
     """Compile a function at its first call, and keep what comes of it on disk if there is a place."""
     try:
-        return njit(**OPTIONS, cache=True)(function)
+        return njit(**OPTIONS | options, cache=True)(function)
     except RuntimeError:
-        return njit(**OPTIONS)(function)
+        return njit(**OPTIONS | options)(function)
+
+
+sum_loop = partial(loop, fastmath={"contract", "reassoc"})
+"""Compiles a function that adds in any order."""
 
 
 def _vector_bytes() -> int:
@@ -50,10 +67,10 @@ VECTOR_BYTES = _vector_bytes()
 class _Matrix:
     """A matrix in C order, as code that is being built sees it."""
 
-    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any, lanes: int | None) -> None:
         array = context.make_array(kind)(context, builder, value)
         self.itemsize = kind.dtype.bitwidth // 8
-        self.lanes = VECTOR_BYTES // self.itemsize
+        self.lanes = lanes or VECTOR_BYTES // self.itemsize
         self.element = ir.DoubleType() if self.itemsize == 8 else ir.FloatType()
         self.vector = ir.VectorType(self.element, self.lanes)
         self.height, self.width = (builder.extract_value(array.shape, axis) for axis in (0, 1))
@@ -83,6 +100,11 @@ class _Matrix:
         vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         return builder.shuffle_vector(vector, undefined, zeros)
+
+    def mixed(self, a: Any, b: Any, places: Sequence[int]) -> Any:
+        """Return the numbers at some places of two vectors, one after the other."""
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), places)
+        return self._builder.shuffle_vector(a, b, mask)
 
     def call(self, name: str, result: Any, *arguments: Any, **options: Any) -> Any:
         """Return what LLVM's function of this name for such vectors returns."""
@@ -116,17 +138,21 @@ class _Sums:
         return {where: self._builder.load(place, typ=kind) for where, place in self._places.items()}
 
 
-def _matrices(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[_Matrix, ...]:
+def _matrices(
+    context: Any, builder: Any, signature: Any, arguments: Any, lanes: int | None = None
+) -> tuple[_Matrix, ...]:
+    """Return the three matrices among the arguments, in vectors of so many numbers or the machine's width."""
     kinds = zip(signature.args[:3], arguments[:3], strict=True)
-    return tuple(_Matrix(context, builder, kind, value) for kind, value in kinds)
+    return tuple(_Matrix(context, builder, kind, value, lanes) for kind, value in kinds)
 
 
-def _signature(left: Any, right: Any, out: Any) -> Any:
+def _signature(left: Any, right: Any, out: Any, places: int = 4) -> Any:
+    """Return the type of a function of three matrices and so many places in them."""
     matrices = left, right, out
     fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
     if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
         raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
-    return types.void(*matrices, *[types.intp] * 4)
+    return types.void(*matrices, *[types.intp] * places)
 
 
 def _product(builder: Any, rows: int, a: _Matrix, b: _Matrix, k: Any, t: Any, depth: Any) -> _Sums:
@@ -206,6 +232,24 @@ def _multiply_some_transposed(rows: int, columns: int) -> Any:
     return intrinsic(declared)
 
 
+def _transposed(_: Any, rows: Any, origin: Any, out: Any, t: Any, f: Any, i: Any) -> Any:
+    """Write ``(rows[t : t + 4, f : f + 4] - origin[0, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, c = _matrices(context, builder, signature, arguments, SIDE)
+        t, f, i = arguments[3:]
+        centre = b.load(b.place(INDEX(0), f))
+        one, two, three, four = (builder.fsub(a.load(a.place(t, f, row)), centre) for row in range(SIDE))
+        for begin, pairs in enumerate(([0, 4, 2, 6], [1, 5, 3, 7])):
+            first, last = a.mixed(one, two, pairs), a.mixed(three, four, pairs)
+            c.store(a.mixed(first, last, [0, 1, 4, 5]), c.place(i, t, begin))
+            c.store(a.mixed(first, last, [2, 3, 6, 7]), c.place(i, t, begin + 2))
+        return context.get_dummy_value()
+
+    return _signature(rows, origin, out, 3), built
+
+
+_transpose_four = intrinsic(_transposed)
 _one, _two, _three, _four = (_multiply_some(rows) for rows in range(1, 5))
 _subtract_one, _subtract_two, _subtract_three, _subtract_four = (_subtract_some(rows) for rows in range(1, 5))
 _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
@@ -214,6 +258,35 @@ _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
 _one_by_three, _two_by_three, _three_by_three, _four_by_three = (
     _multiply_some_transposed(rows, COLUMNS) for rows in range(1, 5)
 )
+
+
+@loop
+def subtract_transposed(rows: Any, origin: Any, first: Any, out: Any) -> None:
+    """Write ``(rows - origin).T`` into the rows of ``out`` from ``first`` on, where they begin.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, d)
+    origin : ndarray of shape (1, d)
+    first : int
+    out : ndarray of shape (at least first + d, at least n)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    n, d = rows.shape
+    m, whole = n - n % SIDE, d - d % SIDE
+    if origin.shape[0] != 1 or origin.shape[1] != d or first < 0 or first + d > len(out) or n > out.shape[1]:
+        raise ValueError("rows, origin and result do not fit each other")
+    for t in range(0, m, SIDE):
+        for f in range(0, whole, SIDE):
+            _transpose_four(rows, origin, out, t, f, first + f)
+    for f in range(d):
+        of_feature, middle = out[first + f], origin[0, f]
+        for t in range(m if f < whole else 0, n):
+            of_feature[t] = rows[t, f] - middle
 
 
 @loop

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import AnyArray, Floats
+from emtau_dask.mixture.arrays import AnyArray, Floats, squared_length
 from emtau_dask.mixture.centred import CentredStatistics, CentredWorkspace, centred_log_densities
 from emtau_dask.mixture.parameters import most_probable
 from emtau_dask.mixture.plan import KernelPlan
@@ -43,10 +43,19 @@ class Absorbed(NamedTuple):
     ----------
     log_likelihoods : ndarray of shape (n,), nats
     total : float, nats
+    squared : float
+        The sum of the squares of all values of the rows; not finite where one of these is not, in
+        which case nothing was added.
     """
 
     log_likelihoods: Floats
     total: float
+    squared: float
+
+    @classmethod
+    def nothing(cls, n_rows: int) -> Absorbed:
+        """Return what is said of rows of which some value is not finite."""
+        return cls(np.full(n_rows, np.nan), math.nan, math.nan)
 
 
 class MostProbable(NamedTuple):
@@ -180,11 +189,14 @@ class BlockKernel:
         -------
         Absorbed
         """
+        squared = squared_length(rows)
+        if not math.isfinite(squared) and not np.isfinite(rows).all():
+            return Absorbed.nothing(len(rows))
         scored = self.score(rows)
         if seen is not None:
             seen.labels[...], seen.largest[...] = most_probable(scored.responsibilities)
         self.collect(weights)
-        return Absorbed(scored.log_likelihoods, scored.total)
+        return Absorbed(scored.log_likelihoods, scored.total, squared)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -278,7 +278,13 @@ class TileKernel:
             raise ValueError(f"{rows.shape} rows of {rows.dtype} do not fit this kernel")
         sums, peaks, some = self._sums[:n], self._peaks[:n], n if seen is not None else 0
         results = self._results(
-            sums, peaks, self._labels[:some], self._largest[:some], self._moments.block[0], self._squares
+            np.zeros(1),
+            sums,
+            peaks,
+            self._labels[:some],
+            self._largest[:some],
+            self._moments.block[0],
+            self._squares,
         )
         given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
         tiling = self._tiling
@@ -293,11 +299,13 @@ class TileKernel:
         if not (math.isfinite(total) and all(np.isfinite(part).all() for part in self._moments.block)):
             for buffer in self._tiling.finite:
                 buffer.fill(1.0)
+            if not np.isfinite(rows).all():
+                return Absorbed.nothing(n)
             return self._absorb_by_blocks(rows, weights, seen)
         self._moments.push(n)
         if seen is not None:
             seen.labels[...], seen.largest[...] = results.labels, results.largest
-        return Absorbed(log_likelihoods, total)
+        return Absorbed(log_likelihoods, total, float(results.squared[0]))
 
     def _absorb_by_blocks(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
         """Absorb rows of which products, or the sums of their squares, overflow for some."""
@@ -310,7 +318,9 @@ class TileKernel:
             part_seen = None if seen is None else MostProbable(seen.labels[where], seen.largest[where])
             parts.append(self._others.absorb(rows[where], part_weights, part_seen))
         return Absorbed(
-            np.concatenate([part.log_likelihoods for part in parts]), sum(part.total for part in parts)
+            np.concatenate([part.log_likelihoods for part in parts]),
+            sum(part.total for part in parts),
+            sum(part.squared for part in parts),
         )
 
     def statistics(self) -> SufficientStatistics | None:

@@ -17,6 +17,7 @@ from emtau_dask.mixture.compiled_products import (
     multiply,
     multiply_transposed,
     subtract_half_squares,
+    subtract_transposed,
     upper_squares,
 )
 
@@ -98,6 +99,34 @@ def test_upper_squares_are_the_sums_over_the_first_columns(d, depth, dtype):
     some = vectors[:, :first].astype(np.longdouble)
     bound = 1.01 * first * np.finfo(dtype).eps * (np.abs(some) @ np.abs(some).T)
     assert (np.abs(out - some @ some.T) <= bound)[upper].all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 7, 8, 9, 16])
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 23, 24])
+def test_rows_less_an_origin_are_transposed_and_nothing_else_is_touched(n, d, dtype):
+    rng = np.random.default_rng(n)
+    rows, origin = matrix(rng, n, d, dtype), matrix(rng, 1, d, dtype)
+    out = np.full((d + 3, 24), np.nan, dtype)
+    subtract_transposed(rows, origin, 2, out)
+    assert np.array_equal(out[2 : 2 + d, :n], (rows - origin).T)
+    assert np.isnan(out[[0, 1, -1]]).all()
+    assert np.isnan(out[:, n:]).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "origin", "first", "out"),
+    [
+        ((5, 4), (1, 5), 0, (4, 24)),
+        ((5, 4), (2, 4), 0, (4, 24)),
+        ((5, 4), (1, 4), 1, (4, 24)),
+        ((5, 4), (1, 4), -1, (4, 24)),
+        ((25, 4), (1, 4), 0, (4, 24)),
+    ],
+)
+def test_shapes_of_rows_to_be_transposed_that_do_not_fit_are_refused(rows, origin, first, out):
+    with pytest.raises(ValueError, match="do not fit"):
+        subtract_transposed(np.ones(rows), np.ones(origin), first, np.ones(out))
 
 
 @pytest.mark.parametrize(

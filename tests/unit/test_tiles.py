@@ -58,7 +58,7 @@ def test_exponentials_are_exact_to_about_a_unit_in_the_last_place(dtype):
     values = np.concatenate([np.linspace(least, 0, 300_001), -np.geomspace(1e-12, 1, 1000)]).astype(dtype)
     values = values[values >= dtype(least)]
     found, sums = values[np.newaxis].copy(), np.empty(len(values), dtype)
-    assert _exponentiate(found, sums, dtype(least)) == 0
+    assert _exponentiate(found, sums, dtype(least), found[0]) == 0
     exact = np.exp(values.astype(np.longdouble))
     last_place = np.spacing(exact.astype(dtype)).astype(np.longdouble)
     assert (np.abs(found[0] - exact) / last_place).max() <= 1.1
@@ -71,7 +71,7 @@ def test_exponentials_that_vanish_are_0_and_counted_and_nan_stays(dtype):
     least = LEAST_EXPONENT[np.dtype(dtype)]
     scores = np.array([[0, least * 1.01, -np.inf, np.nan], [least * 1.01, -1, -np.inf, 0]], dtype)
     sums = np.empty(4, dtype)
-    assert _exponentiate(scores, sums, dtype(least)) == 4
+    assert _exponentiate(scores, sums, dtype(least), scores[0]) == 4
     assert np.array_equal(scores[:, :3] > 0, [[True, False, False], [False, True, False]])
     assert np.array_equal(np.isnan(scores), [[False] * 3 + [True], [False] * 4])
     assert np.isnan(sums[3])
@@ -116,6 +116,37 @@ class TestAgainstNaiveSums:
         assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-11)
         assert np.allclose(found.means, wanted[1].astype(float), rtol=1e-11, atol=1e-12)
         assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-11, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("covariance_type", "d"), FORMS)
+def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
+    """With them whoever reads rows knows that none is too large."""
+    parameters = drawn(covariance_type, d=d)
+    plan = plan_kernel(parameters, np.dtype(dtype))
+    rows = rows_near(parameters, 3 * TILE + 5, plan.dtype)
+    expected = (rows.astype(np.longdouble) ** 2).sum()
+    for compiled in (False, True):
+        found = absorber(plan, len(rows), compiled=compiled).absorb(rows, None, None)
+        assert np.isclose(found.squared, float(expected), rtol=1e-5 if plan.single else 1e-13)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("covariance_type", "d"), FORMS)
+def test_of_rows_with_a_value_that_is_not_finite_nothing_is_added(covariance_type, d, compiled, value):
+    parameters = drawn(covariance_type, d=d)
+    rows = rows_near(parameters, TILE + 5)
+    kernel, clean = (absorber(plan_kernel(parameters), len(rows), compiled=compiled) for _ in range(2))
+    spoilt = rows.copy()
+    spoilt[TILE + 1, d - 1] = value
+    found = kernel.absorb(spoilt, None, None)
+    assert not np.isfinite(found.squared)
+    assert not np.isfinite(found.total)
+    assert kernel.statistics() is None
+    again, expected = kernel.absorb(rows, None, None), clean.absorb(rows, None, None)
+    assert np.array_equal(again.log_likelihoods, expected.log_likelihoods)
+    assert np.array_equal(kernel.statistics().scatter, clean.statistics().scatter)
 
 
 @pytest.mark.parametrize(("d", "spread"), [(D, 0.1), (19, 0.1), (19, 30.0)])

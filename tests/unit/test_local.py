@@ -1,0 +1,114 @@
+"""Tasks in threads of this process: which thread runs what, and what is left of a graph that fails."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+
+import dask
+import pytest
+
+from emtau_dask.engine.local import compute_in_threads
+
+
+def gathered(*found):
+    return [*found, threading.current_thread()]
+
+
+def graph(task, n):
+    """Return ``n`` tasks, each told its number, and one that has what they gave and its own thread."""
+    return {
+        **{("part", i): (task, i) for i in range(n)},
+        "whole": (gathered, *(("part", i) for i in range(n))),
+    }
+
+
+def where(_):
+    time.sleep(0.005)
+    return threading.current_thread()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_as_many_threads_as_dask_is_told_run_tasks_and_the_caller_the_last(threads):
+    with dask.config.set(num_workers=threads):
+        *others, last = compute_in_threads(graph(where, 12), "whole")
+    assert last is threading.current_thread()
+    assert last not in others
+    assert len(set(others)) == threads
+
+
+def test_the_only_task_runs_in_the_thread_that_waits():
+    assert compute_in_threads({"only": (where, 0)}, "only") is threading.current_thread()
+
+
+def test_threads_are_there_for_the_next_graph():
+    with dask.config.set(num_workers=1):
+        first, again = (compute_in_threads(graph(where, 2), "whole")[0] for _ in range(2))
+    assert first is again
+
+
+def test_a_pool_that_dask_is_given_is_used():
+    with ThreadPoolExecutor(2, thread_name_prefix="given") as pool, dask.config.set(pool=pool):
+        *others, last = compute_in_threads(graph(where, 6), "whole")
+    assert all(thread.name.startswith("given") for thread in others)
+    assert last is threading.current_thread()
+
+
+def test_pools_of_other_kinds_are_left_to_dask():
+    with ThreadPool(2) as pool, dask.config.set(pool=pool):
+        assert threading.current_thread() not in compute_in_threads(graph(where, 6), "whole")
+
+
+def test_a_thread_has_its_next_task_before_the_caller_hears_of_the_last():
+    """The caller is kept from its queue for as long as the only thread runs two tasks."""
+    ran, two_ran = [], threading.Event()
+
+    def task(i):
+        ran.append(i)
+        if len(ran) == 2:
+            two_ran.set()
+
+    class Slow(dask.callbacks.Callback):
+        def _posttask(self, *_):
+            assert two_ran.wait(10)
+
+    with dask.config.set(num_workers=1), Slow():
+        compute_in_threads(graph(task, 4), "whole")
+    assert sorted(ran) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_after_an_error_no_task_begins(threads):
+    began, may_end = [], threading.Event()
+
+    def task(i):
+        began.append(i)
+        if len(began) == 1:
+            raise LookupError(i)
+        may_end.wait(10)
+
+    with dask.config.set(num_workers=threads), pytest.raises(LookupError):
+        compute_in_threads(graph(task, 20), "whole")
+    so_far = list(began)
+    may_end.set()
+    with dask.config.set(num_workers=threads):
+        compute_in_threads(graph(where, 2 * threads), "whole")
+    assert began == so_far
+    assert len(began) <= 1 + threads
+
+
+def test_errors_of_the_last_task_are_raised():
+    def failing(*_):
+        raise LookupError("at last")
+
+    with pytest.raises(LookupError, match="at last"):
+        compute_in_threads({"part": (where, 0), "whole": (failing, "part")}, "whole")
+
+
+def test_tasks_may_compute_themselves():
+    def nested(_):
+        return compute_in_threads(graph(where, 3), "whole")[-1] is threading.current_thread()
+
+    with dask.config.set(num_workers=2):
+        *found, _ = compute_in_threads(graph(nested, 5), "whole")
+    assert found == [True] * 5
