@@ -1,6 +1,6 @@
 """What a partial iteration costs: a full one against one with a random tenth of the rows active.
 
-    python benchmarks/partial.py                       # 1,000,000 x 16 in 20 chunks, 128 MB of disk
+    python benchmarks/partial.py                       # 1,000,000 x 16 in 8 chunks, 128 MB of disk
     python benchmarks/partial.py --rows 100000 --repeats 1
 
 Rows from a zarr array and from memory, 16 components, full covariances. The active rows are a
@@ -105,7 +105,9 @@ def costs(X: RangeSource, rows_in: str, options: argparse.Namespace) -> list[Cos
 def main(arguments: list[str] | None = None) -> list[Cost]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--chunks", type=int, default=20)
+    parser.add_argument(
+        "--chunks", type=int, default=8, help="by default of 16 MB, as arrays in memory are cut"
+    )
     parser.add_argument("--features", type=int, default=16)
     parser.add_argument("--components", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)

@@ -111,7 +111,12 @@ class LoadedChunk:
                 block = self.rows[where]
             else:
                 block = gathered[: where.stop - begin]
-                block[...] = self.rows[where] if everything else self.rows[self._places(positions[where])]
+                if everything:
+                    block[...] = self.rows[where]
+                elif self.rows.dtype == dtype:
+                    np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
+                else:
+                    block[...] = self.rows[self._places(positions[where])]
             yield where, block
 
     def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:

@@ -17,9 +17,9 @@ from emtau_dask.engine.compiling import check_compiler
 from emtau_dask.engine.passes import ReadingTask
 from emtau_dask.mixture.arrays import Bools, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.kernel import BlockKernel, MostProbable
-from emtau_dask.mixture.parameters import entropy
-from emtau_dask.mixture.plan import KernelPlan, even_length
+from emtau_dask.mixture.kernel import MostProbable
+from emtau_dask.mixture.parameters import expected_log_density
+from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
 from emtau_dask.mixture.tiles import absorber, tiled
 from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
@@ -277,16 +277,11 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
         if not len(positions):
             return None
-        weights = loaded.weights_at(positions)
-        kernel, entropies = BlockKernel(self.plan, even_length(len(positions), self.plan.block_rows)), []
-        for where, rows in loaded.blocks(positions, kernel.n_rows, self.plan.dtype):
-            row_entropy = entropy(kernel.score(rows).responsibilities)
-            row_weights = None if weights is None else weights[where]
-            entropies.append(float(row_entropy.sum() if row_weights is None else row_weights @ row_entropy))
-            kernel.collect(row_weights)
-        statistics = kernel.statistics()
+        statistics, log_likelihood = self._score(loaded, positions, None)
         assert statistics is not None
-        return HeldRows(statistics, math.fsum(entropies))
+        # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
+        entropy = log_likelihood - expected_log_density(statistics, self.plan.parameters)
+        return HeldRows(statistics, max(0.0, entropy))
 
     def _evidence(
         self, loaded: LoadedChunk, positions: Ints

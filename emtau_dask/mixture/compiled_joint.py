@@ -37,7 +37,7 @@ class JointConstants(NamedTuple):
     least : float
         Exponentials of anything below it are 0.
     negligible : float
-        Responsibilities that scatters leave out, as a part of the largest for the component in the tile.
+        Responsibilities that scatters leave out, as a part of the mean one for the component in the tile.
     """
 
     centre: AnyArray
@@ -94,13 +94,10 @@ def _collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -
     add(buffers.part, results.moments)
     for k in range(len(constants.means)):
         responsibilities, means = buffers.scores[k], constants.means[k]
-        largest = responsibilities.dtype.type(0)
-        for t in range(m):
-            largest = responsibilities[t] if responsibilities[t] > largest else largest
-        count = 0
+        least, count = constants.negligible * buffers.part[k, 0] / m, 0
         for t in range(m):
             present[count] = t
-            count += responsibilities[t] > constants.negligible * largest
+            count += responsibilities[t] > least
         depth = -(-count // lanes) * lanes
         if 2 * count > m:
             depth = -(-m // lanes) * lanes

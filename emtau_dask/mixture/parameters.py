@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import xlogy
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
 from emtau_dask.mixture.arrays import AnyArray, Floats, frozen, sealed
@@ -163,12 +162,6 @@ def most_probable(responsibilities: Floats) -> tuple[AnyArray, Floats]:
     ranks = np.arange(K, 0, -1, dtype=np.min_scalar_type(K))[:, np.newaxis]
     first = np.multiply(responsibilities == largest, ranks).max(axis=0)
     return (K - first).astype(np.min_scalar_type(K - 1), copy=False), largest
-
-
-def entropy(responsibilities: Floats) -> Floats:
-    """Return ``−Σ_k w_nk ln w_nk`` per row, in nats, shape (n,)."""
-    result: Floats = -xlogy(responsibilities, responsibilities).sum(axis=0)
-    return result
 
 
 def _finite_array(values: object, name: str) -> AnyArray:

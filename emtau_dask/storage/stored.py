@@ -102,6 +102,10 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+UNWRITTEN = 255
+"""What a byte that nothing was decompressed into holds, and few others."""
+
+
 def _raw(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype.newbyteorder("<")
 
@@ -131,12 +135,12 @@ def decode(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], *, compresse
     """
     size = math.prod(shape) * dtype.itemsize
     if compressed:
-        buffer = np.zeros(size, dtype=np.uint8)
+        buffer = np.full(size, UNWRITTEN, dtype=np.uint8)
         try:
             Zstd(level=LEVEL).decode(data, buffer)
         except RuntimeError as error:
             raise ValueError(str(error)) from error
-        if _fits(data, size - 1):
+        if size and buffer[-1] == UNWRITTEN and _fits(data, size - 1):
             raise ValueError(f"fewer than {size} bytes when decompressed")
     else:
         if len(data) != size:

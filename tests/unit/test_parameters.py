@@ -13,7 +13,6 @@ from emtau_dask.mixture.parameters import (
     check_means,
     check_precisions,
     check_weights,
-    entropy,
     expected_log_density,
     m_step,
     most_probable,
@@ -154,14 +153,6 @@ def test_expected_log_density_is_the_sum_over_rows(structure, parameters, rows, 
 
 def test_expected_log_density_of_no_rows_is_zero(structure, parameters):
     assert expected_log_density(zero(structure, K, D), parameters) == 0
-
-
-def test_entropy_is_scipys(responsibilities):
-    assert np.allclose(entropy(responsibilities.T), scipy.stats.entropy(responsibilities, axis=1), rtol=1e-13)
-
-
-def test_entropy_of_certainty_is_zero():
-    assert np.array_equal(entropy(np.array([[0.0], [1.0], [0.0]])), [0.0])
 
 
 def test_frozen_arrays_are_copies():
