@@ -102,7 +102,12 @@ class LoadedChunk:
             chunk where that will do, else of one buffer into which rows are gathered.
         """
         everything = len(positions) == len(self.rows)
-        direct = everything and self.rows.dtype == dtype and self.rows.flags.c_contiguous
+        direct = (
+            everything
+            and self.rows.dtype == dtype
+            and self.rows.flags.c_contiguous
+            and self.rows.flags.aligned
+        )
         shape = (0 if direct else min(size, len(positions)), self.rows.shape[1])
         gathered = np.empty(shape, dtype=dtype)
         for begin in range(0, len(positions), size):
@@ -113,7 +118,7 @@ class LoadedChunk:
                 block = gathered[: where.stop - begin]
                 if everything:
                     block[...] = self.rows[where]
-                elif self.rows.dtype == dtype:
+                elif self.rows.dtype == dtype:  # without "clip" NumPy copies once more; no place is beyond
                     np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
                 else:
                     block[...] = self.rows[self._places(positions[where])]

@@ -55,7 +55,7 @@ class _HandedOut:
         self._futures: WeakSet[Future[Any]] = WeakSet()
 
     def expect(self, key: Hashable, *_: Any) -> None:
-        """Learn which task will be submitted next."""
+        """Learn that a task will be submitted: several, and then they are, or the last one alone."""
         self._at_last = key == self._last
 
     def submit(self, run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
@@ -74,16 +74,28 @@ class _HandedOut:
 
 
 def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable) -> Any:
-    """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``."""
+    """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``.
+
+    The task of that key runs in the calling thread. The others see the caller's context variables, as
+    in dask's own pools.
+
+    Parameters
+    ----------
+    tasks : mapping
+        That hold nothing while they wait for a thread.
+    key : Hashable
+        Of a task that all others are computed for.
+    """
     pool = dask.config.get("pool", None)
     if pool is None:
         pool = _pools.of(local_threads())
     if not isinstance(pool, ThreadPoolExecutor):
         return dask.threaded.get(tasks, key)
     handed_out = _HandedOut(pool, key)
+    # Not by a context of its own, which all threads that compute would share.
+    callbacks = [(None, None, handed_out.expect, None, None), *Callback.active]
     try:
-        with Callback(pretask=handed_out.expect):
-            return dask.threaded.get(tasks, key, pool=handed_out)
+        return dask.threaded.get(tasks, key, pool=handed_out, callbacks=callbacks)
     except BaseException:
         handed_out.cancel()
         raise

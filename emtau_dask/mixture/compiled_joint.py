@@ -33,7 +33,7 @@ class JointConstants(NamedTuple):
         ``μ_k − c``.
     log_scales : ndarray of shape (K,), nats
     whitening : ndarray of shape (K, d, 1 + d)
-        ``[−P_kᵀ (μ_k − c), P_kᵀ]``, of which what is above P's diagonal is not looked at.
+        ``[−P_kᵀ (μ_k − c), P_kᵀ]``, 0 above the diagonal of the second.
     least : float
         Exponentials of anything below it are 0.
     negligible : float

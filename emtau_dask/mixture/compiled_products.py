@@ -331,7 +331,7 @@ def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
     Parameters
     ----------
     left : ndarray of shape (m, 1 + m)
-        Row j is 0 from column j + 2 on, which is not looked at.
+        Row j is 0 from column j + 2 on, which is not looked at beyond the end of its four rows.
     right : ndarray of shape (1 + m, T)
         T numbers fill a multiple of `COLUMNS` cache lines.
     out : ndarray of shape (1, T)

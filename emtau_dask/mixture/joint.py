@@ -48,8 +48,8 @@ TOGETHER = 128
 ADDED_ROWS = 8192
 """Rows whose moments are added up one block after another."""
 NEGLIGIBLE = 2.0**-80
-"""Responsibilities that scatters leave out, as a part of the largest for the component in the block:
-32,768 rows, 64 standard deviations away, add as much to a variance as one rounding."""
+"""Responsibilities that scatters leave out, as a part of the largest for the component in the block (of the
+mean in a tile): 32,768 rows, 64 standard deviations away, add as much to a variance as one rounding."""
 
 
 @dataclass(frozen=True, eq=False)

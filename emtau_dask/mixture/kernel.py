@@ -44,8 +44,8 @@ class Absorbed(NamedTuple):
     log_likelihoods : ndarray of shape (n,), nats
     total : float, nats
     squared : float
-        The sum of the squares of all values of the rows; not finite where one of these is not, in
-        which case nothing was added.
+        The sum of the squares of all values of the rows, in their dtype; not finite where one of these
+        is not, in which case nothing was added, and where it overflows.
     """
 
     log_likelihoods: Floats
@@ -195,7 +195,8 @@ class BlockKernel:
         scored = self.score(rows)
         if seen is not None:
             seen.labels[...], seen.largest[...] = most_probable(scored.responsibilities)
-        self.collect(weights)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.collect(weights)
         return Absorbed(scored.log_likelihoods, scored.total, squared)
 
     def statistics(self) -> SufficientStatistics | None:

@@ -1,5 +1,6 @@
 """Tasks in threads of this process: which thread runs what, and what is left of a graph that fails."""
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -78,11 +79,11 @@ def test_a_thread_has_its_next_task_before_the_caller_hears_of_the_last():
 @pytest.mark.parametrize("threads", [2, 3])
 def test_after_an_error_tasks_that_lie_ready_do_not_begin(threads):
     """One of the threads may have taken another when the caller hears of it, and no more of them."""
-    began, may_end = [], threading.Event()
+    began, may_end, counter = [], threading.Event(), itertools.count()
 
     def task(i):
         began.append(i)
-        if len(began) == 1:
+        if next(counter) == 0:
             raise LookupError(i)
         may_end.wait(10)
 

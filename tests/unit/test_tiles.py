@@ -118,6 +118,27 @@ class TestAgainstNaiveSums:
         assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-11, atol=1e-10)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
+    """Jointly, of the rows that a component is responsible for; in a few tiles it is so for none."""
+    parameters = drawn("full", k=12, d=40, spread=10.0)
+    rows = rows_near(parameters, 3 * TILE + 5)
+    rows = rows[np.argsort(np.linalg.norm(rows - parameters.means[0], axis=1))]
+    weights = np.random.default_rng(3).uniform(0, 3, len(rows)) if weighted else None
+    plan = plan_kernel(parameters)
+    assert plan.form is Form.JOINT
+    kernel = absorber(plan, len(rows), compiled=True)
+    kernel.absorb(rows, weights, None)
+    responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
+    assert (responsibilities > 1e-20).mean() < 0.1
+    if weighted:
+        responsibilities = responsibilities * weights[:, np.newaxis]
+    found, wanted = kernel.statistics(), naive_statistics(rows, responsibilities, "full")
+    assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-10)
+    assert np.allclose(found.means, wanted[1].astype(float), rtol=1e-10, atol=1e-10)
+    assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
