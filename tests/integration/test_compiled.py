@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Judge
 
 from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.engine import compiling
+from emtau_dask.engine import compiling, scoring
 from emtau_dask.mixture import tiles
 
 POLICIES = {
@@ -64,10 +64,27 @@ def fit(X, policy="em-tau", compiled="always", **options):
         )
 
 
+@pytest.fixture
+def settled(monkeypatch):
+    """The numbers of rows that policies let go, chunk by chunk."""
+    rows_of, update = [], scoring.checked_update
+
+    def noted(*arguments):
+        after, stays = update(*arguments)
+        rows_of.append(np.count_nonzero(~stays))
+        return after, stays
+
+    monkeypatch.setattr(scoring, "checked_update", noted)
+    return rows_of
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_rows_that_are_scored_go_by_tiles(stored, absorbed, policy):
+def test_all_rows_that_are_scored_go_by_tiles(stored, absorbed, settled, policy):
+    """And once more those that settle, for what is remembered of them."""
     found = fit(stored, policy)
-    assert sum(absorbed) == sum(record.active_rows for record in found.history_)
+    active = sum(record.active_rows for record in found.history_)
+    assert sum(absorbed) == active + sum(settled)
+    assert bool(sum(settled)) == (policy != "em")
     absorbed.clear()
     fit(stored, policy, "never")
     assert absorbed == []
