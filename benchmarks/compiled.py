@@ -195,7 +195,8 @@ def cells(found: dict[int, Pair]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[int, Pair]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    usual = ["full-d4", "full-d16", "full-near", "diag-d16", "diag-near", "spherical-d16", "tied-d16"]
+    usual = ["full-d4", "full-d16", "full-near", "full-d32", "full-d128"]
+    usual += ["diag-d16", "diag-near", "spherical-d16", "tied-d16"]
     parser.add_argument("--work", nargs="*", choices=list(WORK), default=usual)
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
     parser.add_argument("--repeats", type=int, default=5)
