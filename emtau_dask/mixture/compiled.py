@@ -23,7 +23,7 @@ from emtau_dask.mixture.compiled_products import OPTIONS, loop, sum_loop
 
 __all__ = ["Results", "absorb", "add", "collect", "fill", "implement", "score"]
 
-PARTS = "bdaac0367fcb28bc"
+PARTS = "7e231be3341e9f07"
 """Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
 this one holds them too."""
 TO_READ_SOON = 0, 2, 1

@@ -4,6 +4,7 @@ A BLAS packs its factors before it multiplies them, which takes as long as multi
 does. A tile needs no packing: its rows are whole vectors, and near. Sums of four rows of one factor by three
 vectors, or rows, of the other stay in registers while one loop passes along what both have in common
 (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
+So do the squares of such sums, and rows while they are transposed.
 
 Numba keeps what it compiled for as long as a function's own file is as it was, so `mixture.compiled` names
 the contents of this one.

@@ -31,8 +31,8 @@ __all__ = ["Absorber", "TileKernel", "absorber", "lines", "rows_of_tile", "tiled
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products go by so many cache lines of each feature at a time (`mixture.compiled_products`)."""
 TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
-"""Of the features of a tile, and cache lines of each of its features: the more, the longer are the sums
-over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
+"""Of the features of a tile (or coordinates and residuals), and cache lines of each: the more, the longer
+are the sums over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
 OVERFLOWING_ROWS = 512
 """Of a block that goes by NumPy after all, beside the tiles' own buffers."""
 
