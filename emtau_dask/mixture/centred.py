@@ -13,6 +13,7 @@ log-likelihood.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
@@ -38,9 +39,13 @@ LEAST_BROKEN_OFF = 384
 """Features d from which on breaking off pays (`benchmarks/kernels.py`)."""
 
 
-def stretch_rows(n_components: int, n_features: int, block_rows: int) -> int:
-    """Return how many rows `CentredStatistics` gathers: a fixed function of its arguments."""
-    rows = STRETCH_BYTES // (8 * (n_features + n_components))
+def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int) -> int:
+    """Return how many rows `CentredStatistics` gathers: a fixed function of its arguments.
+
+    They take as much memory as their statistics, or 8 MiB where these are less.
+    """
+    statistics = 8 * math.prod(structure.shape(n_components, n_features))
+    rows = max(STRETCH_BYTES, statistics) // (8 * (n_features + n_components))
     return max(block_rows, min(MAX_STRETCH_ROWS, rows))
 
 
@@ -61,7 +66,7 @@ class CentredStatistics:
     def __init__(
         self, structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int
     ) -> None:
-        n_rows = stretch_rows(n_components, n_features, block_rows)
+        n_rows = stretch_rows(structure, n_components, n_features, block_rows)
         self._structure = structure
         self._rows: Floats = np.empty((n_rows, n_features))
         self._responsibilities: Floats = np.empty((n_components, n_rows))
@@ -148,10 +153,11 @@ def _broken_off(
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
-    A first eighth of the features shows which component is nearest to a row
-    and, as if all features were like them, how far the others will be. The
-    log-density of the nearest is computed in full, the others' while they are
-    in reach of it.
+    A first eighth of the features shows which component is nearest to a row,
+    and how far the others will be, as if all features were like them: scales
+    are of all features, so that distances of an eighth say nothing beside them.
+    The log-density of the nearest is computed in full, the others' while they
+    are in reach of it.
     """
     n, d = rows.shape
     everyone, edges = np.arange(n), (0, *(d * eighths // 8 for eighths in (1, 2, 4, 6, 8)))
@@ -162,7 +168,7 @@ def _broken_off(
     foreseen = log_scales + d / edges[1] * (out - log_scales)
     if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
         return False
-    nearest = out.argmax(axis=0)
+    nearest = foreseen.argmax(axis=0)
     for k in range(len(out)):
         _go_on(rows, np.flatnonzero(nearest == k), parameters, k, edges[1:], unbounded, workspace, out[k])
     floor = out[nearest, everyone] - REACH

@@ -22,6 +22,7 @@ import numpy as np
 from emtau_dask.mixture import joint
 from emtau_dask.mixture.arrays import EPS, Bools, Floats, frozen
 from emtau_dask.mixture.centred import LEAST_BROKEN_OFF, stretch_rows
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.features import FORMS, FeatureProducts, Frame, conditions, frames_of
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics, tile_rows
@@ -115,7 +116,8 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
         _longest(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form)
         for form in {form_of(*shape), *([Form.JOINT] if covariance_type == "full" else []), Form.CENTRED}
     )
-    stretch = stretch_rows(n_components, n_features, _longest(n_rows, block_rows(*shape, Form.CENTRED)))
+    longest = _longest(n_rows, block_rows(*shape, Form.CENTRED))
+    stretch = stretch_rows(structure_named(covariance_type), n_components, n_features, longest)
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
