@@ -47,6 +47,7 @@ from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.planning import FitOutline, demand
 from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.storage import as_source, open_source, places_of
+from emtau_dask.storage.direct import read_directly
 
 PLAIN, ZSTD = "plain.zarr", "zstd.zarr"
 KINDS = ("memory", "files", "decoding", "plain", "plain, nothing ahead", "zstd", "zstd, nothing ahead")
@@ -116,6 +117,9 @@ def drop_pages(folder: Path) -> None:
 
 
 def read_through(path: Path) -> None:
+    """Read a file as fits read it, past the page cache, or where that cannot be done through it."""
+    if read_directly(path, 0, path.stat().st_size) is not None:
+        return
     with path.open("rb", buffering=0) as file:
         while file.read(READ_AT_ONCE):
             pass

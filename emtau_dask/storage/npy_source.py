@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import even_chunks
+from emtau_dask.storage.direct import LEAST_BYTES, check_setting, passes_cache, read_directly
 from emtau_dask.storage.objects import each
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.urls import Url, is_url, read_errors
@@ -70,7 +71,10 @@ def _header(beginning: bytes) -> NpyHeader:
 
 @dataclass(frozen=True)
 class NpyReader:
-    """Reads a local ``.npy`` file through a memory map that lives only as long as one read."""
+    """Reads a local ``.npy`` file, through a memory map that lives only as long as one read.
+
+    A file too large for the page cache is read past it, if by row.
+    """
 
     path: str
 
@@ -83,8 +87,19 @@ class NpyReader:
             The file is gone, or another.
         """
         with read_errors(self.path, remote=False):
-            rows = np.array(np.load(self.path, mmap_mode="r")[start:stop])
+            rows = self._directly(start, stop)
+            if rows is None:
+                rows = np.array(np.load(self.path, mmap_mode="r")[start:stop])
         return rows, rows.nbytes
+
+    def _directly(self, start: int, stop: int) -> NDArray[Any] | None:
+        header = self._header()
+        width, shape = header.row_bytes, header.shape[1:]
+        size = (stop - start) * width
+        if size < LEAST_BYTES or header.by_column or not passes_cache(header.end):
+            return None
+        found = read_directly(Path(self.path), header.begin + start * width, size)
+        return None if found is None else found.view(header.dtype).reshape(stop - start, *shape)
 
     def identity(self) -> str:
         """Return the file's size and header.
@@ -189,7 +204,10 @@ def npy_source(path: str) -> RangeSource:
     ------
     InvalidDataError
         It is no ``.npy`` file, or one that holds Python objects.
+    ConfigError
+        dask's ``emtau.direct-reads`` cannot be used.
     """
+    check_setting()
     if is_url(path):
         url = Url.of(path)
         header, _ = _remote_header(url)

@@ -73,6 +73,17 @@ class ZarrLayout:
             plain=not array.filters and array.order == "C" and not swapped,
         )
 
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of what a stored object holds, a chunk or a shard, decoded."""
+        return math.prod(self.shards or self.chunks) * self.itemsize
+
+    @property
+    def n_objects(self) -> int:
+        """Stored objects that hold all rows."""
+        sizes = zip(self.shape, self.shards or self.chunks, strict=True)
+        return math.prod(-(-size // step) for size, step in sizes)
+
     def is_one_chunk(self, start: int, stop: int) -> bool:
         """Return whether the rows are a decoded chunk, of the last one maybe the beginning.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.storage.direct import LEAST_BYTES, check_setting, passes_cache, read_directly
 from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.url_store import UrlStore
@@ -36,8 +38,19 @@ READ_BUDGET = ReadBudget(2**28)
 
 @dataclass
 class _Reads:
-    """What reading has brought so far in one context."""
+    """What reading has brought so far in one context.
 
+    Attributes
+    ----------
+    n_objects : int
+        Objects like those that are read, which hold all the data; 0 where they are not worth a direct read.
+    sizes : list of int
+        Bytes of each object.
+    missing : bool
+        Whether one was not there.
+    """
+
+    n_objects: int
     sizes: list[int] = field(default_factory=list)
     missing: bool = False
 
@@ -47,6 +60,8 @@ _reads: ContextVar[_Reads | None] = ContextVar("emtau_reads", default=None)
 
 class CountingStore(WrapperStore[Any]):
     """Adds the size of everything read to the counter of the reading context.
+
+    Local files that together are too large for the page cache are read past it.
 
     zarr reads in an event loop of its own, but its coroutines inherit the
     context of the thread that asked, so that concurrent tasks count apart.
@@ -59,13 +74,29 @@ class CountingStore(WrapperStore[Any]):
         byte_range: zarr.abc.store.ByteRequest | None = None,
     ) -> Buffer | None:
         """Read, and count."""
-        value = cast("Buffer | None", await self._store.get(key, prototype, byte_range))
         reads = _reads.get()
+        value = None
+        if reads is not None and reads.n_objects and byte_range is None:
+            value = await asyncio.to_thread(self._directly, key, prototype, reads.n_objects)
+        if value is None:
+            value = cast("Buffer | None", await self._store.get(key, prototype, byte_range))
         if reads is not None and value is not None:
             reads.sizes.append(len(value))
         elif reads is not None:
             reads.missing = True
         return value
+
+    def _directly(self, key: str, prototype: BufferPrototype, n_objects: int) -> Buffer | None:
+        """Return an object from its file; None where that is missing, or to be read as other stores are."""
+        if not isinstance(self._store, LocalStore):
+            return None
+        path = self._store.root / key
+        try:
+            size = path.stat().st_size
+            found = read_directly(path, 0, size) if passes_cache(n_objects * size) else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return None if found is None else prototype.buffer.from_array_like(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +125,7 @@ class ZarrReader:
         InvalidDataError
             They cannot be read.
         """
-        reads = _Reads()
+        reads = _Reads(self._layout.n_objects if self._layout.object_bytes >= LEAST_BYTES else 0)
         token = _reads.set(reads)
         try:
             with (
@@ -144,7 +175,13 @@ def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = Non
     chunk_rows : tuple of int, optional
         By default its own row chunks; of a sharded array its shards, so that
         each shard is read once.
+
+    Raises
+    ------
+    ConfigError
+        dask's ``emtau.direct-reads`` cannot be used.
     """
+    check_setting()
     mode: Literal["r", "r+"] = "r" if array.store.read_only else "r+"
     counted = zarr.open_array(
         store=CountingStore(array.store),
