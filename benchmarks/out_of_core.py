@@ -2,6 +2,7 @@
 
     python benchmarks/out_of_core.py                       # 600 MB allowed, 2.4 GB of data, 4 GB of disk
     python benchmarks/out_of_core.py --memory 100kB --chunk-rows 500 --repeats 1
+    DASK_EMTAU__DIRECT_READS=never python benchmarks/out_of_core.py   # through the page cache
 
 One iteration of EM over all rows, 16 components, full covariances, from parameters that are given; from
 zarr without compression, from zarr with zstd (both also with nothing read ahead), and from memory, rows that
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.planning import FitOutline, demand
 from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.storage import as_source, open_source, places_of
-from emtau_dask.storage.direct import read_directly
+from emtau_dask.storage.direct import passes_cache, read_directly
 
 PLAIN, ZSTD = "plain.zarr", "zstd.zarr"
 KINDS = ("memory", "files", "decoding", "plain", "plain, nothing ahead", "zstd", "zstd, nothing ahead")
@@ -116,9 +118,9 @@ def drop_pages(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read_through(path: Path) -> None:
-    """Read a file as fits read it, past the page cache, or where that cannot be done through it."""
-    if read_directly(path, 0, path.stat().st_size) is not None:
+def read_through(path: Path, whole: int) -> None:
+    """Read a file as fits read it."""
+    if passes_cache(whole) and read_directly(path, 0, path.stat().st_size) is not None:
         return
     with path.open("rb", buffering=0) as file:
         while file.read(READ_AT_ONCE):
@@ -159,8 +161,10 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     drop_pages(folder)
     cpu, began = time.process_time(), time.monotonic()
     if kind == "files":
+        found = files(folder / PLAIN)
+        whole = sum(path.stat().st_size for path in found)
         with ThreadPoolExecutor(options.threads) as pool:
-            list(pool.map(read_through, files(folder / PLAIN)))
+            list(pool.map(partial(read_through, whole=whole), found))
         when = began, time.monotonic()
     elif kind == "decoding":
         for place in places_of(source.chunk_rows).values():

@@ -1,4 +1,4 @@
-"""Whether active rows are cached between passes, how large the cache is, and for how long it is there."""
+"""Whether active rows and row state are cached between passes, in how many bytes, and for how long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from emtau_dask.engine.problem import Problem
 from emtau_dask.engine.scheduler import active_client, in_process
 from emtau_dask.engine.settings import byte_setting
-from emtau_dask.storage import RowCache, is_stored, release_rows
+from emtau_dask.storage import RowCache, release_rows
 
 __all__ = ["CACHE_BYTES", "active_rows_cached", "cache_limit"]
 
@@ -22,7 +22,7 @@ RELEASE_SECONDS = 5.0
 
 
 def cache_limit() -> int:
-    """Return the bytes of active rows that each process may keep in memory: dask's ``emtau.cache-bytes``.
+    """Return the bytes that each process may keep between passes in memory: dask's ``emtau.cache-bytes``.
 
     By default `CACHE_BYTES`; 0 is no cache at all.
 
@@ -36,13 +36,13 @@ def cache_limit() -> int:
 
 @contextmanager
 def active_rows_cached(problem: Problem) -> Iterator[Problem]:
-    """Give the problem with a cache for its active rows, of which nothing stays after the end.
+    """Give the problem with a cache for its active rows and row state, of which nothing stays after the end.
 
-    There is none for sources that gain nothing from it, nor where the tasks run
-    in a pool of processes, which need not outlast a pass and cannot be told of the end.
+    There is none where the tasks run in a pool of processes, which need not
+    outlast a pass and cannot be told of the end.
     """
     client, limit = active_client(), cache_limit()
-    if not limit or not is_stored(problem.rows) or (client is None and not in_process()):
+    if not limit or (client is None and not in_process()):
         yield problem
         return
     cache = RowCache(uuid.uuid4().hex, limit)

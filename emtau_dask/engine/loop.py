@@ -200,7 +200,8 @@ def _e_step(
     tracking = None
     if writer is not None:
         arrays = checked_row_arrays(policy, problem.n_components, settings.max_iter) or ()
-        tracking = RowTracking(policy, writer, frozenset(array.name for array in arrays if array.keep))
+        kept = frozenset(array.name for array in arrays if array.keep)
+        tracking = RowTracking(policy, writer, kept, problem.cache)
     places, sizes, width = problem.places, problem.costs, problem.n_features
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}

@@ -44,7 +44,7 @@ class FitDemand:
     largest_read : int
         Bytes that reading the longest chunk holds at once, of ``memory``.
     cache : int
-        Bytes of active rows kept between passes, of ``memory``.
+        Bytes of active rows and row state kept between passes, of ``memory``.
     read_ahead : int
         Bytes of chunks held before their tasks ask for them, of ``memory``.
     pass_bytes : int
@@ -81,7 +81,7 @@ class FitOutline:
     threads : int
         Chunks processed at a time in one process.
     cache_limit : int
-        Bytes of active rows that the process may keep between passes.
+        Bytes of active rows and row state that the process may keep between passes.
     read_ahead_limit : int
         Bytes of chunks that the process may hold before their tasks ask for
         them; 0 where other processes run the tasks.
@@ -141,7 +141,7 @@ def _memory(
     resident = sum(_bytes(source) for source in sources.values() if _is_in_memory(source))
     sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
     cached = _cached(sources, outline)
-    to_cache = threads * _cached_bytes(sources, longest) if cached else 0
+    to_cache = threads * _cached_bytes(sources, outline.fields, longest) if cached else 0
     working = max(threads * (held + beside) + under_way + to_cache + ahead, sample)
     process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
     return process + resident + working + cached
@@ -223,18 +223,22 @@ def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows:
 
 
 def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
-    """Return the most bytes of active rows that are kept between passes."""
-    if outline.fields is None:
+    """Return the most bytes that are kept between passes."""
+    return min(outline.cache_limit, _cached_bytes(sources, outline.fields, sources["X"].shape[0]))
+
+
+def _cached_bytes(sources: Mapping[str, Source], fields: RowFields | None, n_rows: int) -> int:
+    """Return the most bytes that are cached of some rows.
+
+    The state of all; where they are stored, half of them, with positions and weights.
+    """
+    if fields is None:
         return 0
-    return min(outline.cache_limit, _cached_bytes(sources, sources["X"].shape[0]))
-
-
-def _cached_bytes(sources: Mapping[str, Source], n_rows: int) -> int:
-    """Return the most bytes that are cached of some rows: half of them, with positions and weights."""
     rows = sources["X"]
+    state = n_rows * sum(dtype.itemsize for dtype in fields.by_name.values())
     if not is_stored(rows):
-        return 0
-    return n_rows * (math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT) // 2
+        return state
+    return state + n_rows * (math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT) // 2
 
 
 def _merges(leaves: set[tuple[int, int]]) -> int:

@@ -48,7 +48,7 @@ class Problem:
     total_weight : float
         ``Σ s_n``.
     cache : RowCache or None
-        Where active rows are kept between passes; None where they are not.
+        Where row state and active rows are kept between passes; None where they are not.
     read_ahead : int
         Bytes that a pass may hold read ahead.
     compiled : bool
@@ -98,9 +98,9 @@ class Problem:
         return AheadBudget(self.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
     def loader(self) -> ChunkLoader:
-        """Return what tasks take along to load chunks."""
+        """Return what tasks take along to load chunks; rows that are not stored gain nothing from a cache."""
         weights = None if self.weights is None else self.weights.reader()
-        return ChunkLoader(self.rows.reader(), weights, self.cache)
+        return ChunkLoader(self.rows.reader(), weights, self.cache if is_stored(self.rows) else None)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from emtau_dask.mixture.parameters import expected_log_density
 from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
 from emtau_dask.mixture.tiles import absorber, tiled
-from emtau_dask.storage import ChunkPlace, RowStateWriter, SlotState
+from emtau_dask.storage import ChunkPlace, RowCache, RowStateWriter, SlotState
 
 __all__ = [
     "ChunkOutcome",
@@ -140,11 +140,49 @@ class RowTracking:
     writer : RowStateWriter
     kept : frozenset of str
         Arrays whose values inactive rows keep; others are stored as zero there.
+    cache : RowCache or None
+        Where the state of chunks with active rows is kept beside.
     """
 
     policy: ActivityPolicy
     writer: RowStateWriter
     kept: frozenset[str]
+    cache: RowCache | None
+
+    def fresh(self, n_rows: int, positions: Ints) -> Mapping[str, NDArray[Any]]:
+        """Return the state of a chunk's rows of which those at ``positions`` are active, all else 0."""
+        state: dict[str, NDArray[Any]] = {
+            name: np.zeros(n_rows, dtype) for name, dtype in self.writer.fields.by_name.items()
+        }
+        state[ACTIVE][positions] = True
+        return state
+
+    def last(self, place: ChunkPlace, slot: SlotState) -> Mapping[str, NDArray[Any]]:
+        """Return the state that ``slot`` says, by name.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            It cannot be read.
+        """
+        found = None if self.cache is None else self.cache.find_state(place.chunk, slot.sha256)
+        if found is None:
+            held = slot.read(self.writer.objects, place.n_rows)
+            dtypes = self.writer.fields.by_name
+            found = {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+            if self.cache is not None:
+                self.cache.keep_state(place.chunk, slot.sha256, found)
+        return found
+
+    def leave(self, chunk: int, state: Mapping[str, NDArray[Any]]) -> SlotState:
+        """Write the state of a chunk's rows, which is not to be changed any more."""
+        slot = self.writer.write(chunk, state)
+        if self.cache is not None:
+            if state[ACTIVE].any():
+                self.cache.keep_state(chunk, slot.sha256, state)
+            else:
+                self.cache.drop_state(chunk)
+        return slot
 
 
 @dataclass(frozen=True)
@@ -210,14 +248,14 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache where they are there, and its row state."""
         if self.tracking is not None and item.state is not None:
-            state = self._last_state(self.tracking, item.state, item.place.n_rows)
+            state = self.tracking.last(item.place, item.state)
             positions = np.flatnonzero(state[ACTIVE])
             return FoundRows(self.loader.load_active(item.place, positions, *blocks), positions, state)
         loaded = self.loader.load(item.place, *blocks)
         positions = loaded.positions()
         if self.tracking is None:
             return FoundRows(loaded, positions, None)
-        return FoundRows(loaded, positions, self._fresh_state(self.tracking, item.place.n_rows, positions))
+        return FoundRows(loaded, positions, self.tracking.fresh(item.place.n_rows, positions))
 
     def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
         """Score the chunk's active rows, and write row state where it changes; again, it does the same."""
@@ -244,18 +282,6 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             loaded.bytes_read,
         )
 
-    def _fresh_state(self, tracking: RowTracking, n_rows: int, positions: Ints) -> dict[str, NDArray[Any]]:
-        state: dict[str, NDArray[Any]] = {
-            name: np.zeros(n_rows, dtype) for name, dtype in tracking.writer.fields.by_name.items()
-        }
-        state[ACTIVE][positions] = True
-        return state
-
-    def _last_state(self, tracking: RowTracking, last: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
-        held = last.read(tracking.writer.objects, n_rows)
-        dtypes = tracking.writer.fields.by_name
-        return {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
-
     def _write(
         self,
         tracking: RowTracking,
@@ -272,7 +298,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             kept = name in tracking.kept
             written[name] = state[name].copy() if kept else np.zeros_like(state[name])
             written[name][positions] = values if kept else np.where(stays, values, 0)
-        return tracking.writer.write(chunk, written)
+        return tracking.leave(chunk, written)
 
     def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
         if not len(positions):

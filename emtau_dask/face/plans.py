@@ -115,7 +115,7 @@ def plan_table(plan: Plan) -> Table:
     lines = {
         "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
         "of which reading a chunk": format_bytes(found.largest_read),
-        "of which active rows kept between passes": format_bytes(found.cache),
+        "of which active rows and row state kept": format_bytes(found.cache),
         "of which chunks read ahead": format_bytes(found.read_ahead),
         "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
         "chunks": f"{found.chunks:,}, the longest of {plan.longest:,} rows",

@@ -1,8 +1,8 @@
-"""Some rows of chunks, kept in this process so that they need not be read from their source again.
+"""Some rows of chunks, and the state of all, kept in this process so that they need not be read again.
 
 What a process keeps belongs to a token; it stays in memory up to a number of
-bytes for all tokens together, beyond that in files of a temporary folder. It is
-only a cache: whatever it lacks, or cannot write or read back, is read from the source.
+bytes for all tokens together, beyond that rows go to files of a temporary folder. It is
+only a cache: whatever it lacks, or cannot write or read back, is read from where it came.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +114,18 @@ class _File:
             return CachedRows(positions, rows, weights, self.source_bytes), file.tell()
 
 
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A chunk's row state, and the digest of the object that holds it."""
+
+    sha256: str
+    values: Mapping[str, NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.values.values())
+
+
 @dataclass
 class _Kept:
     """What is kept for one token.
@@ -123,6 +136,8 @@ class _Kept:
         In memory, by chunk.
     files : dict of int to _File
         The other chunks that are there.
+    states : dict of int to _State
+        In memory, by chunk.
     folder : ScratchFolder or None
         Where files are; None before the first one.
     writable : bool
@@ -133,6 +148,7 @@ class _Kept:
 
     rows: dict[int, CachedRows] = field(default_factory=dict)
     files: dict[int, _File] = field(default_factory=dict)
+    states: dict[int, _State] = field(default_factory=dict)
     folder: ScratchFolder | None = None
     writable: bool = True
     used: float = 0.0
@@ -191,6 +207,23 @@ class _Store:
             if kept is not None:
                 self._forget(kept, chunk)
 
+    def look_at_state(self, token: str, chunk: int) -> _State | None:
+        with self._lock:
+            kept = self._of(token)
+            return None if kept is None else kept.states.get(chunk)
+
+    def keep_state(self, token: str, chunk: int, state: _State | None, limit: int) -> None:
+        """Keep a chunk's state, where there is room, instead of that kept before; None to keep none."""
+        with self._lock:
+            kept = self._of(token)
+            if kept is None:
+                return
+            before = kept.states.pop(chunk, None)
+            self._held -= before.nbytes if before else 0
+            if state is not None and self._held + state.nbytes <= limit:
+                kept.states[chunk] = state
+                self._held += state.nbytes
+
     def release(self, token: str) -> None:
         with self._lock:
             self._released.append(token)
@@ -230,6 +263,7 @@ class _Store:
         kept = self._kept.pop(token, None)
         if kept is not None:
             self._held -= sum(rows.nbytes for rows in kept.rows.values())
+            self._held -= sum(state.nbytes for state in kept.states.values())
             if kept.folder is not None:
                 kept.folder.remove()
 
@@ -244,7 +278,7 @@ def release_rows(token: str) -> None:
 
 @dataclass(frozen=True)
 class RowCache:
-    """The rows that belong to one token, in whatever process it is; travels into tasks.
+    """The rows and row state that belong to one token, in whatever process it is; travels into tasks.
 
     Attributes
     ----------
@@ -287,3 +321,30 @@ class RowCache:
     def drop(self, chunk: int) -> None:
         """Remove the rows of a chunk."""
         _STORE.drop(self.token, chunk)
+
+    def find_state(self, chunk: int, sha256: str) -> Mapping[str, NDArray[Any]] | None:
+        """Return the state of a chunk's rows, by name, from memory.
+
+        None where this process does not have the one that is stored in an object of this digest.
+        """
+        found = _STORE.look_at_state(self.token, chunk)
+        return found.values if found is not None and found.sha256 == sha256 else None
+
+    def keep_state(self, chunk: int, sha256: str, values: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the state of a chunk's rows, where it fits, instead of that kept before.
+
+        Parameters
+        ----------
+        chunk : int
+        sha256 : str
+            Of the object that holds it.
+        values : mapping of str to ndarray
+            Not to be written from now on.
+        """
+        for array in values.values():
+            array.setflags(write=False)
+        _STORE.keep_state(self.token, chunk, _State(sha256, values), self.limit)
+
+    def drop_state(self, chunk: int) -> None:
+        """Remove the state of a chunk's rows."""
+        _STORE.keep_state(self.token, chunk, None, self.limit)

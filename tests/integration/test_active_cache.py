@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.activity import NextPass, Schedule
 from emtau_dask.engine.planning import FitOutline, demand
-from emtau_dask.storage import RowFields, as_source, open_source, rowcache
+from emtau_dask.storage import RowFields, SlotState, as_source, open_source, rowcache
 
 N, D, K, CHUNK = 2000, 3, 3, 250
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "partial.py"
@@ -248,6 +248,46 @@ def test_workers_keep_what_they_read_until_the_end(zygote, path, tmp_path):
                 assert set(client.run(kept).values()) == {(0, 0)}
 
 
+class TestRowState:
+    @pytest.fixture
+    def reads(self, monkeypatch):
+        """The chunks whose row state was read from where it is stored."""
+        seen, read = [], SlotState.read
+
+        def noted(slot, objects, n_rows):
+            seen.append(slot.key)
+            return read(slot, objects, n_rows)
+
+        monkeypatch.setattr(SlotState, "read", noted)
+        return seen
+
+    @pytest.mark.parametrize("kind", ["stored", "in memory"])
+    @pytest.mark.parametrize("name", ["em-tau with revisits", "em-star", "em-lazy", "a tenth"])
+    def test_is_read_once_written_from_memory_alone(self, kind, name, stored, reads):
+        X = stored if kind == "stored" else as_source(ROWS, ndim=2, what="X").aligned((CHUNK,) * (N // CHUNK))
+        found = fit(X, POLICIES[name])
+        assert reads == []
+        without = fit(X, POLICIES[name], cache=0)
+        partial = [record for record in without.history_ if not record.full_pass]
+        assert len(reads) >= sum(record.chunks_processed for record in partial) > 0
+        assert_same_bits(found, without)
+
+    def test_that_does_not_fit_is_read(self, stored, reads):
+        found = fit(stored, Tenth(), cache=2 * CHUNK + 1, max_iter=4)
+        assert len(reads) == 3 * (N // CHUNK - 2)
+        assert_same_bits(found, fit(stored, Tenth(), cache=0, max_iter=4))
+
+    def test_of_a_run_that_goes_on_is_read_once(self, stored, tmp_path, reads):
+        whole = fit(stored, Tenth(), max_iter=4)
+        fit(stored, Tenth(), max_iter=2, checkpoint=tmp_path / "checkpoint")
+        assert reads == []
+        with warnings.catch_warnings(), dask.config.set({"scheduler": "threads", "num_workers": 2}):
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = GaussianMixture.resume(tmp_path / "checkpoint", stored, algorithm=Tenth(), max_iter=4)
+        assert len(reads) == N // CHUNK
+        assert_same_bits(found, whole)
+
+
 class TestPrediction:
     FIELDS = RowFields(("active",), ("bool",), CHUNK)
 
@@ -270,12 +310,17 @@ class TestPrediction:
         assert found.cache == 2**28
         assert found.memory >= without.memory + 2**28
 
-    def test_no_more_than_half_the_rows(self, stored):
-        assert N // 2 * D * 8 <= self.of(stored, self.FIELDS, 2**28).cache <= N // 2 * (D + 1) * 8
+    def test_no_more_than_half_the_rows_and_their_state(self, stored):
+        assert N // 2 * D * 8 + N <= self.of(stored, self.FIELDS, 2**28).cache <= N // 2 * (D + 1) * 8 + N
+
+    def test_only_the_state_of_rows_in_memory(self):
+        two = RowFields(("active", "counter"), ("bool", "uint16"), CHUNK)
+        assert self.of(ROWS, self.FIELDS, 2**28).cache == N
+        assert self.of(ROWS, two, 2**28).cache == 3 * N
 
     def test_nothing_where_there_is_none(self, stored):
         assert self.of(stored, None, 2**28).cache == 0
-        assert self.of(ROWS, self.FIELDS, 2**28).cache == 0
+        assert self.of(ROWS, None, 2**28).cache == 0
 
 
 def test_the_benchmark(capsys):

@@ -140,6 +140,70 @@ class TestTheLimit:
         assert files_in(scratch) == []
 
 
+def state_of(*values):
+    return {"active": np.array(values, dtype=bool), "counter": np.array(values, dtype="u2")}
+
+
+class TestState:
+    SIZE = 3 * 4
+    CACHE = RowCache("mine", PLENTY)
+
+    def test_is_what_was_kept(self):
+        self.CACHE.keep_state(7, "digest", state_of(1, 0, 0, 1))
+        found = self.CACHE.find_state(7, "digest")
+        assert {name: values.tolist() for name, values in found.items()} == {
+            "active": [True, False, False, True],
+            "counter": [1, 0, 0, 1],
+        }
+        assert not any(values.flags.writeable for values in found.values())
+
+    def test_is_nothing_of_another_chunk_digest_or_token(self):
+        self.CACHE.keep_state(7, "digest", state_of(1))
+        assert self.CACHE.find_state(8, "digest") is None
+        assert self.CACHE.find_state(7, "other") is None
+        assert RowCache("yours", PLENTY).find_state(7, "digest") is None
+
+    def test_is_what_was_kept_last(self):
+        self.CACHE.keep_state(7, "digest", state_of(1, 1))
+        self.CACHE.keep_state(7, "newer", state_of(1, 0))
+        assert self.CACHE.find_state(7, "digest") is None
+        assert self.CACHE.find_state(7, "newer")["active"].tolist() == [True, False]
+
+    def test_is_nothing_after_a_drop(self, store):
+        self.CACHE.keep_state(7, "digest", state_of(1, 1))
+        self.CACHE.drop_state(7)
+        self.CACHE.drop_state(8)
+        assert self.CACHE.find_state(7, "digest") is None
+        assert store._held == 0
+
+    def test_rows_and_state_share_the_limit(self, store, scratch):
+        cache = RowCache("mine", TestTheLimit.SIZE + self.SIZE)
+        cache.keep_state(0, "digest", state_of(1, 1, 1, 1))
+        cache.keep(0, rows_at([1, 2]))
+        assert store._held == cache.limit
+        cache.keep_state(1, "digest", state_of(1))
+        assert cache.find_state(1, "digest") is None
+        cache.drop(0)
+        cache.keep_state(1, "digest", state_of(1))
+        assert cache.find_state(1, "digest") is not None
+        assert store._held == self.SIZE + 3
+
+    def test_that_has_no_room_leaves_none_of_before(self, store):
+        cache = RowCache("mine", self.SIZE)
+        cache.keep_state(0, "digest", state_of(1, 1, 1, 1))
+        cache.keep_state(0, "newer", state_of(1, 1, 1, 1, 1))
+        assert cache.find_state(0, "digest") is None
+        assert cache.find_state(0, "newer") is None
+        assert store._held == 0
+
+    def test_goes_with_its_token(self, store):
+        self.CACHE.keep_state(7, "digest", state_of(1))
+        release_rows("mine")
+        assert (store._kept, store._held) == ({}, 0)
+        self.CACHE.keep_state(7, "digest", state_of(1))
+        assert self.CACHE.find_state(7, "digest") is None
+
+
 class TestFilesThatFail:
     def test_a_full_disk_leaves_what_was_there(self, scratch, monkeypatch):
         def full(file, array, **options):
