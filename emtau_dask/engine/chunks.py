@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ NumPy would make a plain float one of float32, infinity, to compare float32 valu
 ROW_BYTES = 16
 """Of a loaded row beside its values: its position, and its row state."""
 DOUBLE = np.dtype(np.float64)
+
+
+@lru_cache(maxsize=2)
+def _positions_of(n_rows: int) -> Ints:
+    """Return 0 to ``n_rows``, once for chunks of a length: of few features each, rows are soon scored."""
+    positions = np.arange(n_rows)
+    positions.setflags(write=False)
+    return positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +69,8 @@ class LoadedChunk:
     source_bytes: int = 0
 
     def positions(self) -> Ints:
-        """Return the positions of the rows of positive weight."""
-        return np.arange(len(self.rows)) if self.present is None else self.present
+        """Return the positions of the rows of positive weight; not to be written."""
+        return _positions_of(len(self.rows)) if self.present is None else self.present
 
     def blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
