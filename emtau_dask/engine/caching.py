@@ -12,9 +12,9 @@ from typing import Any
 from emtau_dask.engine.problem import Problem
 from emtau_dask.engine.scheduler import active_client, in_process
 from emtau_dask.engine.settings import byte_setting
-from emtau_dask.storage import RowCache, release_rows
+from emtau_dask.storage import RowCache, RowFields, release_rows
 
-__all__ = ["CACHE_BYTES", "active_rows_cached", "cache_limit"]
+__all__ = ["CACHE_BYTES", "cache_limit", "kept_between_passes"]
 
 CACHE_BYTES = 2**25
 RELEASE_SECONDS = 5.0
@@ -35,14 +35,14 @@ def cache_limit() -> int:
 
 
 @contextmanager
-def active_rows_cached(problem: Problem) -> Iterator[Problem]:
+def kept_between_passes(problem: Problem, fields: RowFields | None) -> Iterator[Problem]:
     """Give the problem with a cache for its active rows and row state, of which nothing stays after the end.
 
-    There is none where the tasks run in a pool of processes, which need not
-    outlast a pass and cannot be told of the end.
+    There is none of no bytes, where no row state is kept (``fields`` are None), and where the tasks run in
+    a pool of processes, which need not outlast a pass and cannot be told of the end.
     """
     client, limit = active_client(), cache_limit()
-    if not limit or (client is None and not in_process()):
+    if not limit or fields is None or (client is None and not in_process()):
         yield problem
         return
     cache = RowCache(uuid.uuid4().hex, limit)

@@ -66,7 +66,7 @@ class CheckpointJournal:
         data = fingerprint_of(sources["data"])
         assert data is not None
         self._log, self._config, self._given = log, config, given
-        self._sources, self._fields = sources, fields
+        self._sources, self.fields = sources, fields
         self._environment = environment(compiled=compiled)
         self._n_chunks = len(data.chunk_rows)
         self._attempt = new_attempt(max(log.last, 0))
@@ -94,7 +94,7 @@ class CheckpointJournal:
         CheckpointMismatchError
             Its row state has other arrays than the policy keeps.
         """
-        ours = () if self._fields is None else self._fields.names
+        ours = () if self.fields is None else self.fields.names
         for attempt in saved.manifest.attempts:
             if tuple(attempt.fields) != ours:
                 raise CheckpointMismatchError(
@@ -124,10 +124,10 @@ class CheckpointJournal:
 
     def writer(self) -> RowStateWriter | None:
         """Return a writer to places not used before."""
-        if self._rows is None or self._fields is None:
+        if self._rows is None or self.fields is None:
             return None
         self._step += 1
-        return RowStateWriter(self.objects, self._rows, self._fields, self._step)
+        return RowStateWriter(self.objects, self._rows, self.fields, self._step)
 
     def due(self, step: int) -> bool:
         """Return whether ``step`` is divisible by ``checkpoint_every``."""

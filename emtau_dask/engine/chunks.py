@@ -25,15 +25,22 @@ LARGEST = np.float64(1e150)
 NumPy would make a plain float one of float32, infinity, to compare float32 values with it."""
 ROW_BYTES = 16
 """Of a loaded row beside its values: its position, and its row state."""
+KEPT_POSITIONS = 2**20
+"""Of a chunk, the most that are kept for the next: to write them takes a fiftieth of the time in which rows
+of 4 features are scored."""
 DOUBLE = np.dtype(np.float64)
 
 
-@lru_cache(maxsize=2)
-def _positions_of(n_rows: int) -> Ints:
-    """Return 0 to ``n_rows``, once for chunks of a length: of few features each, rows are soon scored."""
+@lru_cache(maxsize=1)
+def _same_positions(n_rows: int) -> Ints:
     positions = np.arange(n_rows)
     positions.setflags(write=False)
     return positions
+
+
+def _all_positions(n_rows: int) -> Ints:
+    """Return 0 to ``n_rows``; of chunks of one length, that are not too long, the same array."""
+    return _same_positions(n_rows) if n_rows <= KEPT_POSITIONS else np.arange(n_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +77,7 @@ class LoadedChunk:
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight; not to be written."""
-        return _positions_of(len(self.rows)) if self.present is None else self.present
+        return _all_positions(len(self.rows)) if self.present is None else self.present
 
     def blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE

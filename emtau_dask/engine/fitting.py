@@ -71,6 +71,11 @@ class FitPlan:
 class Journal(Protocol):
     """Remembers a fit while it goes on."""
 
+    @property
+    def fields(self) -> RowFields | None:
+        """The row state that is kept; None for policies that keep none."""
+        ...
+
     def writer(self) -> RowStateWriter | None:
         """Return where the next iteration's tasks leave row state; None where none is kept."""
         ...
@@ -111,17 +116,17 @@ class TemporaryJournal:
 
     def __init__(self, objects: LocalObjects | None, fields: RowFields | None, n_slots: int) -> None:
         self.objects = objects
-        self._fields, self._n_slots = fields, n_slots
+        self.fields, self._n_slots = fields, n_slots
         self._step = 0
         self._keys: set[str] = set()
 
     def writer(self) -> RowStateWriter | None:
         """Return a writer to places not used before."""
-        if self.objects is None or self._fields is None:
+        if self.objects is None or self.fields is None:
             return None
         self._step += 1
-        layout = rows_layout("rows", self._fields, self._step + 1, self._n_slots)
-        return RowStateWriter(self.objects, layout, self._fields, self._step)
+        layout = rows_layout("rows", self.fields, self._step + 1, self._n_slots)
+        return RowStateWriter(self.objects, layout, self.fields, self._step)
 
     def save(self, state: FitState, *, commit: bool) -> None:
         """Remove the row state that the new one replaces."""

@@ -228,7 +228,7 @@ def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
 
 
 def _cached_bytes(sources: Mapping[str, Source], fields: RowFields | None, n_rows: int) -> int:
-    """Return the most bytes that are cached of some rows.
+    """Return the most bytes that are cached of some rows, however large the cache.
 
     The state of all; where they are stored, half of them, with positions and weights.
     """

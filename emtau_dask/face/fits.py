@@ -12,7 +12,7 @@ import numpy as np
 
 from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
-from emtau_dask.engine.caching import active_rows_cached, cache_limit
+from emtau_dask.engine.caching import cache_limit, kept_between_passes
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.cluster import check_portable, prove_access
 from emtau_dask.engine.compiling import compile_setting
@@ -38,6 +38,7 @@ from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights
 from emtau_dask.storage import ObjectStore, object_store, start_log
 from emtau_dask.storage.commits import check_startable
+from emtau_dask.storage.direct import direct_setting
 from emtau_dask.storage.remote import warn_unless_exclusive
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def check_surroundings(policy: ActivityPolicy) -> None:
     cache_limit()
     read_ahead_limit()
     compile_setting()
+    direct_setting()
     check_portable("the policy", policy)
 
 
@@ -223,7 +225,7 @@ def finish(
         observer,
         compiled=sources.compiled,
     )
-    with first_unusable_row_named(problem, observer), active_rows_cached(problem) as cached:
+    with first_unusable_row_named(problem, observer), kept_between_passes(problem, journal.fields) as cached:
         return run_fit(cached, plan, state, journal, observer)
 
 

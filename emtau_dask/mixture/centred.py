@@ -42,7 +42,8 @@ LEAST_BROKEN_OFF = 384
 def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int) -> int:
     """Return how many rows `CentredStatistics` gathers: a fixed function of its arguments.
 
-    They take as much memory as their statistics, or 8 MiB where these are less.
+    About as many as take the memory of their statistics, or 8 MiB where these are less; 8,192 at most, and
+    no fewer than a block has.
     """
     statistics = 8 * math.prod(structure.shape(n_components, n_features))
     rows = max(STRETCH_BYTES, statistics) // (8 * (n_features + n_components))
@@ -153,9 +154,9 @@ def _broken_off(
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
-    A first eighth of the features shows which component is nearest to a row,
-    and how far the others will be, as if all features were like them: scales
-    are of all features, so that distances of an eighth say nothing beside them.
+    A first eighth of the features foresees, as if all were like them, which
+    component is nearest to a row and how far the others will be. (Scales are of
+    all features: beside them, distances over an eighth must be taken eight times.)
     The log-density of the nearest is computed in full, the others' while they
     are in reach of it.
     """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import even_chunks
-from emtau_dask.storage.direct import LEAST_BYTES, check_setting, passes_cache, read_directly
+from emtau_dask.storage.direct import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.storage.objects import each
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.urls import Url, is_url, read_errors
@@ -204,10 +204,7 @@ def npy_source(path: str) -> RangeSource:
     ------
     InvalidDataError
         It is no ``.npy`` file, or one that holds Python objects.
-    ConfigError
-        dask's ``emtau.direct-reads`` cannot be used.
     """
-    check_setting()
     if is_url(path):
         url = Url.of(path)
         header, _ = _remote_header(url)

@@ -28,6 +28,8 @@ __all__ = ["CachedRows", "RowCache", "release_rows"]
 
 IDLE_SECONDS = 1800.0
 """A token that no task has used for so long makes room when another one comes."""
+STATE_SHARE = 4
+"""One part in so many of the bytes that row state may take: it is kept from the first pass on, rows later."""
 RELEASED_TOKENS = 256
 """How many released tokens a process remembers, lest tasks that outlive their fit leave anything."""
 
@@ -162,6 +164,7 @@ class _Store:
         self._kept: dict[str, _Kept] = {}
         self._released: deque[str] = deque(maxlen=RELEASED_TOKENS)
         self._held = 0
+        self._held_of_states = 0
 
     def look(self, token: str, chunk: int) -> CachedRows | _File | None:
         with self._lock:
@@ -212,17 +215,23 @@ class _Store:
             kept = self._of(token)
             return None if kept is None else kept.states.get(chunk)
 
-    def keep_state(self, token: str, chunk: int, state: _State | None, limit: int) -> None:
-        """Keep a chunk's state, where there is room, instead of that kept before; None to keep none."""
+    def keep_state(self, token: str, chunk: int, state: _State, limit: int) -> None:
+        """Keep a chunk's state, where there is room, instead of that kept before."""
         with self._lock:
             kept = self._of(token)
             if kept is None:
                 return
-            before = kept.states.pop(chunk, None)
-            self._held -= before.nbytes if before else 0
-            if state is not None and self._held + state.nbytes <= limit:
+            self._forget_state(kept, chunk)
+            room = min(limit - self._held, limit // STATE_SHARE - self._held_of_states)
+            if state.nbytes <= room:
                 kept.states[chunk] = state
-                self._held += state.nbytes
+                self._hold_state(state.nbytes)
+
+    def drop_state(self, token: str, chunk: int) -> None:
+        with self._lock:
+            kept = self._of(token)
+            if kept is not None:
+                self._forget_state(kept, chunk)
 
     def release(self, token: str) -> None:
         with self._lock:
@@ -259,11 +268,20 @@ class _Store:
             with suppress(OSError):
                 file.path.unlink()
 
+    def _forget_state(self, kept: _Kept, chunk: int) -> None:
+        state = kept.states.pop(chunk, None)
+        if state is not None:
+            self._hold_state(-state.nbytes)
+
+    def _hold_state(self, n_bytes: int) -> None:
+        self._held += n_bytes
+        self._held_of_states += n_bytes
+
     def _remove(self, token: str) -> None:
         kept = self._kept.pop(token, None)
         if kept is not None:
             self._held -= sum(rows.nbytes for rows in kept.rows.values())
-            self._held -= sum(state.nbytes for state in kept.states.values())
+            self._hold_state(-sum(state.nbytes for state in kept.states.values()))
             if kept.folder is not None:
                 kept.folder.remove()
 
@@ -331,7 +349,7 @@ class RowCache:
         return found.values if found is not None and found.sha256 == sha256 else None
 
     def keep_state(self, chunk: int, sha256: str, values: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the state of a chunk's rows, where it fits, instead of that kept before.
+        """Keep the state of a chunk's rows, where a quarter of the limit has room, instead of that before.
 
         Parameters
         ----------
@@ -347,4 +365,4 @@ class RowCache:
 
     def drop_state(self, chunk: int) -> None:
         """Remove the state of a chunk's rows."""
-        _STORE.keep_state(self.token, chunk, None, self.limit)
+        _STORE.drop_state(self.token, chunk)

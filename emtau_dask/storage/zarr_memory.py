@@ -84,6 +84,11 @@ class ZarrLayout:
         sizes = zip(self.shape, self.shards or self.chunks, strict=True)
         return math.prod(-(-size // step) for size, step in sizes)
 
+    def is_whole_objects(self, start: int, stop: int) -> bool:
+        """Return whether no stored object holds other rows as well."""
+        step = (self.shards or self.chunks)[0]
+        return start % step == 0 and (stop % step == 0 or stop == self.shape[0])
+
     def is_one_chunk(self, start: int, stop: int) -> bool:
         """Return whether the rows are a decoded chunk, of the last one maybe the beginning.
 

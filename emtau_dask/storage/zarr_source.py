@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import dask.array as da
@@ -24,7 +25,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.storage.direct import LEAST_BYTES, check_setting, passes_cache, read_directly
+from emtau_dask.storage.direct import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.storage.readbudget import ReadBudget
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.url_store import UrlStore
@@ -43,7 +44,7 @@ class _Reads:
     Attributes
     ----------
     n_objects : int
-        Objects like those that are read, which hold all the data; 0 where they are not worth a direct read.
+        Objects like those that are read, which hold all the data; 0 where they are not to be read directly.
     sizes : list of int
         Bytes of each object.
     missing : bool
@@ -77,7 +78,7 @@ class CountingStore(WrapperStore[Any]):
         reads = _reads.get()
         value = None
         if reads is not None and reads.n_objects and byte_range is None:
-            value = await asyncio.to_thread(self._directly, key, prototype, reads.n_objects)
+            value = await self._directly(key, prototype, reads.n_objects)
         if value is None:
             value = cast("Buffer | None", await self._store.get(key, prototype, byte_range))
         if reads is not None and value is not None:
@@ -86,17 +87,21 @@ class CountingStore(WrapperStore[Any]):
             reads.missing = True
         return value
 
-    def _directly(self, key: str, prototype: BufferPrototype, n_objects: int) -> Buffer | None:
-        """Return an object from its file; None where that is missing, or to be read as other stores are."""
+    async def _directly(self, key: str, prototype: BufferPrototype, n_objects: int) -> Buffer | None:
+        """Return an object from its file; None where the store is to read it."""
         if not isinstance(self._store, LocalStore):
             return None
-        path = self._store.root / key
-        try:
-            size = path.stat().st_size
-            found = read_directly(path, 0, size) if passes_cache(n_objects * size) else None
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        found = await asyncio.to_thread(_read_large, self._store.root / key, n_objects)
         return None if found is None else prototype.buffer.from_array_like(found)
+
+
+def _read_large(path: Path, n_objects: int) -> NDArray[np.uint8] | None:
+    """Return a file's bytes; None where so many like it may be in the page cache, or it cannot be read so."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return None
+    return read_directly(path) if passes_cache(n_objects * size) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +130,7 @@ class ZarrReader:
         InvalidDataError
             They cannot be read.
         """
-        reads = _Reads(self._layout.n_objects if self._layout.object_bytes >= LEAST_BYTES else 0)
+        reads = _Reads(self._layout.n_objects if self._may_pass_cache(start, stop) else 0)
         token = _reads.set(reads)
         try:
             with (
@@ -161,6 +166,15 @@ class ZarrReader:
         """Return an upper bound of the bytes that `read` holds at once, the rows included."""
         return self._layout.peak_bytes(start, stop, remote=self.remote)
 
+    def _may_pass_cache(self, start: int, stop: int) -> bool:
+        """Return whether these rows are whole, large objects, too many, decoded, for the page cache.
+
+        Parts of an object are soon followed by its other parts.
+        """
+        layout = self._layout
+        large = layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * layout.object_bytes)
+        return large and layout.is_whole_objects(start, stop)
+
     @cached_property
     def _layout(self) -> ZarrLayout:
         return ZarrLayout.of(self.array)
@@ -175,13 +189,7 @@ def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = Non
     chunk_rows : tuple of int, optional
         By default its own row chunks; of a sharded array its shards, so that
         each shard is read once.
-
-    Raises
-    ------
-    ConfigError
-        dask's ``emtau.direct-reads`` cannot be used.
     """
-    check_setting()
     mode: Literal["r", "r+"] = "r" if array.store.read_only else "r+"
     counted = zarr.open_array(
         store=CountingStore(array.store),

@@ -1,5 +1,7 @@
 """Direct reads: the bytes of the file, none of them in the page cache, where and when they are to be."""
 
+import ctypes
+import errno
 import os
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import zarr
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ConfigError, FullEM, GaussianMixture, InvalidDataError
-from emtau_dask.storage import direct, open_source, places_of
+from emtau_dask.storage import direct, npy_source, open_source, places_of, zarr_source
 
 MIB = 2**20
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def written(path, size, seed=0):
@@ -29,20 +32,30 @@ def uncached(path):
 
 
 def in_page_cache(path):
-    """Whether the file's end is: its beginning may be for the sake of a header."""
-    with path.open("rb") as file:
-        try:
-            return bool(os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size - 1, os.RWF_NOWAIT))
-        except BlockingIOError:
-            return False
+    """Whether the file's last page is: its beginning may be for the sake of a header."""
+    mapped = np.memmap(path, np.uint8, "r")
+    n_pages = -(-len(mapped) // PAGE)
+    seen = (ctypes.c_ubyte * n_pages)()
+    place, length = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(len(mapped))
+    assert ctypes.CDLL(None, use_errno=True).mincore(place, length, seen) == 0
+    return bool(seen[n_pages - 1] & 1)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def possible(tmp_path_factory):
-    path = tmp_path_factory.mktemp("direct") / "file"
+    path = tmp_path_factory.mktemp("possible") / "file"
     written(path, 5000)
-    if direct.read_directly(path, 0, 5000) is None:
+    if direct.read_directly(path) is None:
         pytest.skip("this system, or the file system of the temporary folder, has no direct reads")
+
+
+@pytest.fixture(scope="module")
+def seen(possible, tmp_path_factory):
+    path = tmp_path_factory.mktemp("seen") / "file"
+    written(path, MIB)
+    uncached(path)
+    if in_page_cache(path):
+        pytest.skip("files of the temporary folder are always in memory")
 
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 3 * MIB + 17])
@@ -50,13 +63,22 @@ def possible(tmp_path_factory):
     ("begin", "size"),
     [(0, 0), (0, 1), (1, 4095), (1, 4096), (4096, 4096), (128, 10_000), (5000, MIB), (MIB + 3, 5 * MIB)],
 )
-def test_it_gives_the_bytes_that_are_there(tmp_path, length, begin, size):
+def test_it_gives_the_bytes_that_are_there(possible, tmp_path, length, begin, size):
     data = written(tmp_path / "file", length)
     found = direct.read_directly(tmp_path / "file", begin, size)
-    assert found.tobytes() == data[begin : begin + size]
+    if begin + size > length:
+        assert found is None
+    else:
+        assert found.tobytes() == data[begin : begin + size]
 
 
-def test_it_leaves_nothing_in_the_page_cache(tmp_path):
+@pytest.mark.parametrize("length", [0, 1, 4096, MIB + 17])
+def test_all_of_a_file(possible, tmp_path, length):
+    data = written(tmp_path / "file", length)
+    assert direct.read_directly(tmp_path / "file").tobytes() == data
+
+
+def test_it_leaves_nothing_in_the_page_cache(seen, tmp_path):
     path = tmp_path / "file"
     written(path, 4 * MIB)
     uncached(path)
@@ -66,7 +88,7 @@ def test_it_leaves_nothing_in_the_page_cache(tmp_path):
     assert in_page_cache(path)
 
 
-def test_it_sees_what_was_not_yet_written_back(tmp_path):
+def test_it_sees_what_was_not_yet_written_back(possible, tmp_path):
     path = tmp_path / "file"
     written(path, MIB)
     direct.read_directly(path, 0, MIB)
@@ -78,9 +100,9 @@ def test_a_file_system_without_such_reads():
     assert direct.read_directly(Path("/proc/self/status"), 0, 100) is None
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        direct.read_directly(tmp_path / "none", 0, 100)
+@pytest.mark.parametrize("name", ["none", "."])
+def test_what_is_no_file_is_left_to_ordinary_reads(tmp_path, name):
+    assert direct.read_directly(tmp_path / name, 0, 100) is None
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", [False, True]), ("always", [True] * 2)])
@@ -101,6 +123,7 @@ def test_never(monkeypatch):
     [
         ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "5000"}, 5000),
         ("0::/a/b\n", {"a/b/memory.max": "3000", "a/memory.max": "5000"}, 3000),
+        ("0::/a/b\n", {"a/b/memory.max": "3000", "a/b/memory.high": "2000"}, 2000),
         ("0::/../other\n", {"memory.max": "7000"}, 7000),
         ("4:memory:/a\n1:cpu:/b\n", {"memory/a/memory.limit_in_bytes": "6000"}, 6000),
         ("4:cpu,memory:/gone\n", {"memory/memory.limit_in_bytes": "8000"}, 8000),
@@ -111,11 +134,11 @@ def test_the_least_limit_of_its_cgroups(lines, files, expected, tmp_path, monkey
     for name, limit in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(limit + "\n")
-    cgroups = {
-        "": (str(tmp_path), "memory.max"),
-        "memory": (str(tmp_path / "memory"), "memory.limit_in_bytes"),
+    moved = {
+        controller: (root.replace("/sys/fs/cgroup", str(tmp_path)), names)
+        for controller, (root, names) in direct.CGROUPS.items()
     }
-    monkeypatch.setattr(direct, "CGROUPS", cgroups)
+    monkeypatch.setattr(direct, "CGROUPS", moved)
     monkeypatch.setattr(direct, "OWN_CGROUPS", tmp_path / "own")
     assert direct.usable_memory.__wrapped__() == expected
 
@@ -154,7 +177,7 @@ def as_shards(folder):
 
 
 @pytest.mark.parametrize("make", [as_npy, as_plain, as_zstd, as_shards])
-def test_a_source_gives_the_same_and_leaves_no_pages(make, tmp_path):
+def test_a_source_gives_the_same_and_leaves_no_pages(seen, make, tmp_path):
     path = make(tmp_path)
     source = open_source(str(path))
     files = [file for file in (path, *path.rglob("*")) if file.is_file() and file.stat().st_size > MIB // 2]
@@ -179,7 +202,7 @@ def test_a_source_gives_the_same_and_leaves_no_pages(make, tmp_path):
 
 
 @pytest.mark.parametrize("make", [as_npy, as_plain])
-def test_a_fit_is_the_same_bit_for_bit(make, tmp_path):
+def test_a_fit_is_the_same_bit_for_bit(possible, make, tmp_path):
     source = str(make(tmp_path))
 
     def fitted(setting):
@@ -206,11 +229,75 @@ def test_a_file_that_was_cut_short(make, tmp_path):
         source.reader().load(place, [])
 
 
+def reads_of(source, monkeypatch):
+    """The files that are read directly for a source's chunks, and its rows."""
+    found, read = [], direct.read_directly
+
+    def noted(path, *which):
+        values = read(path, *which)
+        found.append(path if values is not None else None)
+        return values
+
+    for module in (npy_source, zarr_source):
+        monkeypatch.setattr(module, "read_directly", noted)
+    rows = [source.reader().load(place, [])[0] for place in places_of(source.chunk_rows).values()]
+    return found, np.concatenate(rows)
+
+
+@pytest.mark.parametrize(("make", "objects"), [(as_npy, 2), (as_plain, 2), (as_zstd, 2), (as_shards, 2)])
+def test_only_what_the_page_cache_could_not_hold(possible, make, objects, tmp_path, monkeypatch):
+    """Of that many reads, an object each but of the `.npy` file, it could hold any one but not all."""
+    path = make(tmp_path)
+    source = open_source(str(path))
+    if make is as_npy:
+        source = source.aligned((33_000, 1, 37_000))
+    stored = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.stat().st_size > MIB // 2)
+    monkeypatch.setattr(direct, "usable_memory", lambda: int(2.0 * stored))
+    found, rows = reads_of(source, monkeypatch)
+    assert found == []
+    np.testing.assert_array_equal(rows, ROWS)
+    monkeypatch.setattr(direct, "usable_memory", lambda: int(1.1 * stored))
+    found, rows = reads_of(source, monkeypatch)
+    assert len(found) == objects
+    assert None not in found
+    np.testing.assert_array_equal(rows, ROWS)
+
+
+@pytest.mark.parametrize("make", [as_plain, as_shards])
+def test_parts_of_an_object_are_not_read_so(make, tmp_path, monkeypatch):
+    """The others will soon be wanted, and are in the page cache then."""
+    source = open_source(str(make(tmp_path))).aligned((20_000, 20_000, 30_001))
+    with dask.config.set({direct.KEY: "always"}):
+        found, rows = reads_of(source, monkeypatch)
+    assert len(found) == 1
+    np.testing.assert_array_equal(rows, ROWS)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM])
+@pytest.mark.parametrize("make", [as_npy, as_plain])
+def test_a_source_on_a_file_system_without_such_reads(make, code, tmp_path, monkeypatch):
+    """Its refusal is a mock: what other systems answer, the kernel of a test's machine does not."""
+    source, opened = open_source(str(make(tmp_path))), os.open
+
+    def refusing(path, flags, *others, **options):
+        if flags & getattr(os, "O_DIRECT", 0):
+            raise OSError(code, os.strerror(code), str(path))
+        return opened(path, flags, *others, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with dask.config.set({direct.KEY: "always"}):
+        found, rows = reads_of(source, monkeypatch)
+    assert set(found) == {None}
+    np.testing.assert_array_equal(rows, ROWS)
+
+
 @pytest.mark.parametrize("make", [as_npy, as_plain])
 def test_a_setting_that_is_none(make, tmp_path):
+    """Said before anything is read, or where a chunk is read without a fit."""
     path = str(make(tmp_path))
-    with (
-        dask.config.set({direct.KEY: "sometimes"}),
-        pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"),
-    ):
-        open_source(path)
+    source = open_source(path)
+    with dask.config.set({direct.KEY: "sometimes"}):
+        with pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"):
+            GaussianMixture(2).fit(ROWS)
+        with pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"):
+            source.reader().load(places_of(source.chunk_rows)[0], [])

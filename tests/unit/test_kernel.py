@@ -511,10 +511,10 @@ def test_a_kernel_takes_no_more_than_it_says(covariance_type, k, d, share):
         assert peak <= block_bytes(covariance_type, k, d, 10**6) + rows + 16 * 8 * matrices
 
 
+@pytest.mark.parametrize(("k", "d"), [(4, 16), (3, 700)])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_centred_statistics_take_no_more_than_it_says(share):
+def test_centred_statistics_take_no_more_than_it_says(share, k, d):
     """The rows gathered, those that are picked out of them, and residuals; beside these a few (K, d, d)."""
-    k, d = 4, 16
     plan = plan_kernel(drawn("full", k, d)).centred
     peak = peak_of(plan, share, 3)
     assert peak <= block_bytes("full", k, d, 10**6) + 16 * 8 * k * d * (d + 1)

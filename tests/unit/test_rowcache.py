@@ -177,19 +177,35 @@ class TestState:
         assert store._held == 0
 
     def test_rows_and_state_share_the_limit(self, store, scratch):
-        cache = RowCache("mine", TestTheLimit.SIZE + self.SIZE)
-        cache.keep_state(0, "digest", state_of(1, 1, 1, 1))
-        cache.keep(0, rows_at([1, 2]))
-        assert store._held == cache.limit
-        cache.keep_state(1, "digest", state_of(1))
+        cache = RowCache("mine", 4 * self.SIZE)
+        cache.keep(0, rows_at([1]))
+        assert store._held == rows_at([1]).nbytes > 2 * self.SIZE
+        for chunk in range(2):
+            cache.keep_state(chunk, "digest", state_of(1, 1, 1, 1))
+        assert cache.find_state(0, "digest") is not None
         assert cache.find_state(1, "digest") is None
+        assert store._held == rows_at([1]).nbytes + self.SIZE
+
+    def test_takes_no_more_than_a_quarter_of_it(self, store, scratch):
+        cache = RowCache("mine", 4 * (TestTheLimit.SIZE + self.SIZE))
+        for chunk in range(1000):
+            cache.keep_state(chunk, "digest", state_of(1, 1, 1, 1))
+        assert cache.limit // 4 - self.SIZE < store._held <= cache.limit // 4
+        for chunk in range(3):
+            cache.keep(chunk, rows_at([1, 2]))
+        assert files_in(scratch) == []
+
+    def test_has_no_room_that_rows_have_taken(self, store):
+        cache = RowCache("mine", TestTheLimit.SIZE)
+        cache.keep(0, rows_at([1, 2]))
+        cache.keep_state(0, "digest", state_of(1))
+        assert cache.find_state(0, "digest") is None
         cache.drop(0)
-        cache.keep_state(1, "digest", state_of(1))
-        assert cache.find_state(1, "digest") is not None
-        assert store._held == self.SIZE + 3
+        cache.keep_state(0, "digest", state_of(1))
+        assert cache.find_state(0, "digest") is not None
 
     def test_that_has_no_room_leaves_none_of_before(self, store):
-        cache = RowCache("mine", self.SIZE)
+        cache = RowCache("mine", 4 * self.SIZE)
         cache.keep_state(0, "digest", state_of(1, 1, 1, 1))
         cache.keep_state(0, "newer", state_of(1, 1, 1, 1, 1))
         assert cache.find_state(0, "digest") is None
@@ -199,7 +215,7 @@ class TestState:
     def test_goes_with_its_token(self, store):
         self.CACHE.keep_state(7, "digest", state_of(1))
         release_rows("mine")
-        assert (store._kept, store._held) == ({}, 0)
+        assert (store._kept, store._held, store._held_of_states) == ({}, 0, 0)
         self.CACHE.keep_state(7, "digest", state_of(1))
         assert self.CACHE.find_state(7, "digest") is None
 
