@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
     )
     parser.add_argument("--init", default="kmeans")
     parser.add_argument(
-        "--cache-bytes", default="32 MiB", help="active rows and row state that may be kept in memory between passes"
+        "--cache-bytes", default="32 MiB", help="active rows and state kept in memory between passes"
     )
     parser.add_argument("--read-ahead-bytes", default="64 MiB", help="chunks that may be held read ahead")
     parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")

@@ -38,8 +38,8 @@ def cache_limit() -> int:
 def kept_between_passes(problem: Problem, fields: RowFields | None) -> Iterator[Problem]:
     """Give the problem with a cache for its active rows and row state, of which nothing stays after the end.
 
-    There is none of no bytes, where no row state is kept (``fields`` are None), and where the tasks run in
-    a pool of processes, which need not outlast a pass and cannot be told of the end.
+    There is none where it might hold nothing, where no row state is kept (``fields`` are None), nor where
+    the tasks run in a pool of processes, which need not outlast a pass and cannot be told of the end.
     """
     client, limit = active_client(), cache_limit()
     if not limit or fields is None or (client is None and not in_process()):
