@@ -120,7 +120,7 @@ def drop_pages(folder: Path) -> None:
 
 def read_through(path: Path, whole: int) -> None:
     """Read a file as fits read it."""
-    if passes_cache(whole) and read_directly(path, 0, path.stat().st_size) is not None:
+    if passes_cache(whole) and read_directly(path) is not None:
         return
     with path.open("rb", buffering=0) as file:
         while file.read(READ_AT_ONCE):

@@ -93,12 +93,15 @@ class NpyReader:
         return rows, rows.nbytes
 
     def _directly(self, start: int, stop: int) -> NDArray[Any] | None:
+        path = Path(self.path)
+        if not passes_cache(path.stat().st_size):
+            return None
         header = self._header()
         width, shape = header.row_bytes, header.shape[1:]
         size = (stop - start) * width
-        if size < LEAST_BYTES or header.by_column or not passes_cache(header.end):
+        if size < LEAST_BYTES or header.by_column:
             return None
-        found = read_directly(Path(self.path), header.begin + start * width, size)
+        found = read_directly(path, header.begin + start * width, size)
         return None if found is None else found.view(header.dtype).reshape(stop - start, *shape)
 
     def identity(self) -> str:
