@@ -31,9 +31,8 @@ from speed import WORK, Work, chunks_of, drawn, scaled, table
 from emtau_dask import FullEM, GaussianMixture
 from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.mixture.compiled_products import multiply, multiply_transposed
-from emtau_dask.mixture.kernel import BlockKernel
-from emtau_dask.mixture.plan import Form, KernelPlan, even_length, plan_kernel
-from emtau_dask.mixture.tiles import TileKernel, lines, rows_of_tile
+from emtau_dask.mixture.plan import Form, KernelPlan, plan_kernel
+from emtau_dask.mixture.tiles import Kernels, lines, rows_of_tile
 
 THREADS = (1, 2)
 SHAPES = [
@@ -99,10 +98,7 @@ def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: b
     n_rows, spans = len(chunks[0]), []
 
     def absorb(rows: np.ndarray) -> None:
-        if compiled:
-            kernel: TileKernel | BlockKernel = TileKernel(plan, n_rows)
-        else:
-            kernel = BlockKernel(plan, even_length(n_rows, plan.block_rows))
+        kernel = Kernels(plan, compiled=compiled).made(n_rows)
         ready.wait()
         began = time.perf_counter()
         for begin in range(0, n_rows, kernel.n_rows):

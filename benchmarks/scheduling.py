@@ -4,12 +4,13 @@
     python benchmarks/scheduling.py --chunks 20 --chunk-rows 50
 
 Rows from a zarr array, 16 components, full covariances; EM, and EM-Tau with every row active, whose
-tasks also read and write row state. Two shares, each of all iterations but the first, which loads code:
+tasks also read and write row state. Three shares, each of all iterations but the first, which loads code:
 
 - outside: of workers times seconds, what no chunk's task ran in. Beside dask's scheduling that is merging,
   the M-step, removing old row state, and waiting for the last task.
 - driver: of the CPU seconds of all processes, those of what schedules: in threads the thread that called
   `fit`, in which dask's scheduler runs too; on a cluster the process of client and scheduler.
+- idle: of the driver's, what it takes in as many seconds with no work at all, measured after the fit.
 """
 
 from __future__ import annotations
@@ -112,10 +113,13 @@ class Clocks:
         CPU seconds so far of what schedules.
     others : sequence of psutil.Process
         The processes that compute beside this one.
+    idle : float
+        CPU seconds that what schedules takes in a second with no work.
     """
 
     driver: Callable[[], float]
     others: Sequence[psutil.Process] = ()
+    idle: float = 0.0
     marks: list[Mark] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
 
@@ -148,10 +152,19 @@ def cluster(options: argparse.Namespace) -> Iterator[Clocks]:
         clocks = Clocks(time.process_time, [psutil.Process(pid) for pid in pids])
         with get_task_stream(client) as stream:
             yield clocks
+        clocks.idle = idle_rate(options.idle_seconds)
         clocks.ran = [
             Ran(str(task["key"]), sum(part["stop"] - part["start"] for part in task["startstops"]))
             for task in stream.data
         ]
+
+
+def idle_rate(seconds: float) -> float:
+    """Return the CPU seconds that this process takes in a second while nothing is asked of it."""
+    time.sleep(seconds / 5)  # for what the fit before has left to do
+    began, spent = time.perf_counter(), time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - spent) / (time.perf_counter() - began)
 
 
 SCHEDULERS = {"threads": threads, "cluster": cluster}
@@ -169,8 +182,8 @@ class Cost:
     graph : int or None
         Bytes of the pickled graph of an iteration; None on a cluster, which is sent the one that threads run.
     seconds : float
-    outside, driver : float
-        The two shares.
+    outside, driver, idle : float
+        The shares.
     """
 
     scheduler: str
@@ -182,6 +195,7 @@ class Cost:
     seconds: float
     outside: float
     driver: float
+    idle: float
 
 
 class Graphs(Callback):
@@ -238,7 +252,7 @@ def cost(X: RangeSource, centres: np.ndarray, scheduler: str, algorithm: str, op
             passes.setdefault(found["token"], []).append((found["name"], task))
     counted = [named for tasks in list(passes.values())[-n:] for named in tasks]
     of_chunks = [task for name, task in counted if name == "estep"]
-    seconds = last.seconds - first.seconds
+    seconds, processes = last.seconds - first.seconds, last.processes - first.processes
     return Cost(
         scheduler,
         algorithm,
@@ -248,7 +262,8 @@ def cost(X: RangeSource, centres: np.ndarray, scheduler: str, algorithm: str, op
         len(cloudpickle.dumps(graphs.last)) if graphs.last else None,
         seconds / n,
         1 - sum(task.seconds for task in of_chunks) / (options.workers * seconds),
-        (last.driver - first.driver) / (last.processes - first.processes),
+        (last.driver - first.driver) / processes,
+        clocks.idle * seconds / processes,
     )
 
 
@@ -262,11 +277,16 @@ def main(arguments: list[str] | None = None) -> list[Cost]:
     parser.add_argument("--iterations", type=int, default=4, help="of each fit; the first is not counted")
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--schedulers", nargs="+", choices=list(SCHEDULERS), default=list(SCHEDULERS))
+    parser.add_argument(
+        "--idle-seconds", type=float, default=5, help="for which a cluster is watched with no work"
+    )
     parser.add_argument("--folder", type=Path, help="where the data go for as long as this runs")
     options = parser.parse_args(arguments)
     found = []
-    print("| scheduler | algorithm | chunks | tasks | merges | graph, kB | seconds | outside | driver |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| scheduler | algorithm | chunks | tasks | merges | graph, kB | seconds | outside | driver | idle |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         options.place = Path(place)
         for chunks in options.chunks:
@@ -277,7 +297,8 @@ def main(arguments: list[str] | None = None) -> list[Cost]:
                     graph = "the same" if each.graph is None else f"{each.graph / 1e3:,.0f}"
                     print(
                         f"| {scheduler} | {algorithm} | {chunks:,} | {each.tasks} | {each.merges} | {graph} "
-                        f"| {each.seconds:.3f} | {each.outside:.3f} | {each.driver:.3f} |",
+                        f"| {each.seconds:.3f} | {each.outside:.3f} | {each.driver:.3f} "
+                        f"| {each.idle:.3f} |",
                         flush=True,
                     )
                     found.append(each)

@@ -28,6 +28,7 @@ from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
 from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density, m_step
 from emtau_dask.mixture.plan import KernelPlan, plan_kernel
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
+from emtau_dask.mixture.tiles import Kernels
 from emtau_dask.storage import RowStateWriter
 
 __all__ = ["EmSettings", "advance", "iterate"]
@@ -206,7 +207,7 @@ def _e_step(
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
     return run_pass(
-        EStepTask(problem.loader(), plan, iteration, tracking, problem.compiled),
+        EStepTask(problem.loader(), Kernels(plan, compiled=problem.compiled), iteration, tracking),
         partial(merge_totals, problem.structure),
         problem.sources,
         {chunk: EStepItem(places[chunk], slots.get(chunk)) for chunk in chunks},

@@ -19,9 +19,8 @@ from emtau_dask.mixture.arrays import Bools, Ints
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.kernel import MostProbable
 from emtau_dask.mixture.parameters import expected_log_density
-from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import Merger, SufficientStatistics, merge
-from emtau_dask.mixture.tiles import absorber, tiled
+from emtau_dask.mixture.tiles import Kernels
 from emtau_dask.storage import ChunkPlace, RowCache, RowStateWriter, SlotState
 
 __all__ = [
@@ -230,20 +229,17 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     Attributes
     ----------
     loader : ChunkLoader
-    plan : KernelPlan
-        How to score rows under Θ of the iteration before.
+    kernels : Kernels
+        What scores rows, under Θ of the iteration before.
     iteration : int
     tracking : RowTracking or None
         None where every row is always active.
-    compiled : bool
-        Whether rows go by compiled tiles where they can.
     """
 
     loader: ChunkLoader
-    plan: KernelPlan
+    kernels: Kernels
     iteration: int
     tracking: RowTracking | None
-    compiled: bool
 
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache where they are there, and its row state."""
@@ -306,14 +302,14 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         statistics, log_likelihood = self._score(loaded, positions, None)
         assert statistics is not None
         # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
-        entropy = log_likelihood - expected_log_density(statistics, self.plan.parameters)
+        entropy = log_likelihood - expected_log_density(statistics, self.kernels.plan.parameters)
         return HeldRows(statistics, max(0.0, entropy))
 
     def _evidence(
         self, loaded: LoadedChunk, positions: Ints
     ) -> tuple[SufficientStatistics | None, float, Evidence]:
         n = len(positions)
-        label_type = np.min_scalar_type(self.plan.parameters.n_components - 1)
+        label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
         evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
         return *self._score(loaded, positions, evidence), evidence
 
@@ -322,10 +318,10 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     ) -> tuple[SufficientStatistics | None, float]:
         """Return the statistics and the log-likelihood of rows, and write the evidence of each."""
         weights, totals, seen = loaded.weights_at(positions), [], None
-        if self.compiled and tiled(self.plan):
+        if self.kernels.by_tiles:
             check_compiler()
-        kernel = absorber(self.plan, len(positions), compiled=self.compiled)
-        for where, rows in loaded.unchecked_blocks(positions, kernel.n_rows, self.plan.dtype):
+        kernel = self.kernels.made(len(positions))
+        for where, rows in loaded.unchecked_blocks(positions, kernel.n_rows, self.kernels.plan.dtype):
             if evidence is not None:
                 seen = MostProbable(evidence.labels[where], evidence.responsibilities[where])
             row_weights = None if weights is None else weights[where]
@@ -337,4 +333,4 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             totals.append(
                 absorbed.total if row_weights is None else float(row_weights @ absorbed.log_likelihoods)
             )
-        return kernel.statistics(), math.fsum(totals)
+        return self.kernels.finished(kernel), math.fsum(totals)

@@ -18,12 +18,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from emtau_dask.mixture.arrays import AnyArray, Ints
+from emtau_dask.mixture.arrays import Floats, Ints
 from emtau_dask.mixture.compiled_products import OPTIONS, loop, sum_loop
 
 __all__ = ["Results", "absorb", "add", "collect", "fill", "implement", "score"]
 
-PARTS = "7e231be3341e9f07"
+PARTS = "5d1ab595b18eb8d8"
 """Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
 this one holds them too."""
 TO_READ_SOON = 0, 2, 1
@@ -37,6 +37,9 @@ TO_INTEGER, TO_INTEGER_SINGLE = 1.5 * 2.0**52 + 1023, np.float32(1.5 * 2.0**23 +
 the bias of exponents."""
 C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) for i in range(2, 14))
 S1, S2, S3, S4, S5, S6, S7 = (np.float32(1.0 / math.factorial(i)) for i in range(1, 8))
+ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
+"""The bits of a number: those of one twice as large are 1 more in its exponent."""
+L1, L2, L3, L4, L5, L6, L7, L8, L9, L10 = (2.0 / (2 * i + 1) for i in range(1, 11))
 
 
 class Results(NamedTuple):
@@ -44,27 +47,20 @@ class Results(NamedTuple):
 
     Attributes
     ----------
-    squared : ndarray of float64, shape (1,)
-        The sum of the squares of all values of the rows.
-    sums : ndarray of shape (n,)
-        Of exponentials over the components.
-    peaks : ndarray of shape (n,)
-        What was subtracted from scores before, nats.
+    log_likelihoods : ndarray of float64, shape (n,), nats
     labels : ndarray of intp, shape (n,) or (0,)
         Most probable components, the first of equals.
-    largest : ndarray of shape (n,) or (0,)
+    largest : ndarray of float64, shape (n,) or (0,)
         Their responsibilities.
     moments, squares : ndarray of float64
         Of the form's shapes.
     """
 
-    squared: AnyArray
-    sums: AnyArray
-    peaks: AnyArray
+    log_likelihoods: Floats
     labels: Ints
-    largest: AnyArray
-    moments: AnyArray
-    squares: AnyArray
+    largest: Floats
+    moments: Floats
+    squares: Floats
 
 
 def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
@@ -107,6 +103,31 @@ def _power_of_two(context: Any, value: Any) -> Any:
         return builder.bitcast(power, ir.DoubleType() if width == 64 else ir.FloatType())
 
     return value(value), built
+
+
+@intrinsic
+def _exponent(context: Any, value: Any) -> Any:
+    """Return the power of two by which ``value``, positive and normal, is between √½ and √2."""
+
+    def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        integer = ir.IntType(64)
+        beyond = builder.sub(builder.bitcast(arguments[0], integer), integer(ROOT_OF_HALF))
+        return builder.sitofp(builder.ashr(beyond, integer(52)), ir.DoubleType())
+
+    return types.float64(types.float64), built
+
+
+@intrinsic
+def _fraction(context: Any, value: Any) -> Any:
+    """Return ``value`` over that power of two."""
+
+    def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        integer = ir.IntType(64)
+        bits = builder.bitcast(arguments[0], integer)
+        power = builder.ashr(builder.sub(bits, integer(ROOT_OF_HALF)), integer(52))
+        return builder.bitcast(builder.sub(bits, builder.shl(power, integer(52))), ir.DoubleType())
+
+    return types.float64(types.float64), built
 
 
 @intrinsic
@@ -153,6 +174,47 @@ def _exponential_single(value: Any) -> Any:
 @overload(exponential, jit_options={"fastmath": {"contract"}})
 def _exponential_of(value: Any) -> Any:
     return _exponential_single if value == types.float32 else _exponential_double
+
+
+@loop
+def logarithm(value: Any) -> Any:
+    """Return the logarithm of a positive normal number, NaN of infinity and NaN; compiled code only.
+
+    With f the fraction less 1 and s = f / (2 + f), it is 2 artanh(s), as f less what is smaller.
+    """
+    power = _exponent(value)
+    f = _fraction(value) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    z2 = z * z
+    z4 = z2 * z2
+    low = (L1 + z * L2) + z2 * (L3 + z * L4)
+    high = (L5 + z * L6) + z2 * (L7 + z * L8) + z4 * (L9 + z * L10)
+    half = 0.5 * f * f
+    tail = s * (half + z * (low + z4 * high)) + power * LN_2_LOW
+    return power * LN_2_HIGH + (f - (half - tail)) + (value - value)
+
+
+@sum_loop
+def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
+    """Write ``ln sums + ceiling + peaks`` of (n,) sums, and return their sum; peaks (0,) are none."""
+    total = 0.0
+    for t in range(len(log_likelihoods)):
+        found = logarithm(np.float64(sums[t])) + ceiling
+        if len(peaks) > 0:
+            found += peaks[t]
+        log_likelihoods[t] = found
+        total += found
+    return total
+
+
+@sum_loop
+def _nothing(values: Any) -> Any:
+    """Return 0 where all (m,) values are finite, else NaN."""
+    total = 0.0
+    for i in range(len(values)):
+        total += values[i] * 0.0
+    return total
 
 
 @sum_loop
@@ -233,7 +295,7 @@ def add(part: Any, moments: Any) -> None:
 
 
 @loop
-def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> bool:
+def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
     """Score a block of rows and sum its moments.
 
     Parameters
@@ -241,33 +303,38 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
     rows : ndarray of shape (n, d)
     weights : ndarray of shape (n,), or (0,) where every row weighs 1
     constants, buffers : named tuples of a form
-        ``constants.least`` is what exponentials of anything below are 0 of, and
-        ``buffers.scores`` are of shape (K, T).
+        Log-densities are above scores by ``constants.ceiling``, in float64, and exponentials of anything
+        below ``constants.least`` are 0. ``buffers.scores`` are of shape (K, T), ``buffers.sums`` and
+        ``buffers.peaks``, of exponentials and before them, of shape (T,).
     results : Results
 
     Returns
     -------
-    bool
-        Whether `Results.peaks` were subtracted; they are valid only then.
+    squared : float
+        The sum of the squares of all values of the rows.
+    total : float, nats
+        Of the log-likelihoods; not finite where one of these or of the moments is not.
     """
     scores = buffers.scores
     tile = scores.shape[1]
     relative = False
+    squared = total = 0.0
     results.moments[:] = 0.0
     results.squares[:] = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
         m = end - begin
-        results.squared[0] += _squared_length(rows[begin:end].reshape(-1))
+        squared += _squared_length(rows[begin:end].reshape(-1))
         fill(constants, rows[begin:end], buffers)
         score(constants, buffers)
-        sums, ahead = results.sums[begin:end], rows[end : end + tile].reshape(-1)
+        sums, peaks = buffers.sums[:m], buffers.peaks[: m if relative else 0]
+        ahead = rows[end : end + tile].reshape(-1)
         if not relative and _exponentiate(scores, sums, constants.least, ahead) > 0:
             relative = True
-            results.peaks[:begin] = 0.0
+            peaks = buffers.peaks[:m]
             score(constants, buffers)
         if relative:
-            _subtract_peaks(scores, results.peaks[begin:end])
+            _subtract_peaks(scores, peaks)
             _exponentiate(scores, sums, constants.least, ahead)
         for k in range(len(scores)):
             of_component = scores[k]
@@ -275,6 +342,7 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
                 of_component[t] /= sums[t]
             for t in range(m, tile):
                 of_component[t] = 0
+        total += _sum_of_logarithms(sums, peaks, constants.ceiling, results.log_likelihoods[begin:end])
         if len(results.labels) > 0:
             _most_probable(scores, results.labels[begin:end], results.largest[begin:end])
         if len(weights) > 0:
@@ -283,4 +351,4 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
                 for t in range(m):
                     of_component[t] *= weights[begin + t]
         collect(constants, weights[begin:end], m, buffers, results)
-    return relative
+    return squared, total + _nothing(results.moments.reshape(-1)) + _nothing(results.squares.reshape(-1))

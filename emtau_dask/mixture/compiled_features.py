@@ -24,6 +24,8 @@ class FeatureConstants(NamedTuple):
     coefficients : ndarray of shape (K, F)
     least : float
         Exponentials of anything below it are 0.
+    ceiling : float, nats
+        What log-densities are above scores by.
     """
 
     centre: AnyArray
@@ -33,6 +35,7 @@ class FeatureConstants(NamedTuple):
     j: Ints
     coefficients: AnyArray
     least: float
+    ceiling: float
 
 
 class FeatureBuffers(NamedTuple):
@@ -47,6 +50,7 @@ class FeatureBuffers(NamedTuple):
     features : ndarray of shape (F, T)
         The first is 1 throughout. Finite where a block begins.
     scores : ndarray of shape (K, T)
+    sums, peaks : ndarray of shape (T,)
     part : ndarray of shape (K, F')
         Sums of the first F' of the F features.
     weighted : ndarray of shape (d, T), or (0, T)
@@ -57,6 +61,8 @@ class FeatureBuffers(NamedTuple):
     differences: AnyArray
     features: AnyArray
     scores: AnyArray
+    sums: AnyArray
+    peaks: AnyArray
     part: AnyArray
     weighted: AnyArray
     square: AnyArray

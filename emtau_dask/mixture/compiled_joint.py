@@ -13,13 +13,14 @@ from emtau_dask.mixture.arrays import AnyArray, Ints
 from emtau_dask.mixture.compiled import add, collect, fill, implement, score
 from emtau_dask.mixture.compiled_products import (
     VECTOR_BYTES,
+    loop,
     multiply_transposed,
     subtract_half_squares,
     subtract_transposed,
     upper_squares,
 )
 
-__all__ = ["JointBuffers", "JointConstants"]
+__all__ = ["JointBuffers", "JointConstants", "conclude"]
 
 
 class JointConstants(NamedTuple):
@@ -36,6 +37,8 @@ class JointConstants(NamedTuple):
         ``[−P_kᵀ (μ_k − c), P_kᵀ]``, 0 above the diagonal of the second.
     least : float
         Exponentials of anything below it are 0.
+    ceiling : float, nats
+        What log-densities are above scores by.
     negligible : float
         Responsibilities that scatters leave out, as a part of the mean one for the component in the tile.
     """
@@ -45,6 +48,7 @@ class JointConstants(NamedTuple):
     log_scales: AnyArray
     whitening: AnyArray
     least: float
+    ceiling: float
     negligible: float
 
 
@@ -58,6 +62,7 @@ class JointBuffers(NamedTuple):
     coordinates : ndarray of shape (1 + d, T)
         ``[1, x − c]``. Finite where a block begins.
     scores : ndarray of shape (K, T)
+    sums, peaks : ndarray of shape (T,)
     part : ndarray of shape (K, 1 + d)
         Sums of the coordinates.
     present : ndarray of intp, shape (T,)
@@ -70,6 +75,8 @@ class JointBuffers(NamedTuple):
 
     coordinates: AnyArray
     scores: AnyArray
+    sums: AnyArray
+    peaks: AnyArray
     part: AnyArray
     present: Ints
     residuals: AnyArray
@@ -123,6 +130,37 @@ def _collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -
                 into, square = results.squares[k, i], buffers.square[i]
                 for j in range(i, len(means)):
                     into[j] += square[j]
+
+
+@loop
+def conclude(constants: Any, sums: Any, upper: Any, weights: Any, means: Any, scatter: Any) -> None:
+    """Write the statistics of rows, as `mixture.joint.statistics_of_joint` finds them.
+
+    Parameters
+    ----------
+    constants : JointConstants
+    sums : ndarray of shape (K, 1 + d)
+    upper : ndarray of shape (K, d, d)
+        Scatters about the constants' means, on and above their diagonals.
+    weights : ndarray of shape (K,)
+    means : ndarray of shape (K, d)
+    scatter : ndarray of shape (K, d, d)
+        These three are written.
+    """
+    centre = constants.centre
+    for k in range(len(weights)):
+        weight, shift = sums[k, 0], means[k]
+        weights[k] = weight
+        for f in range(len(shift)):
+            shift[f] = (sums[k, 1 + f] / weight if weight > 0 else 0.0) - constants.means[k, f]
+        for i in range(len(shift)):
+            moved = weight * shift[i]
+            for j in range(i, len(shift)):
+                value = upper[k, i, j] - moved * shift[j]
+                scatter[k, i, j] = value
+                scatter[k, j, i] = value
+        for f in range(len(shift)):
+            shift[f] = centre[f] + (shift[f] + constants.means[k, f]) if weight > 0 else 0.0
 
 
 implement(fill, JointConstants, _fill)

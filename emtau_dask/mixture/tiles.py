@@ -9,24 +9,25 @@ twice as fast as one.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from emtau_dask.mixture.arrays import AnyArray, Floats
+from emtau_dask.mixture.arrays import AnyArray, Floats, sealed
 from emtau_dask.mixture.features import FORMS
-from emtau_dask.mixture.joint import NEGLIGIBLE, statistics_of_joint
+from emtau_dask.mixture.joint import NEGLIGIBLE
 from emtau_dask.mixture.kernel import Absorbed, BlockKernel, MostProbable
 from emtau_dask.mixture.moments import Moments, MomentSums
 from emtau_dask.mixture.plan import BLOCK_BYTES, MAX_BLOCK_ROWS, Form, KernelPlan, even_length
 from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
 
-__all__ = ["Absorber", "TileKernel", "absorber", "lines", "rows_of_tile", "tiled", "why_not_compiled"]
+__all__ = ["Absorber", "Kernels", "TileKernel", "lines", "rows_of_tile", "tiled", "why_not_compiled"]
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products go by so many cache lines of each feature at a time (`mixture.compiled_products`)."""
@@ -87,27 +88,6 @@ def tiled(plan: KernelPlan) -> bool:
     return plan.form in (Form.FEATURES, Form.JOINT) and bool(plan.together.all())
 
 
-def absorber(plan: KernelPlan, n_rows: int, *, compiled: bool) -> Absorber:
-    """Return what absorbs up to ``n_rows`` rows under ``plan``.
-
-    Parameters
-    ----------
-    plan : KernelPlan
-    n_rows : int
-        Of all blocks together.
-    compiled : bool
-        Whether those go by tiles that can.
-
-    Raises
-    ------
-    RuntimeError
-        Nothing can be compiled here (`why_not_compiled`).
-    """
-    if compiled and tiled(plan):
-        return TileKernel(plan, even_length(n_rows, _rows_at_once(plan)))
-    return BlockKernel(plan, even_length(n_rows, plan.block_rows))
-
-
 def _rows_at_once(plan: KernelPlan) -> int:
     """Return how many rows a block has, of which only a copy of the rows and what is seen of them grows."""
     return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (plan.parameters.n_features + 8)))
@@ -141,6 +121,8 @@ class _Tiling:
 
     Attributes
     ----------
+    loops : module
+        Those that blocks go by (`mixture.compiled`).
     constants, buffers : named tuple
         Of the form.
     finite : tuple of ndarray
@@ -150,6 +132,7 @@ class _Tiling:
     statistics : callable (Moments) -> SufficientStatistics
     """
 
+    loops: ModuleType
     constants: Any
     buffers: Any
     finite: tuple[AnyArray, ...]
@@ -157,7 +140,8 @@ class _Tiling:
     statistics: Callable[[Moments], SufficientStatistics]
 
 
-def _by_features(plan: KernelPlan, loops: ModuleType) -> _Tiling:
+def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
+    loops = compiled.features
     form, transform = FORMS[plan.parameters.covariance_type], plan.frame.transform
     K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
     count, shapes = form.count(d), form.moment_shapes(K, d)
@@ -170,12 +154,14 @@ def _by_features(plan: KernelPlan, loops: ModuleType) -> _Tiling:
         *form.pairs(d),
         np.array(plan.coefficients, order="C"),
         dtype.type(LEAST_EXPONENT[dtype]),
+        float(plan.ceiling),
     )
     over_all = len(shapes) - 1
     buffers = loops.FeatureBuffers(
         differences,
         features,
         lines(K, tile, dtype),
+        *lines(2, tile, dtype),
         np.empty(shapes[0], dtype),
         lines(d * over_all, tile, dtype),
         np.empty((d * over_all, d * over_all), dtype),
@@ -184,10 +170,11 @@ def _by_features(plan: KernelPlan, loops: ModuleType) -> _Tiling:
     def statistics(moments: Moments) -> SufficientStatistics:
         return form.statistics(moments, plan.frame)
 
-    return _Tiling(constants, buffers, (differences, features), shapes, statistics)
+    return _Tiling(compiled.blocks, constants, buffers, (differences, features), shapes, statistics)
 
 
-def _jointly(plan: KernelPlan, loops: ModuleType) -> _Tiling:
+def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
+    loops = compiled.joint
     K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
     tile = rows_of_tile(1 + 2 * d, dtype.itemsize)
     coordinates = lines(1 + d, tile, dtype)
@@ -198,11 +185,13 @@ def _jointly(plan: KernelPlan, loops: ModuleType) -> _Tiling:
         factors.log_scales.ravel(),
         factors.whitening,
         LEAST_EXPONENT[dtype],
+        float(plan.ceiling),
         NEGLIGIBLE,
     )
     buffers = loops.JointBuffers(
         coordinates,
         lines(K, tile, dtype),
+        *lines(2, tile, dtype),
         np.empty((K, 1 + d)),
         np.empty(tile, np.intp),
         lines(d, tile, dtype),
@@ -210,14 +199,15 @@ def _jointly(plan: KernelPlan, loops: ModuleType) -> _Tiling:
     )
 
     def statistics(moments: Moments) -> SufficientStatistics:
-        sums, upper = moments
-        return statistics_of_joint(factors, sums, upper + np.triu(upper, 1).swapaxes(1, 2))
+        weights, means, scatter = np.empty(K), np.empty((K, d)), np.empty((K, d, d))
+        loops.conclude(constants, *moments, weights, means, scatter)
+        return SufficientStatistics(sealed(weights), sealed(means), sealed(scatter))
 
-    return _Tiling(constants, buffers, (coordinates,), ((K, 1 + d), (K, d, d)), statistics)
+    return _Tiling(compiled.blocks, constants, buffers, (coordinates,), ((K, 1 + d), (K, d, d)), statistics)
 
 
 class TileKernel:
-    """Absorbs blocks of rows by compiled loops; its buffers serve one task.
+    """Absorbs blocks of rows by compiled loops.
 
     Parameters
     ----------
@@ -225,30 +215,21 @@ class TileKernel:
         One that is `tiled`.
     n_rows : int
         Rows of the largest block.
+    tiling : _Tiling
+        Of the plan; in use until the kernel is done.
 
     Attributes
     ----------
     n_rows : int
-
-    Raises
-    ------
-    RuntimeError
-        Nothing can be compiled here (`why_not_compiled`).
+    tiling : _Tiling
     """
 
-    def __init__(self, plan: KernelPlan, n_rows: int) -> None:
-        loops = _compiled()
-        if isinstance(loops, str):
-            raise RuntimeError(loops)
-        self.n_rows = n_rows
+    def __init__(self, plan: KernelPlan, n_rows: int, tiling: _Tiling) -> None:
+        self.n_rows, self.tiling = n_rows, tiling
         self._plan = plan
-        jointly = plan.form is Form.JOINT
-        self._tiling = _jointly(plan, loops.joint) if jointly else _by_features(plan, loops.features)
-        self._sums, self._peaks, self._largest = (np.empty(n_rows, plan.dtype) for _ in range(3))
         self._labels = np.empty(n_rows, np.intp)
-        self._moments = MomentSums(self._tiling.shapes)
-        self._squares = self._moments.block[1] if len(self._tiling.shapes) > 1 else np.empty((0, 0))
-        self._absorb, self._results = loops.blocks.absorb, loops.blocks.Results
+        self._moments = MomentSums(tiling.shapes)
+        self._squares = self._moments.block[1] if len(tiling.shapes) > 1 else np.empty((0, 0))
         self._others: BlockKernel | None = None
 
     def absorb(
@@ -269,43 +250,34 @@ class TileKernel:
         -------
         Absorbed
         """
-        n = len(rows)
+        n, tiling = len(rows), self.tiling
         if (
             n > self.n_rows
             or rows.shape[1] != self._plan.parameters.n_features
             or rows.dtype != self._plan.dtype
         ):
             raise ValueError(f"{rows.shape} rows of {rows.dtype} do not fit this kernel")
-        sums, peaks, some = self._sums[:n], self._peaks[:n], n if seen is not None else 0
-        results = self._results(
-            np.zeros(1),
-            sums,
-            peaks,
-            self._labels[:some],
-            self._largest[:some],
+        results = tiling.loops.Results(
+            np.empty(n),
+            self._labels[: 0 if seen is None else n],
+            np.empty(0) if seen is None else seen.largest,
             self._moments.block[0],
             self._squares,
         )
         given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
-        tiling = self._tiling
-        relative = self._absorb(
+        squared, total = tiling.loops.absorb(
             _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
         )
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            log_likelihoods: Floats = np.add(np.log(sums, out=sums), self._plan.ceiling, dtype=np.float64)
-            if relative:
-                log_likelihoods += peaks
-            total = float(np.add.reduce(log_likelihoods))
-        if not (math.isfinite(total) and all(np.isfinite(part).all() for part in self._moments.block)):
-            for buffer in self._tiling.finite:
+        if not math.isfinite(total):
+            for buffer in tiling.finite:
                 buffer.fill(1.0)
             if not np.isfinite(rows).all():
                 return Absorbed.nothing(n)
             return self._absorb_by_blocks(rows, weights, seen)
         self._moments.push(n)
         if seen is not None:
-            seen.labels[...], seen.largest[...] = results.labels, results.largest
-        return Absorbed(log_likelihoods, total, float(results.squared[0]))
+            seen.labels[...] = results.labels
+        return Absorbed(results.log_likelihoods, total, squared)
 
     def _absorb_by_blocks(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
         """Absorb rows of which products, or the sums of their squares, overflow for some."""
@@ -329,5 +301,60 @@ class TileKernel:
         others = None if self._others is None else self._others.statistics()
         if moments is None:
             return others
-        found = self._tiling.statistics(moments)
+        found = self.tiling.statistics(moments)
         return found if others is None else merge(self._plan.parameters.structure, found, others)
+
+
+class Kernels:
+    """Makes the kernels of tasks under one plan; the tiles of those that are done serve others.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    compiled : bool
+        Whether rows go by tiles where they can.
+
+    Attributes
+    ----------
+    plan : KernelPlan
+    by_tiles : bool
+        Whether they do.
+    """
+
+    def __init__(self, plan: KernelPlan, *, compiled: bool) -> None:
+        self.plan, self.by_tiles = plan, compiled and tiled(plan)
+        self._spare: deque[_Tiling] = deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel without the tiles."""
+        return partial(Kernels, compiled=self.by_tiles), (self.plan,)
+
+    def made(self, n_rows: int) -> Absorber:
+        """Return a kernel for up to ``n_rows`` rows of all blocks together.
+
+        Raises
+        ------
+        RuntimeError
+            Rows are to go by tiles, and nothing can be compiled here (`why_not_compiled`).
+        """
+        if not self.by_tiles:
+            return BlockKernel(self.plan, even_length(n_rows, self.plan.block_rows))
+        try:
+            tiling = self._spare.pop()
+        except IndexError:
+            tiling = self._tiling()
+        return TileKernel(self.plan, even_length(n_rows, _rows_at_once(self.plan)), tiling)
+
+    def finished(self, kernel: Absorber) -> SufficientStatistics | None:
+        """Return the statistics of a kernel of this plan, which is not to be used any more."""
+        found = kernel.statistics()
+        if isinstance(kernel, TileKernel):
+            self._spare.append(kernel.tiling)
+        return found
+
+    def _tiling(self) -> _Tiling:
+        loops = _compiled()
+        if isinstance(loops, str):
+            raise RuntimeError(loops)
+        make = _jointly if self.plan.form is Form.JOINT else _by_features
+        return make(self.plan, loops)

@@ -111,12 +111,14 @@ def test_scheduling(main_of, capsys, tmp_path):
     """A few tiny chunks in threads and on a cluster: every task of an iteration is seen on both."""
     arguments = ["--chunks", "40", "--chunk-rows", "50", "--features", "3", "--components", "2"]
     arguments += ["--iterations", "2", "--algorithms", "em-tau", "--folder", str(tmp_path)]
+    arguments += ["--idle-seconds", "0.5"]
     in_threads, on_cluster = main_of("scheduling")(arguments)
     assert (in_threads.scheduler, on_cluster.scheduler) == ("threads", "cluster")
     for cost in (in_threads, on_cluster):
         assert (cost.chunks, cost.tasks, cost.merges) == (40, 5, 1)
         assert 0 < cost.outside < 1
         assert 0 < cost.driver < 1
+    assert in_threads.idle == 0 < on_cluster.idle < 1
     assert in_threads.graph > 0
     assert on_cluster.graph is None
     assert capsys.readouterr().out.count("| em-tau | 40 | 5 | 1 |") == 2

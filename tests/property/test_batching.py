@@ -20,6 +20,7 @@ from emtau_dask.engine.scoring import EStepItem, EStepTask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import plan_kernel
+from emtau_dask.mixture.tiles import Kernels
 from emtau_dask.storage import ChunkPlace, RowFields, SlotState, as_source
 
 COSTS = st.dictionaries(
@@ -120,7 +121,9 @@ def graph_bytes(n_chunks, n_components=16, n_features=12):
 
     with dask.config.set(scheduler=measure), pytest.raises(InterruptedError):
         run_pass(
-            EStepTask(ChunkLoader(rows.reader(), None), plan_kernel(parameters), 3, None, False),
+            EStepTask(
+                ChunkLoader(rows.reader(), None), Kernels(plan_kernel(parameters), compiled=False), 3, None
+            ),
             max,
             [NO_SOURCE],
             items,

@@ -1,5 +1,7 @@
 """Compiled tiles against scipy's densities, extended precision, and naive sums; which plans go by them."""
 
+import math
+import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -17,12 +19,14 @@ from scipy.stats import multivariate_normal
 from emtau_dask import ConfigError
 from emtau_dask.engine.compiling import WORTH_IT, worth_compiling
 from emtau_dask.mixture import tiles
-from emtau_dask.mixture.compiled import _exponentiate
+from emtau_dask.mixture.compiled import _exponentiate, logarithm
+from emtau_dask.mixture.compiled_joint import conclude
+from emtau_dask.mixture.joint import statistics_of_joint
 from emtau_dask.mixture.kernel import BlockKernel, MostProbable
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import Form, block_bytes, plan_kernel
 from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
-from emtau_dask.mixture.tiles import TileKernel, absorber, tiled
+from emtau_dask.mixture.tiles import Kernels, TileKernel, tiled
 
 K, D = 3, 4
 TILE = tiles.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
@@ -33,6 +37,10 @@ DTYPES = (np.float32, np.float64)
 
 
 drawn = partial(references.drawn, spread=0.1)
+
+
+def absorber(plan, n, *, compiled):
+    return Kernels(plan, compiled=compiled).made(n)
 
 
 def rows_near(parameters, n, dtype=np.float64, seed=1):
@@ -64,6 +72,20 @@ def test_exponentials_are_exact_to_about_a_unit_in_the_last_place(dtype):
     assert (np.abs(found[0] - exact) / last_place).max() <= 1.1
     assert np.array_equal(sums, found[0])
     assert found[0, values == 0] == 1
+
+
+def test_logarithms_are_exact_to_about_a_unit_in_the_last_place():
+    """Over all sums that there are, next to 1, and where fractions begin; against extended precision."""
+    tiny = np.finfo(float).tiny
+    near_one = 1 + np.concatenate([-np.geomspace(1e-16, 0.5, 20_000), np.geomspace(1e-16, 2, 20_000)])
+    edges = math.sqrt(0.5) * 2.0 ** np.arange(-1000, 1000) * (1 + np.arange(-3, 4)[:, np.newaxis] * 2.0**-52)
+    values = np.concatenate([np.geomspace(tiny, 1e300, 300_001), near_one, edges.ravel(), [1.0]])
+    found = np.array([logarithm(value) for value in values])
+    exact = np.log(values.astype(np.longdouble))
+    last_place = np.spacing(np.abs(exact).astype(float)).astype(np.longdouble)
+    assert (np.abs(found - exact) / last_place).max() <= 1.1
+    assert logarithm(1.0) == 0
+    assert not np.isfinite([logarithm(np.inf), logarithm(np.nan)]).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -256,6 +278,42 @@ def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
     assert not np.isfinite(absorbed.total)
 
 
+@pytest.mark.parametrize(("covariance_type", "d"), FORMS)
+def test_a_kernel_goes_on_with_the_tiles_of_one_that_is_finished(covariance_type, d):
+    """To the bit as by new ones, also where what was scored last was not finite; they do not travel."""
+    parameters = drawn(covariance_type, d=d)
+    kernels, rows = Kernels(plan_kernel(parameters), compiled=True), rows_near(parameters, 500)
+    first, beside = kernels.made(500), kernels.made(500)
+    assert beside.tiling is not first.tiling
+    first.absorb(np.full((400, d), np.inf))
+    expected = beside.absorb(rows)
+    assert kernels.finished(first) is None
+    again = kernels.made(500)
+    assert again.tiling is first.tiling
+    found = again.absorb(rows)
+    assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
+    assert np.array_equal(kernels.finished(again).scatter, kernels.finished(beside).scatter)
+    elsewhere = pickle.loads(pickle.dumps(kernels))
+    assert elsewhere.by_tiles
+    assert len(pickle.dumps(kernels)) < len(pickle.dumps(kernels.plan)) + 200
+
+
+def test_statistics_of_moments_are_those_of_numpys_calls():
+    """Also of a component without rows."""
+    plan = plan_kernel(drawn("full", d=19))
+    constants = tiles._jointly(plan, tiles._compiled()).constants
+    rng = np.random.default_rng(0)
+    sums, upper = rng.uniform(1, 2, (K, 20)), np.triu(rng.uniform(50, 99, (K, 19, 19)))
+    sums[1], upper[1] = 0.0, 0.0
+    expected = statistics_of_joint(plan.factors, sums, upper + np.triu(upper, 1).swapaxes(1, 2))
+    weights, means, scatter = np.full(K, np.nan), np.full((K, 19), np.nan), np.full((K, 19, 19), np.nan)
+    conclude(constants, sums, upper, weights, means, scatter)
+    assert np.array_equal(weights, expected.weights)
+    assert np.allclose(means, expected.means, rtol=1e-14)
+    assert np.allclose(scatter, expected.scatter, rtol=1e-13)
+    assert (means[1] == 0).all()
+
+
 def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
     twins = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, D)), np.ones((2, D)), np.ones((2, D)))
     seen = room(50)
@@ -315,10 +373,10 @@ def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     rows, weights = rows_near(parameters, 1000, plan.dtype), np.random.default_rng(0).uniform(0, 2, 1000)
     rows[700::7] *= 100
     clean, spoilt, plain = *(absorber(plan, 1000, compiled=True) for _ in range(2)), BlockKernel(plan, 1000)
-    for name, buffer in spoilt._tiling.buffers._asdict().items():
+    for name, buffer in spoilt.tiling.buffers._asdict().items():
         if name not in ("features", "differences", "coordinates"):
             buffer.fill(np.iinfo(np.intp).max if name == "present" else np.nan)
-    for array in (spoilt._sums, spoilt._peaks, spoilt._largest, *spoilt._moments.block):
+    for array in spoilt._moments.block:
         array.fill(np.nan)
     kernels, room_of = (clean, spoilt, plain), room(1000)
     found = [(kernel.absorb(rows, weights, room_of), kernel.statistics()) for kernel in kernels]
