@@ -23,7 +23,7 @@ from emtau_dask.mixture.compiled_products import OPTIONS, loop, sum_loop
 
 __all__ = ["Results", "absorb", "add", "collect", "fill", "implement", "score"]
 
-PARTS = "5d1ab595b18eb8d8"
+PARTS = "113b518be35b4702"
 """Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
 this one holds them too."""
 TO_READ_SOON = 0, 2, 1
@@ -83,10 +83,10 @@ def score(constants: Any, buffers: Any) -> None:
     raise NotImplementedError
 
 
-def collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -> None:
-    """Add the moments of the tile's first m rows, whose responsibilities are in the scores now, 0 after them.
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
+    """Add the moments of the tile's rows, whose responsibilities are in the scores now, 0 after them.
 
-    ``weights`` are those of the m rows, or none; compiled code only.
+    ``weights`` are those of the rows, or none; compiled code only.
     """
     raise NotImplementedError
 
@@ -350,5 +350,5 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
                 of_component = scores[k]
                 for t in range(m):
                     of_component[t] *= weights[begin + t]
-        collect(constants, weights[begin:end], m, buffers, results)
+        collect(constants, rows[begin:end], weights[begin:end], buffers, results)
     return squared, total + _nothing(results.moments.reshape(-1)) + _nothing(results.squares.reshape(-1))

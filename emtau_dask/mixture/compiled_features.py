@@ -90,9 +90,10 @@ def _score(constants: Any, buffers: Any) -> None:
     multiply(constants.coefficients, buffers.features, 0, buffers.scores)
 
 
-def _collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -> None:
+def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
     multiply_transposed(buffers.scores, buffers.features, 0, buffers.part)
     add(buffers.part, results.moments)
+    m = len(rows)
     for f in range(len(results.squares)):
         weighted, coordinate = buffers.weighted[f], buffers.features[1 + f]
         for t in range(m):

@@ -1,7 +1,8 @@
 """The joint form of compiled tiles: rows whitened by each component, and scatters about its old mean.
 
 As `mixture.joint`, but that nothing is kept of the whitened rows but the squares of their lengths, and
-that scatters are summed on and above their diagonals alone.
+that scatters are summed on and above their diagonals alone, some rows at a time that a component is
+responsible for.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from emtau_dask.mixture.arrays import AnyArray, Ints
+from emtau_dask.mixture.arrays import AnyArray
 from emtau_dask.mixture.compiled import add, collect, fill, implement, score
 from emtau_dask.mixture.compiled_products import (
-    VECTOR_BYTES,
+    add_upper_squares,
     loop,
     multiply_transposed,
+    side_of,
     subtract_half_squares,
     subtract_transposed,
-    upper_squares,
 )
 
-__all__ = ["JointBuffers", "JointConstants", "conclude"]
+__all__ = ["JointBuffers", "JointConstants", "conclude", "side_of"]
 
 
 class JointConstants(NamedTuple):
@@ -55,7 +56,8 @@ class JointConstants(NamedTuple):
 class JointBuffers(NamedTuple):
     """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
 
-    T numbers fill a multiple of three cache lines.
+    T numbers fill a multiple of three cache lines. Squares have S rows and columns, as many as `side_of`
+    has for d features.
 
     Attributes
     ----------
@@ -65,12 +67,8 @@ class JointBuffers(NamedTuple):
     sums, peaks : ndarray of shape (T,)
     part : ndarray of shape (K, 1 + d)
         Sums of the coordinates.
-    present : ndarray of intp, shape (T,)
-        Rows that a component is responsible for.
-    residuals : ndarray of shape (d, T)
-        ``√w (x − μ_k)`` of those.
-    square : ndarray of shape (d, d)
-        Of the residuals; written on and above its diagonal.
+    residuals : ndarray of shape (R, at least S)
+        ``√w (x − μ_k)`` of some rows that a component is responsible for; 0 in the columns after the first d.
     """
 
     coordinates: AnyArray
@@ -78,9 +76,7 @@ class JointBuffers(NamedTuple):
     sums: AnyArray
     peaks: AnyArray
     part: AnyArray
-    present: Ints
     residuals: AnyArray
-    square: AnyArray
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
@@ -94,42 +90,23 @@ def _score(constants: Any, buffers: Any) -> None:
         subtract_half_squares(constants.whitening[k], buffers.coordinates, of_component)
 
 
-def _collect(constants: Any, weights: Any, m: Any, buffers: Any, results: Any) -> None:
-    coordinates, present, residuals = buffers.coordinates, buffers.present, buffers.residuals
-    lanes = VECTOR_BYTES // residuals.itemsize
-    multiply_transposed(buffers.scores, coordinates, 0, buffers.part)
+def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
+    centre, residuals, (m, d) = constants.centre, buffers.residuals, rows.shape
+    multiply_transposed(buffers.scores, buffers.coordinates, 0, buffers.part)
     add(buffers.part, results.moments)
     for k in range(len(constants.means)):
         responsibilities, means = buffers.scores[k], constants.means[k]
         least, count = constants.negligible * buffers.part[k, 0] / m, 0
         for t in range(m):
-            present[count] = t
-            count += responsibilities[t] > least
-        depth = -(-count // lanes) * lanes
-        if 2 * count > m:
-            depth = -(-m // lanes) * lanes
-            roots = responsibilities
-            for t in range(depth):
-                roots[t] = math.sqrt(responsibilities[t])
-            for f in range(len(means)):
-                residual, coordinate, mean = residuals[f], coordinates[1 + f], means[f]
-                for t in range(depth):
-                    residual[t] = (coordinate[t] - mean) * roots[t]
-        else:
-            for c in range(count):
-                responsibilities[c] = math.sqrt(responsibilities[present[c]])
-            for f in range(len(means)):
-                residual, coordinate, mean = residuals[f], coordinates[1 + f], means[f]
-                for c in range(count):
-                    residual[c] = (coordinate[present[c]] - mean) * responsibilities[c]
-                for c in range(count, depth):
-                    residual[c] = 0
-        if depth > 0:
-            upper_squares(residuals, depth, buffers.square)
-            for i in range(len(means)):
-                into, square = results.squares[k, i], buffers.square[i]
-                for j in range(i, len(means)):
-                    into[j] += square[j]
+            if responsibilities[t] > least:
+                root, row, residual = math.sqrt(responsibilities[t]), rows[t], residuals[count]
+                for f in range(d):
+                    residual[f] = ((row[f] - centre[f]) - means[f]) * root
+                count += 1
+                if count == len(residuals):
+                    add_upper_squares(residuals, count, results.squares[k])
+                    count = 0
+        add_upper_squares(residuals, count, results.squares[k])
 
 
 @loop
@@ -140,8 +117,8 @@ def conclude(constants: Any, sums: Any, upper: Any, weights: Any, means: Any, sc
     ----------
     constants : JointConstants
     sums : ndarray of shape (K, 1 + d)
-    upper : ndarray of shape (K, d, d)
-        Scatters about the constants' means, on and above their diagonals.
+    upper : ndarray of shape (K, S, S)
+        Scatters about the constants' means, on and above the diagonals of their first d rows and columns.
     weights : ndarray of shape (K,)
     means : ndarray of shape (K, d)
     scatter : ndarray of shape (K, d, d)

@@ -25,13 +25,14 @@ from numba.extending import intrinsic
 
 __all__ = [
     "COLUMNS",
+    "add_upper_squares",
     "loop",
     "multiply",
     "multiply_transposed",
+    "side_of",
     "subtract_half_squares",
     "subtract_transposed",
     "sum_loop",
-    "upper_squares",
 ]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
@@ -233,6 +234,30 @@ def _multiply_some_transposed(rows: int, columns: int) -> Any:
     return intrinsic(declared)
 
 
+def _square_some(columns: int) -> Any:
+    """Return what adds ``left[:depth, i : i + 4].T @ right[:depth, t : t + vectors]`` to out[i:, t:]."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, i: Any, t: Any, depth: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            i, t, depth = arguments[3:]
+            sums = _Sums(builder, a, ROWS, columns)
+            with cgutils.for_range(builder, depth, intp=INDEX) as along:
+                vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(columns)]
+                for row in range(ROWS):
+                    number = a.repeated(a.place(along.index, builder.add(i, INDEX(row))))
+                    for column, vector in enumerate(vectors):
+                        sums.add(row, column, number, vector)
+            for (row, column), vector in sums.vectors().items():
+                place = c.place(i, t, row, column)
+                c.store(builder.fadd(c.load(place), vector), place)
+            return context.get_dummy_value()
+
+        return _signature(left, right, out, 3), built
+
+    return intrinsic(declared)
+
+
 def _transposed(_: Any, rows: Any, origin: Any, out: Any, t: Any, f: Any, i: Any) -> Any:
     """Write ``(rows[t : t + 4, f : f + 4] - origin[0, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
 
@@ -259,6 +284,14 @@ _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
 _one_by_three, _two_by_three, _three_by_three, _four_by_three = (
     _multiply_some_transposed(rows, COLUMNS) for rows in range(1, 5)
 )
+
+_square_one, _square_two, _square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
+
+
+def side_of(n_features: int, itemsize: int) -> int:
+    """Return the side of the squares of vectors of so many features: whole vectors, and groups of four."""
+    step = max(ROWS, VECTOR_BYTES // itemsize)
+    return -(-n_features // step) * step
 
 
 @loop
@@ -420,30 +453,36 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
 
 
 @loop
-def upper_squares(vectors: Any, depth: Any, out: Any) -> None:
-    """Write ``vectors[:, :depth] @ vectors[:, :depth].T`` on and above the diagonal of ``out``.
+def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
+    """Add ``vectors[:depth, :side].T @ vectors[:depth, :side]`` to ``out``, on and above its diagonal.
+
+    Something is added below it, too.
 
     Parameters
     ----------
-    vectors : ndarray of shape (d, T)
-        T numbers fill a multiple of cache lines.
+    vectors : ndarray of shape (N, at least side)
+        They are shorter in the nearest cache where an odd number of cache lines is from one to the next.
     depth : int
-        Fills whole vectors (`VECTOR_BYTES`).
-    out : ndarray of shape (d, d)
-        Below the diagonal anything may be written.
+    out : ndarray of shape (side, side)
+        ``side`` numbers fill whole vectors, and groups of four (`side_of`).
 
     Raises
     ------
     ValueError
         The shapes are others.
     """
-    d, lanes = len(vectors), VECTOR_BYTES // vectors.itemsize
-    whole = d - d % COLUMNS
-    if out.shape[0] != d or out.shape[1] != d or vectors.shape[1] % lanes:
-        raise ValueError("factors and result do not fit each other, or vectors do not fit them")
-    if depth < 0 or depth > vectors.shape[1] or depth % lanes:
-        raise ValueError("the factor has no such columns, or vectors do not fit them")
-    for i in range(0, whole, COLUMNS):
-        _three_columns(vectors, vectors, i + COLUMNS, i, i, depth, out)
-    for i in range(whole, d):
-        _one_column(vectors, vectors, i + 1, i, i, depth, out)
+    side, lanes = len(out), VECTOR_BYTES // vectors.itemsize
+    if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:
+        raise ValueError("vectors and result do not fit each other, or the machine's vectors do not fit them")
+    if depth < 0 or depth > len(vectors):
+        raise ValueError("there are no so many vectors")
+    step = COLUMNS * lanes
+    for i in range(0, side, ROWS):
+        first = i - i % lanes
+        rest = (side - first) % step
+        for t in range(first, side - rest, step):
+            _square_three(vectors, vectors, out, i, t, depth)
+        if rest == 2 * lanes:
+            _square_two(vectors, vectors, out, i, side - rest, depth)
+        elif rest == lanes:
+            _square_one(vectors, vectors, out, i, side - rest, depth)

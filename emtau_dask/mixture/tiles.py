@@ -32,8 +32,10 @@ __all__ = ["Absorber", "Kernels", "TileKernel", "lines", "rows_of_tile", "tiled"
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products go by so many cache lines of each feature at a time (`mixture.compiled_products`)."""
 TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
-"""Of the features of a tile (or coordinates and residuals), and cache lines of each: the more, the longer
+"""Of the features of a tile (or coordinates), and cache lines of each: the more, the longer
 are the sums over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
+ROWS_OF_SQUARES = 64
+"""Whose squares are summed at a time, of which four vectors each stay in the nearest cache."""
 OVERFLOWING_ROWS = 512
 """Of a block that goes by NumPy after all, beside the tiles' own buffers."""
 
@@ -98,6 +100,12 @@ def rows_of_tile(n_features: int, itemsize: int) -> int:
     fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
     threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
     return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
+
+
+def odd_lines(n_numbers: int, itemsize: int) -> int:
+    """Return as many numbers or more, which fill an odd number of cache lines."""
+    whole = -(-n_numbers * itemsize // LINE_BYTES)
+    return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
 
 
 def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
@@ -176,7 +184,10 @@ def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
 def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
     loops = compiled.joint
     K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
-    tile = rows_of_tile(1 + 2 * d, dtype.itemsize)
+    side = loops.side_of(d, dtype.itemsize)
+    residuals = lines(ROWS_OF_SQUARES, odd_lines(side, dtype.itemsize), dtype)
+    residuals.fill(0.0)
+    tile = rows_of_tile(1 + d, dtype.itemsize)
     coordinates = lines(1 + d, tile, dtype)
     factors = plan.factors
     constants = loops.JointConstants(
@@ -193,9 +204,7 @@ def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
         lines(K, tile, dtype),
         *lines(2, tile, dtype),
         np.empty((K, 1 + d)),
-        np.empty(tile, np.intp),
-        lines(d, tile, dtype),
-        np.empty((d, d)),
+        residuals,
     )
 
     def statistics(moments: Moments) -> SufficientStatistics:
@@ -203,7 +212,9 @@ def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
         loops.conclude(constants, *moments, weights, means, scatter)
         return SufficientStatistics(sealed(weights), sealed(means), sealed(scatter))
 
-    return _Tiling(compiled.blocks, constants, buffers, (coordinates,), ((K, 1 + d), (K, d, d)), statistics)
+    return _Tiling(
+        compiled.blocks, constants, buffers, (coordinates,), ((K, 1 + d), (K, side, side)), statistics
+    )
 
 
 class TileKernel:

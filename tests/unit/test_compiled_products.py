@@ -14,11 +14,12 @@ from emtau_dask.mixture import compiled, compiled_features, compiled_joint, comp
 from emtau_dask.mixture.compiled_products import (
     COLUMNS,
     VECTOR_BYTES,
+    add_upper_squares,
     multiply,
     multiply_transposed,
+    side_of,
     subtract_half_squares,
     subtract_transposed,
-    upper_squares,
 )
 
 DTYPES = (np.float32, np.float64)
@@ -86,19 +87,29 @@ def test_half_the_squares_of_triangular_products_are_subtracted(m, lines, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("depth", [0, 1, COLUMNS, 5])
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6, 7, 8, 17])
-def test_upper_squares_are_the_sums_over_the_first_columns(d, depth, dtype):
-    """``depth`` is in cache lines; after them nothing is looked at."""
-    rng, t, first = np.random.default_rng(d), tile_rows(dtype, 6), tile_rows(dtype, depth)
-    vectors = matrix(rng, d, t, dtype)
-    vectors[:, first:] = np.nan
-    out = np.full((d, d), np.nan, dtype)
-    upper_squares(vectors, first, out)
-    upper = np.triu(np.ones((d, d), bool))
-    some = vectors[:, :first].astype(np.longdouble)
-    bound = 1.01 * first * np.finfo(dtype).eps * (np.abs(some) @ np.abs(some).T)
-    assert (np.abs(out - some @ some.T) <= bound)[upper].all()
+@pytest.mark.parametrize("depth", [0, 1, 2, 63])
+@pytest.mark.parametrize("beyond", [0, 3])
+@pytest.mark.parametrize("d", [1, 4, 5, 16, 17, 33, 42, 64, 81])
+def test_upper_squares_are_added_up_over_the_first_rows(d, beyond, depth, dtype):
+    """Other rows, and columns after the squares', are not looked at; nothing is lost of what was there."""
+    rng, side = np.random.default_rng(d), side_of(d, np.dtype(dtype).itemsize)
+    vectors = matrix(rng, 64, side + beyond, dtype)
+    vectors[depth:], vectors[:, side:] = np.nan, np.nan
+    before = matrix(rng, side, side, dtype)
+    out = before.copy()
+    add_upper_squares(vectors, depth, out)
+    some = vectors[:depth, :side].astype(np.longdouble)
+    bound = 1.01 * (depth + 1) * np.finfo(dtype).eps * (np.abs(some).T @ np.abs(some) + np.abs(before))
+    off = np.abs(out - before.astype(np.longdouble) - some.T @ some)
+    assert (off <= bound)[np.triu_indices(side)].all()
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("d", [1, 4, 5, 16, 17, 784])
+def test_squares_have_whole_vectors_and_groups_of_four_and_no_more(d, itemsize):
+    side, step = side_of(d, itemsize), max(4, VECTOR_BYTES // itemsize)
+    assert side % step == 0
+    assert d <= side < d + step
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,17 +158,17 @@ def test_shapes_of_triangular_products_that_do_not_fit_are_refused(left, right, 
 @pytest.mark.parametrize(
     ("vectors", "depth", "out"),
     [
-        ((4, 24), 24, (4, 3)),
-        ((4, 24), 24, (3, 4)),
-        ((4, 25), 24, (4, 4)),
-        ((4, 24), 32, (4, 4)),
-        ((4, 24), 3, (4, 4)),
-        ((4, 24), -8, (4, 4)),
+        ((4, 16), 4, (16, 32)),
+        ((4, 16), 4, (32, 16)),
+        ((4, 15), 4, (16, 16)),
+        ((4, 30), 4, (18, 18)),
+        ((4, 16), 5, (16, 16)),
+        ((4, 16), -1, (16, 16)),
     ],
 )
 def test_shapes_of_upper_squares_that_do_not_fit_are_refused(vectors, depth, out):
-    with pytest.raises(ValueError, match=r"fit|no such columns"):
-        upper_squares(np.ones(vectors), depth, np.ones(out))
+    with pytest.raises(ValueError, match=r"fit|no so many"):
+        add_upper_squares(np.ones(vectors), depth, np.ones(out))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -244,7 +255,7 @@ def test_what_numba_keeps_of_the_loops_is_of_these_parts():
 OTHER_WIDTHS = """
 import numpy as np
 from emtau_dask.mixture.compiled_products import VECTOR_BYTES, multiply, multiply_transposed
-from emtau_dask.mixture.compiled_products import subtract_half_squares, upper_squares
+from emtau_dask.mixture.compiled_products import subtract_half_squares, add_upper_squares, side_of
 print(VECTOR_BYTES)
 for dtype in ("f4", "f8"):
     rng = np.random.default_rng(0)
@@ -254,11 +265,13 @@ for dtype in ("f4", "f8"):
     multiply_transposed(out, right, 0, sums)
     assert np.allclose(out, left @ right, atol=1e-5)
     assert np.allclose(sums, left @ right @ right.T, atol=1e-3)
-    corner, squares, upper = np.tril(left[:, :8], 1), np.zeros((1, 96), dtype), np.zeros((11, 11), dtype)
+    corner, squares = np.tril(left[:, :8], 1), np.zeros((1, 96), dtype)
+    side = side_of(33, np.dtype(dtype).itemsize)
+    upper = np.zeros((side, side), dtype)
     subtract_half_squares(corner, right[:8], squares)
-    upper_squares(right, 96, upper)
+    add_upper_squares(right, 11, upper)
     assert np.allclose(squares, -0.5 * ((corner @ right[:8]) ** 2).sum(axis=0), rtol=1e-3)
-    assert np.allclose(np.triu(upper), np.triu(right @ right.T), atol=1e-3)
+    assert np.allclose(np.triu(upper), np.triu(right[:, :side].T @ right[:, :side]), atol=1e-3)
 """
 
 

@@ -306,8 +306,11 @@ def test_statistics_of_moments_are_those_of_numpys_calls():
     sums, upper = rng.uniform(1, 2, (K, 20)), np.triu(rng.uniform(50, 99, (K, 19, 19)))
     sums[1], upper[1] = 0.0, 0.0
     expected = statistics_of_joint(plan.factors, sums, upper + np.triu(upper, 1).swapaxes(1, 2))
+    padded = np.full((K, 24, 24), np.nan)
+    padded[:, :19, :19] = upper
+    padded[:, 1:19, 0] = np.nan
     weights, means, scatter = np.full(K, np.nan), np.full((K, 19), np.nan), np.full((K, 19, 19), np.nan)
-    conclude(constants, sums, upper, weights, means, scatter)
+    conclude(constants, sums, padded, weights, means, scatter)
     assert np.array_equal(weights, expected.weights)
     assert np.allclose(means, expected.means, rtol=1e-14)
     assert np.allclose(scatter, expected.scatter, rtol=1e-13)
@@ -375,7 +378,7 @@ def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     clean, spoilt, plain = *(absorber(plan, 1000, compiled=True) for _ in range(2)), BlockKernel(plan, 1000)
     for name, buffer in spoilt.tiling.buffers._asdict().items():
         if name not in ("features", "differences", "coordinates"):
-            buffer.fill(np.iinfo(np.intp).max if name == "present" else np.nan)
+            buffer[..., : d if name == "residuals" else None] = np.nan
     for array in spoilt._moments.block:
         array.fill(np.nan)
     kernels, room_of = (clean, spoilt, plain), room(1000)
