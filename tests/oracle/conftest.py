@@ -13,16 +13,16 @@ def fit(request, monkeypatch):
     import dask  # not at the top: the oracles' own tests run without the package
 
     import emtau_dask
-    from emtau_dask.engine import scoring
+    from emtau_dask.engine import loop
 
     setting = {"numpy": "never", "compiled": "always"}[request.param]
-    chosen, absorber = [], scoring.absorber
+    chosen, kernels = [], loop.Kernels
 
-    def noted(plan, n_rows, *, compiled):
+    def noted(plan, *, compiled):
         chosen.append(compiled)
-        return absorber(plan, n_rows, compiled=compiled)
+        return kernels(plan, compiled=compiled)
 
-    monkeypatch.setattr(scoring, "absorber", noted)
+    monkeypatch.setattr(loop, "Kernels", noted)
 
     def fit(X, given, case, *, sample_weight=None, **options):
         if isinstance(given, dict):
