@@ -98,7 +98,9 @@ def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: b
     n_rows, spans = len(chunks[0]), []
 
     def absorb(rows: np.ndarray) -> None:
-        kernel = Kernels(plan, compiled=compiled).made(n_rows)
+        kernels = Kernels(plan, compiled=compiled)
+        assert kernels.by_tiles is compiled, f"{plan.form} does not go by tiles"
+        kernel = kernels.made(n_rows)
         ready.wait()
         began = time.perf_counter()
         for begin in range(0, n_rows, kernel.n_rows):

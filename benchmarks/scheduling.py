@@ -10,7 +10,8 @@ tasks also read and write row state. Three shares, each of all iterations but th
   the M-step, removing old row state, and waiting for the last task.
 - driver: of the CPU seconds of all processes, those of what schedules: in threads the thread that called
   `fit`, in which dask's scheduler runs too; on a cluster the process of client and scheduler.
-- idle: of the driver's, what it takes in as many seconds with no work at all, measured after the fit.
+- idle: what the driver's process would have taken in that time had it done nothing, measured after the
+  fit; on a cluster only.
 """
 
 from __future__ import annotations
@@ -113,13 +114,13 @@ class Clocks:
         CPU seconds so far of what schedules.
     others : sequence of psutil.Process
         The processes that compute beside this one.
-    idle : float
-        CPU seconds that what schedules takes in a second with no work.
+    idle : float or None
+        CPU seconds that what schedules takes in a second with no work; None where it is a thread.
     """
 
     driver: Callable[[], float]
     others: Sequence[psutil.Process] = ()
-    idle: float = 0.0
+    idle: float | None = None
     marks: list[Mark] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
 
@@ -161,7 +162,7 @@ def cluster(options: argparse.Namespace) -> Iterator[Clocks]:
 
 def idle_rate(seconds: float) -> float:
     """Return the CPU seconds that this process takes in a second while nothing is asked of it."""
-    time.sleep(seconds / 5)  # for what the fit before has left to do
+    time.sleep(min(1.0, seconds))  # for what the fit before has left to do
     began, spent = time.perf_counter(), time.process_time()
     time.sleep(seconds)
     return (time.process_time() - spent) / (time.perf_counter() - began)
@@ -182,8 +183,10 @@ class Cost:
     graph : int or None
         Bytes of the pickled graph of an iteration; None on a cluster, which is sent the one that threads run.
     seconds : float
-    outside, driver, idle : float
-        The shares.
+    outside, driver : float
+        Two of the shares.
+    idle : float or None
+        The third; None in threads.
     """
 
     scheduler: str
@@ -195,7 +198,7 @@ class Cost:
     seconds: float
     outside: float
     driver: float
-    idle: float
+    idle: float | None
 
 
 class Graphs(Callback):
@@ -263,7 +266,7 @@ def cost(X: RangeSource, centres: np.ndarray, scheduler: str, algorithm: str, op
         seconds / n,
         1 - sum(task.seconds for task in of_chunks) / (options.workers * seconds),
         (last.driver - first.driver) / processes,
-        clocks.idle * seconds / processes,
+        None if clocks.idle is None else clocks.idle * seconds / processes,
     )
 
 
@@ -295,10 +298,11 @@ def main(arguments: list[str] | None = None) -> list[Cost]:
                 for algorithm in options.algorithms:
                     each = cost(X, centres, scheduler, algorithm, options)
                     graph = "the same" if each.graph is None else f"{each.graph / 1e3:,.0f}"
+                    idle = "-" if each.idle is None else f"{each.idle:.3f}"
                     print(
                         f"| {scheduler} | {algorithm} | {chunks:,} | {each.tasks} | {each.merges} | {graph} "
                         f"| {each.seconds:.3f} | {each.outside:.3f} | {each.driver:.3f} "
-                        f"| {each.idle:.3f} |",
+                        f"| {idle} |",
                         flush=True,
                     )
                     found.append(each)

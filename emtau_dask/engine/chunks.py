@@ -31,7 +31,7 @@ of 4 features are scored."""
 DOUBLE = np.dtype(np.float64)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _same_positions(n_rows: int) -> Ints:
     positions = np.arange(n_rows)
     positions.setflags(write=False)
@@ -39,7 +39,7 @@ def _same_positions(n_rows: int) -> Ints:
 
 
 def _all_positions(n_rows: int) -> Ints:
-    """Return 0 to ``n_rows``; of chunks of one length, and of a last one of another, the same array."""
+    """Return 0 to ``n_rows``; of chunks of one length, that are not too long, the same array."""
     return _same_positions(n_rows) if n_rows <= KEPT_POSITIONS else np.arange(n_rows)
 
 

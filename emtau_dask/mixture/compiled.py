@@ -23,7 +23,7 @@ from emtau_dask.mixture.compiled_products import OPTIONS, loop, sum_loop
 
 __all__ = ["Results", "absorb", "add", "collect", "fill", "implement", "score"]
 
-PARTS = "113b518be35b4702"
+PARTS = "daed82057ecdad0b"
 """Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
 this one holds them too."""
 TO_READ_SOON = 0, 2, 1
@@ -180,6 +180,7 @@ def _exponential_of(value: Any) -> Any:
 def logarithm(value: Any) -> Any:
     """Return the logarithm of a positive normal number, NaN of infinity and NaN; compiled code only.
 
+    Of 0, subnormal and negative numbers it returns anything.
     With f the fraction less 1 and s = f / (2 + f), it is 2 artanh(s), as f less what is smaller.
     """
     power = _exponent(value)
@@ -197,7 +198,10 @@ def logarithm(value: Any) -> Any:
 
 @sum_loop
 def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
-    """Write ``ln sums + ceiling + peaks`` of (n,) sums, and return their sum; peaks (0,) are none."""
+    """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total; peaks (0,) are none.
+
+    No sum is below the exponential of the least exponent, or 1 after peaks were subtracted.
+    """
     total = 0.0
     for t in range(len(log_likelihoods)):
         found = logarithm(np.float64(sums[t])) + ceiling
@@ -209,7 +213,7 @@ def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any
 
 
 @sum_loop
-def _nothing(values: Any) -> Any:
+def _zero_if_finite(values: Any) -> Any:
     """Return 0 where all (m,) values are finite, else NaN."""
     total = 0.0
     for i in range(len(values)):
@@ -351,4 +355,6 @@ def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) 
                 for t in range(m):
                     of_component[t] *= weights[begin + t]
         collect(constants, rows[begin:end], weights[begin:end], buffers, results)
-    return squared, total + _nothing(results.moments.reshape(-1)) + _nothing(results.squares.reshape(-1))
+    return squared, total + _zero_if_finite(results.moments.reshape(-1)) + _zero_if_finite(
+        results.squares.reshape(-1)
+    )

@@ -56,8 +56,8 @@ class JointConstants(NamedTuple):
 class JointBuffers(NamedTuple):
     """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
 
-    T numbers fill a multiple of three cache lines. Squares have S rows and columns, as many as `side_of`
-    has for d features.
+    T numbers fill a multiple of three cache lines. S is what `side_of` says of d features, and the results'
+    squares are of shape (K, S, S).
 
     Attributes
     ----------
@@ -106,7 +106,8 @@ def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any
                 if count == len(residuals):
                     add_upper_squares(residuals, count, results.squares[k])
                     count = 0
-        add_upper_squares(residuals, count, results.squares[k])
+        if count > 0:
+            add_upper_squares(residuals, count, results.squares[k])
 
 
 @loop
@@ -124,7 +125,6 @@ def conclude(constants: Any, sums: Any, upper: Any, weights: Any, means: Any, sc
     scatter : ndarray of shape (K, d, d)
         These three are written.
     """
-    centre = constants.centre
     for k in range(len(weights)):
         weight, shift = sums[k, 0], means[k]
         weights[k] = weight
@@ -137,7 +137,7 @@ def conclude(constants: Any, sums: Any, upper: Any, weights: Any, means: Any, sc
                 scatter[k, i, j] = value
                 scatter[k, j, i] = value
         for f in range(len(shift)):
-            shift[f] = centre[f] + (shift[f] + constants.means[k, f]) if weight > 0 else 0.0
+            means[k, f] = constants.centre[f] + sums[k, 1 + f] / weight if weight > 0 else 0.0
 
 
 implement(fill, JointConstants, _fill)

@@ -38,7 +38,7 @@ __all__ = [
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 ROWS, COLUMNS = 4, 3
 """Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have. There is
-a function for each number of rows up to 4."""
+a function for each number of rows up to 4, or of vectors up to 3."""
 WIDTHS = (("+avx512f", 64), ("+avx", 32))
 SIDE = 4
 """Rows and features that are transposed at a time."""
@@ -394,10 +394,10 @@ def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
 
 
 @loop
-def _three_columns(left: Any, right: Any, rows: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
-    """Write ``left[:rows, :depth] @ right[f : f + 3, :depth].T`` into columns i to i + 2 of out."""
-    rest = rows % ROWS
-    k = rows - rest
+def _three_columns(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:, :depth] @ right[f : f + 3, :depth].T`` into columns i to i + 2 of out."""
+    rest = len(left) % ROWS
+    k = len(left) - rest
     for row in range(0, k, ROWS):
         _four_by_three(left, right, out, row, f, i, depth)
     if rest == 1:
@@ -409,10 +409,10 @@ def _three_columns(left: Any, right: Any, rows: Any, f: Any, i: Any, depth: Any,
 
 
 @loop
-def _one_column(left: Any, right: Any, rows: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
-    """Write ``left[:rows, :depth] @ right[f, :depth]`` into column i of out."""
-    rest = rows % ROWS
-    k = rows - rest
+def _one_column(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:, :depth] @ right[f, :depth]`` into column i of out."""
+    rest = len(left) % ROWS
+    k = len(left) - rest
     for row in range(0, k, ROWS):
         _four_by_one(left, right, out, row, f, i, depth)
     if rest == 1:
@@ -447,21 +447,21 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
     if first < 0 or first + n > len(right):
         raise ValueError("the second factor has no such rows")
     for i in range(0, whole, COLUMNS):
-        _three_columns(left, right, m, first + i, i, depth, out)
+        _three_columns(left, right, first + i, i, depth, out)
     for i in range(whole, n):
-        _one_column(left, right, m, first + i, i, depth, out)
+        _one_column(left, right, first + i, i, depth, out)
 
 
 @loop
 def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     """Add ``vectors[:depth, :side].T @ vectors[:depth, :side]`` to ``out``, on and above its diagonal.
 
-    Something is added below it, too.
+    Entries below the diagonal are left undefined.
 
     Parameters
     ----------
     vectors : ndarray of shape (N, at least side)
-        They are shorter in the nearest cache where an odd number of cache lines is from one to the next.
+        Best an odd number of cache lines apart, which spreads them over the nearest cache.
     depth : int
     out : ndarray of shape (side, side)
         ``side`` numbers fill whole vectors, and groups of four (`side_of`).
@@ -475,7 +475,7 @@ def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:
         raise ValueError("vectors and result do not fit each other, or the machine's vectors do not fit them")
     if depth < 0 or depth > len(vectors):
-        raise ValueError("there are no so many vectors")
+        raise ValueError("there are not so many vectors")
     step = COLUMNS * lanes
     for i in range(0, side, ROWS):
         first = i - i % lanes

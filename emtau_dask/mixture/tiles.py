@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -35,7 +37,8 @@ TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
 """Of the features of a tile (or coordinates), and cache lines of each: the more, the longer
 are the sums over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
 ROWS_OF_SQUARES = 64
-"""Whose squares are summed at a time, of which four vectors each stay in the nearest cache."""
+"""Whose squares are summed at a time; a vector of the one factor and three of the other, of each of them,
+stay in the nearest cache."""
 OVERFLOWING_ROWS = 512
 """Of a block that goes by NumPy after all, beside the tiles' own buffers."""
 
@@ -102,7 +105,7 @@ def rows_of_tile(n_features: int, itemsize: int) -> int:
     return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
 
 
-def odd_lines(n_numbers: int, itemsize: int) -> int:
+def _odd_lines(n_numbers: int, itemsize: int) -> int:
     """Return as many numbers or more, which fill an odd number of cache lines."""
     whole = -(-n_numbers * itemsize // LINE_BYTES)
     return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
@@ -185,7 +188,7 @@ def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
     loops = compiled.joint
     K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
     side = loops.side_of(d, dtype.itemsize)
-    residuals = lines(ROWS_OF_SQUARES, odd_lines(side, dtype.itemsize), dtype)
+    residuals = lines(ROWS_OF_SQUARES, _odd_lines(side, dtype.itemsize), dtype)
     residuals.fill(0.0)
     tile = rows_of_tile(1 + d, dtype.itemsize)
     coordinates = lines(1 + d, tile, dtype)
@@ -262,12 +265,14 @@ class TileKernel:
         Absorbed
         """
         n, tiling = len(rows), self.tiling
+        beside = (*(seen or ()), *(() if weights is None else (weights,)))
         if (
             n > self.n_rows
             or rows.shape[1] != self._plan.parameters.n_features
             or rows.dtype != self._plan.dtype
+            or any(len(of_rows) != n for of_rows in beside)
         ):
-            raise ValueError(f"{rows.shape} rows of {rows.dtype} do not fit this kernel")
+            raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
         results = tiling.loops.Results(
             np.empty(n),
             self._labels[: 0 if seen is None else n],
@@ -316,14 +321,22 @@ class TileKernel:
         return found if others is None else merge(self._plan.parameters.structure, found, others)
 
 
+_spare: WeakValueDictionary[str, deque[_Tiling]] = WeakValueDictionary()
+"""Tiles that no task uses, for as long as there are `Kernels` of the name."""
+
+
 class Kernels:
     """Makes the kernels of tasks under one plan; the tiles of those that are done serve others.
+
+    Of what travelled to a process all copies share the tiles there.
 
     Parameters
     ----------
     plan : KernelPlan
     compiled : bool
         Whether rows go by tiles where they can.
+    name : str, optional
+        Of the original, in a copy.
 
     Attributes
     ----------
@@ -332,13 +345,14 @@ class Kernels:
         Whether they do.
     """
 
-    def __init__(self, plan: KernelPlan, *, compiled: bool) -> None:
+    def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
         self.plan, self.by_tiles = plan, compiled and tiled(plan)
-        self._spare: deque[_Tiling] = deque()
+        self._name = uuid4().hex if name is None else name
+        self._spare = _spare.setdefault(self._name, deque())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel without the tiles."""
-        return partial(Kernels, compiled=self.by_tiles), (self.plan,)
+        return partial(Kernels, compiled=self.by_tiles, name=self._name), (self.plan,)
 
     def made(self, n_rows: int) -> Absorber:
         """Return a kernel for up to ``n_rows`` rows of all blocks together.

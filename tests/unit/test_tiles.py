@@ -5,6 +5,8 @@ import pickle
 import subprocess
 import sys
 import tracemalloc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +20,7 @@ from scipy.stats import multivariate_normal
 
 from emtau_dask import ConfigError
 from emtau_dask.engine.compiling import WORTH_IT, worth_compiling
+from emtau_dask.engine.planning import STATISTICS_HELD
 from emtau_dask.mixture import tiles
 from emtau_dask.mixture.compiled import _exponentiate, logarithm
 from emtau_dask.mixture.compiled_joint import conclude
@@ -161,6 +164,27 @@ def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
     assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
 
 
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 128, 129, TILE + 64])
+@pytest.mark.parametrize("d", [1, 2, 4, 9])
+def test_scatters_of_few_features_are_the_sums_over_rows_however_many_a_component_has(d, n):
+    """Jointly, since components are far apart; two have no rows at all, or one."""
+    parameters = drawn("full", d=d)
+    means = 100.0 * np.arange(K)[:, np.newaxis] + parameters.means
+    parameters = replace(parameters, means=means)
+    plan = plan_kernel(parameters)
+    assert plan.form is Form.JOINT
+    rng = np.random.default_rng(n)
+    rows = np.vstack([means[0] + rng.normal(size=(n, d)), means[1] + rng.normal(size=(1, d))])
+    kernel = absorber(plan, len(rows), compiled=True)
+    assert isinstance(kernel, TileKernel)
+    kernel.absorb(rows)
+    responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
+    found, wanted = kernel.statistics(), naive_statistics(rows, responsibilities, "full")
+    assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-12)
+    assert np.allclose(found.means[:2], wanted[1].astype(float)[:2], rtol=1e-12, atol=1e-9)
+    assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
@@ -280,27 +304,62 @@ def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
 
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_a_kernel_goes_on_with_the_tiles_of_one_that_is_finished(covariance_type, d):
-    """To the bit as by new ones, also where what was scored last was not finite; they do not travel."""
+    """To the bit as by new ones: after values that are not finite, that overflow, and rows far away."""
     parameters = drawn(covariance_type, d=d)
-    kernels, rows = Kernels(plan_kernel(parameters), compiled=True), rows_near(parameters, 500)
-    first, beside = kernels.made(500), kernels.made(500)
-    assert beside.tiling is not first.tiling
-    first.absorb(np.full((400, d), np.inf))
-    expected = beside.absorb(rows)
-    assert kernels.finished(first) is None
-    again = kernels.made(500)
-    assert again.tiling is first.tiling
-    found = again.absorb(rows)
-    assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
-    assert np.array_equal(kernels.finished(again).scatter, kernels.finished(beside).scatter)
-    elsewhere = pickle.loads(pickle.dumps(kernels))
-    assert elsewhere.by_tiles
-    assert len(pickle.dumps(kernels)) < len(pickle.dumps(kernels.plan)) + 200
+    kernels, rows = Kernels(plan_kernel(parameters), compiled=True), rows_near(parameters, 300)
+    for before in (np.full((400, d), np.inf), np.full((400, d), 1e149), rows_near(parameters, 500) * 60):
+        first, beside = kernels.made(500), Kernels(kernels.plan, compiled=True).made(500)
+        with np.errstate(over="ignore"):
+            first.absorb(before)
+            kernels.finished(first)
+        again = kernels.made(300)
+        assert again.tiling is first.tiling
+        assert kernels.made(300).tiling is not first.tiling
+        for part in (rows[:3], rows):
+            found, expected = again.absorb(part), beside.absorb(part)
+            assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
+        assert np.array_equal(kernels.finished(again).scatter, beside.statistics().scatter)
+
+
+def test_kernels_travel_without_tiles_and_copies_share_those_of_a_process():
+    """As tasks do that carry what they need; when the last is gone, so are the tiles."""
+    kernels = Kernels(plan_kernel(drawn("full")), compiled=True)
+    travelled = pickle.dumps(kernels)
+    assert len(travelled) < len(pickle.dumps(kernels.plan)) + 300
+    one, two = pickle.loads(travelled), pickle.loads(travelled)
+    assert one.by_tiles
+    kernel = one.made(100)
+    tiling = weakref.ref(kernel.tiling)
+    one.finished(kernel)
+    del kernel
+    assert two.made(100).tiling is tiling()
+    del kernels, one, two
+    assert tiling() is None
+
+
+def test_threads_have_tiles_of_their_own():
+    """As many threads as there are, each with one kernel after another, find what one thread does."""
+    parameters = drawn("full", d=19)
+    kernels = Kernels(plan_kernel(parameters), compiled=True)
+    chunks = [rows_near(parameters, 300, seed=seed) for seed in range(40)]
+
+    def scatter(rows):
+        kernel = kernels.made(len(rows))
+        kernel.absorb(rows)
+        return kernels.finished(kernel).scatter
+
+    expected = [scatter(rows) for rows in chunks]
+    with ThreadPoolExecutor(4) as pool:
+        for found, alone in zip(pool.map(scatter, chunks), expected, strict=True):
+            assert np.array_equal(found, alone)
 
 
 def test_statistics_of_moments_are_those_of_numpys_calls():
-    """Also of a component without rows."""
+    """Also of a component without rows, and of one that comes from afar."""
     plan = plan_kernel(drawn("full", d=19))
+    means = plan.parameters.means.copy()
+    means[2] += 1e3
+    plan = replace(plan, parameters=replace(plan.parameters, means=means))
     constants = tiles._jointly(plan, tiles._compiled()).constants
     rng = np.random.default_rng(0)
     sums, upper = rng.uniform(1, 2, (K, 20)), np.triu(rng.uniform(50, 99, (K, 19, 19)))
@@ -308,7 +367,7 @@ def test_statistics_of_moments_are_those_of_numpys_calls():
     expected = statistics_of_joint(plan.factors, sums, upper + np.triu(upper, 1).swapaxes(1, 2))
     padded = np.full((K, 24, 24), np.nan)
     padded[:, :19, :19] = upper
-    padded[:, 1:19, 0] = np.nan
+    padded[:, *np.tril_indices(19, -1)] = np.nan
     weights, means, scatter = np.full(K, np.nan), np.full((K, 19), np.nan), np.full((K, 19, 19), np.nan)
     conclude(constants, sums, padded, weights, means, scatter)
     assert np.array_equal(weights, expected.weights)
@@ -366,6 +425,26 @@ def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, over
     assert peak <= block_bytes(covariance_type, k, d, n) + statistics + evidence
 
 
+@pytest.mark.parametrize(("k", "d"), [(1000, 1), (1000, 2), (200, 9), (64, 17)])
+def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
+    """Jointly, since components are far apart."""
+    means, unit = 200 * np.random.default_rng(0).normal(size=(k, d)), np.broadcast_to(np.eye(d), (k, d, d))
+    parameters = MixtureParameters("full", np.full(k, 1 / k), means, unit, unit)
+    plan, rows = plan_kernel(parameters), rows_near(parameters, 100_000)
+    assert plan.form is Form.JOINT
+    absorber(plan, 10, compiled=True).absorb(rows[:10])  # loads code
+    tracemalloc.start()
+    kernel = absorber(plan, len(rows), compiled=True)
+    assert isinstance(kernel, TileKernel)
+    for begin in range(0, len(rows), kernel.n_rows):
+        kernel.absorb(rows[begin : begin + kernel.n_rows])
+    kernel.statistics()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held = STATISTICS_HELD * 8 * (k * d**2 + k * (d + 1))
+    assert peak <= block_bytes("full", k, d, len(rows)) + held
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
 @pytest.mark.parametrize(("k", "d"), [(1, 1), (1, 4), (2, 1), (40, 5), (3, 8), (2, 25)])
@@ -402,6 +481,13 @@ def test_sums_that_overflow_in_float32_go_by_numpy():
     absorbed = (kernel := absorber(plan, 400, compiled=True)).absorb(rows, None, None)
     assert np.isfinite(absorbed.total)
     assert np.isfinite(kernel.statistics().scatter).all()
+
+
+@pytest.mark.parametrize(("weights", "seen"), [(np.ones(4), None), (None, room(4)), (None, room(6))])
+def test_what_is_said_of_other_numbers_of_rows_is_refused(weights, seen):
+    """Compiled code does not look where arrays end."""
+    with pytest.raises(ValueError, match="do not fit"):
+        absorber(plan_kernel(drawn("full")), 10, compiled=True).absorb(np.zeros((5, D)), weights, seen)
 
 
 @pytest.mark.parametrize("shape", [(65, D), (5, D + 1)])
