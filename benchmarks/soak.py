@@ -3,6 +3,7 @@
     python benchmarks/soak.py                                   # all of it
     python benchmarks/soak.py --only kills --scenarios 0 1      # kills of the first two scenarios
     python benchmarks/soak.py --stride 10                       # every tenth step
+    python benchmarks/soak.py --only fuzz --inputs 20000        # files, configs and models of strangers
 
 Prints a table for each kind of disturbance; exits with 1 where anything went
 wrong, which is printed and whose folder is left in place.
@@ -24,11 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from reliability import damage
 from reliability.campaigns import FULL, READ_ONLY, Bench, Tally, Verdict, campaign
+from reliability.fuzz import running
 from reliability.scenarios import EVERY, SPECIAL, Scenario
 from reliability.zygote import Zygote
 
 SCENARIOS = EVERY + SPECIAL
-PARTS = ("kills", "stops", "meetings", "faults", "damage")
+PARTS = ("kills", "stops", "meetings", "faults", "damage", "fuzz")
 BATCH = 25
 
 
@@ -139,12 +141,30 @@ def shown(name: str, tally: Tally, seconds: float) -> None:
         print(f"    {problem}", flush=True)
 
 
+def fuzzed(folder: Path, options: argparse.Namespace) -> int:
+    """Print a table of what became of mutated inputs; return how many went wrong."""
+    totals, problems = {}, []
+    with Zygote("reliability.fuzz.running") as zygote:
+        for name, inputs in running.shares(options.inputs).items():
+            began = time.perf_counter()
+            seeds = range(options.seed, options.seed + inputs)
+            totals[name] = running.attempted(zygote, name, seeds, folder / name.replace(" ", "-"))
+            problems += totals[name].problems
+            for problem in totals[name].problems:
+                print(f"    {problem}", flush=True)
+            where = ", ".join(f"{count} {place}" for place, count in totals[name].refused_by.most_common(8))
+            print(f"{name}: {time.perf_counter() - began:.0f} s; refused by {where}", flush=True)
+    print("\n".join(running.table(totals)), flush=True)
+    return len(problems)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--stride", type=int, default=1, help="every so many steps (1)")
     parser.add_argument("--instants", type=int, default=200, help="random instants in each scenario (200)")
     parser.add_argument("--meetings", type=int, default=100, help="of two processes (100)")
     parser.add_argument("--mutations", type=int, default=1000, help="of each of two kinds (1000)")
+    parser.add_argument("--inputs", type=int, default=20_000, help="mutated, of all kinds (20,000)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="kinds of disturbance (all)")
     parser.add_argument(
         "--scenarios", type=int, nargs="+", default=range(len(SCENARIOS)), help="by number, for kills (all)"
@@ -153,7 +173,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="by default a temporary one")
     options = parser.parse_args(arguments)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="emtau-soak-"))
-    wrong = 0
+    wrong = fuzzed(folder / "fuzz", options) if "fuzz" in options.only else 0
+    if set(options.only) == {"fuzz"}:
+        return 1 if wrong else 0
     print("| disturbance | cases | ends | wrong | seconds |\n|---|---|---|---|---|")
     with Zygote("reliability.damage") as zygote:
         for name, judged in disturbances(zygote, folder, options):

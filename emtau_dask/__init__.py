@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         EmtauError,
         InvalidDataError,
         SingularComponentError,
+        StorageError,
     )
     from emtau_dask.face.estimator import GaussianMixture
 
@@ -37,6 +38,7 @@ __all__ = [
     "GaussianMixture",
     "InvalidDataError",
     "SingularComponentError",
+    "StorageError",
 ]
 
 _HOMES = {"GaussianMixture": "face.estimator"} | dict.fromkeys(

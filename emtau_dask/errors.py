@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from emtau_dask.shown import shown
+
 __all__ = [
     "CheckpointCorruptError",
     "CheckpointError",
@@ -13,13 +15,22 @@ __all__ = [
     "EmtauError",
     "InvalidDataError",
     "InvalidDtypeError",
+    "PathTakenError",
     "SingularComponentError",
+    "StorageError",
+    "StoreUnreachableError",
     "UnusableRowError",
 ]
 
 
 class EmtauError(Exception):
-    """Base class of every error that emtau_dask raises on purpose."""
+    """Base class of every error that emtau_dask raises on purpose.
+
+    Its message holds no secret of a URL, and nothing that a terminal would obey.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shown(value) if isinstance(value, str) else value for value in args))
 
 
 class InvalidDataError(EmtauError, ValueError):
@@ -55,6 +66,10 @@ class ConfigError(EmtauError, ValueError):
     """A run config or setting that cannot be used; names the key."""
 
 
+class PathTakenError(EmtauError):
+    """Something is where a result is to be written, and may not be replaced."""
+
+
 class SingularComponentError(EmtauError, ValueError):
     """A component collapsed: no weight left, or no positive-definite covariance.
 
@@ -82,8 +97,16 @@ class SingularComponentError(EmtauError, ValueError):
         return type(self), (self.component, self.weight, self.reason)
 
 
+class StorageError(EmtauError, OSError):
+    """A file that is not a checkpoint's cannot be written; names the path, what is wrong and the remedy."""
+
+
 class CheckpointError(EmtauError):
     """A checkpoint cannot be written, read or gone on from."""
+
+
+class StoreUnreachableError(CheckpointError):
+    """The server of a checkpoint does not answer, after some attempts; nothing more is asked of it."""
 
 
 class CheckpointExistsError(CheckpointError):

@@ -21,7 +21,6 @@ from typing import Any
 import dask
 import distributed.cli.dask_scheduler
 import distributed.cli.dask_worker
-import numpy as np
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 from reliability.zygote import Child, Zygote
@@ -31,7 +30,7 @@ from emtau_dask import EMTau, GaussianMixture
 GUARD = 300  # seconds after which something that hangs is given up
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
-MS_REC, MS_PRIVATE = 0x4000, 0x40000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 COMMANDS = {"scheduler": distributed.cli.dask_scheduler.main, "worker": distributed.cli.dask_worker.main}
 
 
@@ -53,6 +52,11 @@ def _system_call(name: str, *arguments: Any) -> None:
 
 def hide(folder: str) -> None:
     """Put an empty folder in the place of one, for this process alone, as on another machine."""
+    _own_mounts()
+    _system_call("mount", b"none", folder.encode(), b"tmpfs", 0, None)
+
+
+def _own_mounts() -> None:
     ids = os.getuid(), os.getgid()
     _system_call("unshare", CLONE_NEWNS | (CLONE_NEWUSER if ids[0] else 0))
     if ids[0]:
@@ -60,12 +64,24 @@ def hide(folder: str) -> None:
         for kind, number in zip(("uid", "gid"), ids, strict=True):
             Path(f"/proc/self/{kind}_map").write_text(f"{number} {number} 1")
     _system_call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-    _system_call("mount", b"none", folder.encode(), b"tmpfs", 0, None)
 
 
-def pretend_numpy(version: str) -> None:
-    """Have another version of NumPy."""
-    np.__version__ = version
+def enter(folder: str) -> None:
+    """Work in another folder."""
+    os.chdir(folder)
+
+
+def swap(folders: str) -> None:
+    """See another folder (the second of two lines) in the place of one, as on another machine."""
+    here, there = folders.splitlines()
+    _own_mounts()
+    _system_call("mount", there.encode(), here.encode(), None, MS_BIND, None)
+
+
+def pretend(package: str) -> None:
+    """Have another version of a package: its name and that version."""
+    name, version = package.split()
+    sys.modules[name].__version__ = version  # type: ignore[attr-defined]
 
 
 def forget_package(name: str) -> None:

@@ -26,6 +26,12 @@ DENIED = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 )
+CONFLICT = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>ConditionalRequestConflict</Code><Message>The conditional request cannot succeed due to "
+    b"a conflicting operation against this resource.</Message></Error>"
+)
+FAILURES = {"500": INTERNAL_ERROR, "403": DENIED, "409": CONFLICT}
 OF_A_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
 NOT_PASSED_ON = {"connection", "keep-alive", "transfer-encoding", "expect"}
 
@@ -33,10 +39,11 @@ NOT_PASSED_ON = {"connection", "keep-alive", "transfer-encoding", "expect"}
 class FaultyProxy:
     """An HTTP proxy in front of one server, whose answers can be made to fail.
 
-    Modes: ``"pass"``; ``"500"`` and ``"403"``, answered without asking the server;
+    Modes: ``"pass"``; ``"500"``, ``"403"`` and ``"409"``, answered without asking the server;
     ``"drop"``, the connection closed without asking it; ``"cut"``, its answer broken
     off half way (a request is then carried out, its answer lost); ``"slow"``, its
-    answer after `delay` seconds.
+    answer after `delay` seconds; ``"mute"``, nothing for so long to who asks whether to
+    go on with the body.
 
     Attributes
     ----------
@@ -132,15 +139,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
+    def handle_expect_100(self):
+        self._mode = self.proxy.mode_of(self.command, self.path)
+        if self._mode == "mute":
+            sleep(self.proxy.delay)
+            self.close_connection = True
+            return False
+        return super().handle_expect_100()
+
     def _serve(self):
-        body, mode = self._body(), self.proxy.mode_of(self.command, self.path)
+        body, mode = self._body(), self.__dict__.pop("_mode", None)
+        if mode is None:
+            mode = self.proxy.mode_of(self.command, self.path)
         if mode == "drop":
             self._hang_up()
             return
-        if mode in ("500", "403"):
-            self._answer(
-                int(mode), [("Content-Type", "application/xml")], {"500": INTERNAL_ERROR}.get(mode, DENIED)
-            )
+        if mode in FAILURES:
+            self._answer(int(mode), [("Content-Type", "application/xml")], FAILURES[mode])
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() not in NOT_PASSED_ON}
         status, answered, content = self.proxy.ask(self.command, self.path, headers, body)

@@ -41,6 +41,7 @@ __all__ = [
     "NearestCentre",
     "RandomResponsibilities",
     "RowBlock",
+    "distinct_rows",
     "nearest",
     "statistics_under",
 ]
@@ -112,6 +113,20 @@ def nearest(rows: Floats, centres: Floats) -> Ints:
     return labels
 
 
+def distinct_rows(rows: Floats) -> tuple[Ints, Ints]:
+    """Return the first of each group of equal rows, and the group of each row; groups are in sorted order.
+
+    As `numpy.unique` along an axis, which makes a TypeError of an interrupt.
+    """
+    order = np.lexsort(rows.T[::-1])
+    in_order = rows[order]
+    begins = np.ones(len(rows), dtype=bool)
+    begins[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
+    group = np.empty(len(rows), dtype=np.intp)
+    group[order] = np.cumsum(begins) - 1
+    return order[begins], group
+
+
 @dataclass(frozen=True, eq=False)
 class NearestCentre:
     """Hard assignment to the nearest centre; equal centres share their rows equally.
@@ -130,8 +145,8 @@ class NearestCentre:
     @classmethod
     def of(cls, centres: Floats) -> NearestCentre:
         """Return the assignment to ``centres`` (K, d)."""
-        _, first, group = np.unique(centres, axis=0, return_index=True, return_inverse=True)
-        same = group.reshape(-1)[:, np.newaxis] == np.arange(len(first))
+        first, group = distinct_rows(centres)
+        same = group[:, np.newaxis] == np.arange(len(first))
         order = np.argsort(first)
         return cls(centres[first[order]], (same / same.sum(axis=0)).T[order])
 

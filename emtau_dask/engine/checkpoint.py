@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,16 +13,18 @@ from emtau_dask.engine.checkpoint_entries import Entries, Stored, runs_of, store
 from emtau_dask.engine.checkpoint_layout import Shapes
 from emtau_dask.engine.checkpoint_reading import SavedFit
 from emtau_dask.engine.cluster import environment
+from emtau_dask.engine.contents import ReadContents
 from emtau_dask.engine.fingerprint import fingerprint_of
 from emtau_dask.engine.manifest import ConfigEntry, Manifest, SourceEntry, first_problem, references_of
 from emtau_dask.engine.starts import KMEANS_PASSES, GivenParameters
 from emtau_dask.engine.state import FitState
-from emtau_dask.errors import CheckpointError, CheckpointMismatchError
+from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
 from emtau_dask.storage import (
     CommitLog,
     ObjectStore,
     RowFields,
     RowStateWriter,
+    Witness,
     each,
     new_attempt,
     rows_layout,
@@ -67,6 +69,7 @@ class CheckpointJournal:
         assert data is not None
         self._log, self._config, self._given = log, config, given
         self._sources, self.fields = sources, fields
+        self.contents = ReadContents({})
         self._environment = environment(compiled=compiled)
         self._n_chunks = len(data.chunk_rows)
         self._attempt = new_attempt(max(log.last, 0))
@@ -83,7 +86,7 @@ class CheckpointJournal:
         self._numbers: Mapping[str, int] = {}
         self._seen: set[str] = set()
         self._unsynced: set[str] = set()
-        self._begun = False
+        self._witness: Witness | None = None
         self._swept = log.last < 0
 
     def inherit(self, saved: SavedFit, state: FitState, given: GivenParameters) -> None:
@@ -102,40 +105,61 @@ class CheckpointJournal:
                     f"{attempt.fields}. Give the policy that the run was begun with."
                 )
         references = saved.references()
+        self.contents = ReadContents(saved.contents())
         self._log.keep(saved.number, references)
         self._seen = {slot.key for run in runs_of(state) for slot in run.slots.values()}
-        self._stored = stored_in(saved, state, given)
+        self._stored = stored_in(saved, state, given, self.contents.known)
         self._numbers = {attempt.id: n for n, attempt in enumerate(saved.manifest.attempts)}
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self._log.run
 
     @property
     def objects(self) -> ObjectStore:
         """Where everything goes."""
         return self._log.objects
 
-    def _begin(self) -> None:
-        """Write the documents of this process's arrays."""
+    def _begun(self) -> Witness:
+        """Return a witness of the documents of this process's arrays, which are written first."""
+        if self._witness is None:
+            self._witness = self._begin()
+        return self._witness
+
+    def _begin(self) -> Witness:
         prefix = f"attempts/{self._attempt}"
         layouts = [*self._layouts.values(), *([] if self._rows is None else [self._rows])]
         documents = {f"{layout.name}/zarr.json": layout.document() for layout in layouts}
-        documents[f"{prefix}/zarr.json"] = group_document({"environment": self._environment})
+        own = f"{prefix}/zarr.json"
+        documents[own] = group_document({"environment": self._environment})
         each(lambda item: self.objects.put(*item), documents.items())
         self.objects.sync(documents)
-        self._begun = True
+        return Witness.of(own, documents[own])
 
     def writer(self) -> RowStateWriter | None:
         """Return a writer to places not used before."""
         if self._rows is None or self.fields is None:
             return None
         self._step += 1
-        return RowStateWriter(self.objects, self._rows, self.fields, self._step)
+        return RowStateWriter(self.objects, self._rows, self.fields, self._step, self._begun())
 
     def due(self, step: int) -> bool:
         """Return whether ``step`` is divisible by ``checkpoint_every``."""
         return step % self._config.checkpoint_every == 0
 
-    def watched(self) -> AbstractContextManager[None]:
-        """Turn errors that come of another process having continued the fit into `CheckpointTakenError`."""
-        return self._log.watched()
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Say what can be resumed after an error of the store, or that another process has gone on."""
+        try:
+            with self._log.watched():
+                yield
+        except StoreUnreachableError as error:
+            raise StoreUnreachableError(f"{error} {self._log.remembered()}") from error
+        except CheckpointError as error:
+            if type(error) is not CheckpointError:
+                raise
+            raise CheckpointError(f"{error} {self._log.standing()}") from error
 
     def save(self, state: FitState, *, commit: bool) -> None:
         """Take note of row state; write a commit where asked to."""
@@ -147,8 +171,7 @@ class CheckpointJournal:
             self._commit(state, slots)
 
     def _commit(self, state: FitState, slots: set[str]) -> None:
-        if not self._begun:
-            self._begin()
+        self._begun()
         self._step += 1
         entries = Entries(self._layouts, self._step, self._stored, self._numbers)
         config = self._config.model_copy(update={"given": entries.given(self._given)})
@@ -161,7 +184,7 @@ class CheckpointJournal:
                 "environment": self._environment,
                 "written": datetime.now(UTC).isoformat(timespec="seconds"),
                 "config": config,
-                "fit": entries.fit(state),
+                "fit": entries.fit(state, self.contents.known),
                 **self._sources,
             }
         )
@@ -182,6 +205,6 @@ def _validated(manifest: Mapping[str, Any]) -> Manifest:
         return Manifest.model_validate(manifest)
     except ValidationError as error:
         raise CheckpointError(
-            f"the fit has come to a state that cannot be committed ({first_problem(error)}). The last commit "
-            "is intact; see whether the data and the settings are what they should be."
+            f"the fit has come to a state that cannot be committed ({first_problem(error)}). See whether the "
+            "data and the settings are what they should be."
         ) from error

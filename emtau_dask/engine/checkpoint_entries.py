@@ -44,12 +44,16 @@ def runs_of(state: FitState) -> list[RunState]:
     return [run for run in (state.current, state.best) if run is not None]
 
 
-def stored_in(saved: SavedFit, state: FitState, given: GivenParameters) -> list[Stored]:
-    """Return which objects of ``state`` and ``given``, as read from a commit, are stored where."""
+def stored_in(
+    saved: SavedFit, state: FitState, given: GivenParameters, contents: Mapping[int, bytes]
+) -> list[Stored]:
+    """Return which objects, as read from a commit, are stored where."""
     fit = saved.manifest.fit
     found: list[Stored] = [
         (name, values, getattr(saved.config.given, name)) for name, values in _given_arrays(given).items()
     ]
+    if fit.contents is not None:
+        found.append(("contents", contents, fit.contents))
     if fit.start is not None and state.start is not None:
         found.append(("centres", state.start.centres, fit.start.centres))
     for entry, run in ((fit.current, state.current), (fit.best, state.best)):
@@ -138,8 +142,8 @@ class Entries:
         self.numbers = numbers
         return [found[name] for name in numbers]
 
-    def fit(self, state: FitState) -> FitEntry:
-        """Return the entry of a fit; after `attempts`."""
+    def fit(self, state: FitState, contents: Mapping[int, bytes]) -> FitEntry:
+        """Return the entry of a fit, and of what its data holds; after `attempts`."""
         start = None
         if state.start is not None:
             centres = self.array("centres", state.start.centres, state.start.centres)
@@ -152,6 +156,7 @@ class Entries:
             left_out=list(state.left_out),
             finished=state.finished,
             notes=list(state.notes),
+            contents=self.array("contents", contents, self._contents(contents)) if contents else None,
         )
 
     def _run(self, run: RunState) -> RunEntry:
@@ -196,4 +201,10 @@ class Entries:
         table = np.zeros((self._layouts["digests"].shape[1], DIGEST_BYTES), dtype=np.uint8)
         for chunk, slot in run.slots.items():
             table[chunk] = np.frombuffer(bytes.fromhex(slot.sha256), dtype=np.uint8)
+        return table
+
+    def _contents(self, contents: Mapping[int, bytes]) -> NDArray[np.uint8]:
+        table = np.zeros(self._layouts["contents"].shape[1:], dtype=np.uint8)
+        for chunk, told in contents.items():
+            table[chunk] = np.frombuffer(told, dtype=np.uint8)
         return table

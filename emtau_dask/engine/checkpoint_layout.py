@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from emtau_dask.engine.contents import CONTENTS_BYTES
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.storage import ArrayLayout, SlotState
@@ -61,13 +62,14 @@ class Shapes:
                 "centres": (K, d),
                 "chunks": (n_chunks, len(CHUNK_COLUMNS)),
                 "digests": (n_chunks, DIGEST_BYTES),
+                "contents": (n_chunks, CONTENTS_BYTES),
             }
         )
 
     @staticmethod
     def dtype(name: str) -> np.dtype[Any]:
         """Return the dtype of an array."""
-        return np.dtype({"chunks": "int64", "digests": "uint8"}.get(name, "float64"))
+        return np.dtype({"chunks": "int64", "digests": "uint8", "contents": "uint8"}.get(name, "float64"))
 
     def layouts(self, prefix: str, n_steps: int) -> dict[str, ArrayLayout]:
         """Return the zarr arrays below ``prefix``, of one chunk for each step."""

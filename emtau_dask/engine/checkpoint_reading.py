@@ -112,6 +112,15 @@ class SavedFit:
             notes=tuple(fit.notes),
         )
 
+    def contents(self) -> dict[int, bytes]:
+        """Return what the chunks of the data were found to hold, by chunk."""
+        ref = self.manifest.fit.contents
+        if ref is None:
+            return {}
+        with self.log.watched():
+            table = self._reader.array("contents", ref)
+        return {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
+
     def references(self) -> set[str]:
         """Return the keys of every object that the commit refers to."""
         with self.log.watched():

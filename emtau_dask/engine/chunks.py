@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.engine.threads import hold_for_process
+from emtau_dask.engine.contents import check_contents, chunk_contents
+from emtau_dask.engine.threads import hold_for_process, this_process
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.mixture.arrays import Floats, Ints, squared_length
 from emtau_dask.mixture.kernel import Absorbed, ScoredBlock
@@ -64,6 +65,8 @@ class LoadedChunk:
         where all are.
     source_bytes : int
         Bytes that were read from the source for the whole chunk.
+    contents : bytes
+        Its `chunk_contents`; empty where nobody asked.
     """
 
     rows: NDArray[Any]
@@ -74,6 +77,7 @@ class LoadedChunk:
     chunk: int
     held: Ints | None = None
     source_bytes: int = 0
+    contents: bytes = b""
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight; not to be written."""
@@ -204,11 +208,20 @@ class ChunkLoader:
         None where every row weighs 1.
     cache : RowCache or None
         Where active rows are kept between passes; None where they are not.
+    made_in : str
+        The process that made it, and holds what its tasks need for as long as the fit lasts.
+    known : mapping of int to bytes
+        What chunks held in a run that is gone on with, by chunk; those are compared.
+    noted : frozenset of int
+        The chunks whose contents are noted.
     """
 
     rows: ChunkReader
     weights: ChunkReader | None
     cache: RowCache | None = None
+    made_in: str = field(default_factory=this_process)
+    known: Mapping[int, bytes] = field(default_factory=dict)
+    noted: frozenset[int] = frozenset()
 
     def load(
         self,
@@ -216,8 +229,14 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the chunk."""
-        hold_for_process()
+        """Return the chunk.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            It does not hold what it held in the run that is gone on with.
+        """
+        self._hold()
         rows, bytes_read = self.rows.load(place, row_blocks)
         weights, present = None, None
         if self.weights is not None:
@@ -227,8 +246,24 @@ class ChunkLoader:
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
         return LoadedChunk(
-            rows, weights, present, place.start, bytes_read, place.chunk, source_bytes=bytes_read
+            rows,
+            weights,
+            present,
+            place.start,
+            bytes_read,
+            place.chunk,
+            source_bytes=bytes_read,
+            contents=self._contents(place, rows, weights),
         )
+
+    def _contents(self, place: ChunkPlace, rows: NDArray[Any], weights: Floats | None) -> bytes:
+        known = self.known.get(place.chunk)
+        if known is None and place.chunk not in self.noted:
+            return b""
+        contents = chunk_contents(rows, weights)
+        if known is not None:
+            check_contents(place, contents, known)
+        return contents
 
     def load_active(
         self,
@@ -241,7 +276,7 @@ class ChunkLoader:
         found = None if self.cache is None else self.cache.find(place.chunk, positions)
         if found is None:
             return self.load(place, row_blocks, weight_blocks)
-        hold_for_process()
+        self._hold()
         cached, bytes_read = found
         return LoadedChunk(
             cached.rows,
@@ -253,6 +288,11 @@ class ChunkLoader:
             held=cached.positions.astype(np.intp),
             source_bytes=cached.source_bytes,
         )
+
+    def _hold(self) -> None:
+        """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""
+        if self.made_in != this_process():
+            hold_for_process()
 
     def keep_active(self, loaded: LoadedChunk, positions: Ints) -> None:
         """Keep the rows at ``positions`` for the next pass, once they are at most half of those loaded."""

@@ -1,17 +1,16 @@
-"""What a distributed cluster must be asked before a fit begins, and its errors in our words."""
+"""What others depend on where they run tasks, and the errors of a cluster in our words."""
 
 from __future__ import annotations
 
 import platform
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import cloudpickle
 import numpy as np
@@ -20,21 +19,18 @@ import scipy.linalg
 from threadpoolctl import threadpool_info
 
 from emtau_dask.engine.scheduler import active_client, in_process
-from emtau_dask.errors import CheckpointError, ClusterError, EmtauError, InvalidDataError
-from emtau_dask.storage import GraphSource, ObjectStore, RangeSource, Source, array_of_blocks
-from emtau_dask.storage.sources import RangeReader
+from emtau_dask.errors import ClusterError, EmtauError
+from emtau_dask.storage import GraphSource, RangeSource, Source, array_of_blocks
 
 __all__ = [
     "check_portable",
     "cluster_errors",
     "environment",
-    "prove_access",
+    "one_line",
     "resident",
 ]
 
 S = TypeVar("S", bound=Source | None)
-PROOFS = 3
-SECRET_BYTES = 64
 
 
 @cache
@@ -104,7 +100,7 @@ def cluster_errors() -> Iterator[None]:
         raise
     except CancelledError as error:
         raise ClusterError(
-            f"the cluster gave the computation up ({_one_line(error)}). Its scheduler ended or was "
+            f"the cluster gave the computation up ({one_line(error)}). Its scheduler ended or was "
             "restarted, "
             "or the work was cancelled: connect to a scheduler that runs, and resume from the checkpoint."
         ) from error
@@ -115,7 +111,8 @@ def cluster_errors() -> Iterator[None]:
         raise ClusterError(message) from error
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of its message."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".: ")
 
 
@@ -127,7 +124,7 @@ def _cause(error: BaseException) -> BaseException:
 
 def _unsendable(what: str, error: Exception) -> str:
     return (
-        f"{what} cannot be sent to workers ({_one_line(_cause(error))}). It must be picklable with all that "
+        f"{what} cannot be sent to workers ({one_line(_cause(error))}). It must be picklable with all that "
         "it refers to, and importable on the workers and the scheduler; or set "
         "dask.config.set(scheduler='threads')."
     )
@@ -135,7 +132,7 @@ def _unsendable(what: str, error: Exception) -> str:
 
 def _translated(error: Exception) -> str | None:
     """Return what to tell of an error that is a cluster's, None for one that a task raised."""
-    kind, text = type(error), _one_line(error)
+    kind, text = type(error), one_line(error)
     if kind.__name__ == "KilledWorker":
         return (
             f"{text}. Mostly workers die of memory: raise their memory limit, or use smaller chunks (see "
@@ -171,175 +168,3 @@ def _is_disconnected() -> bool:
     except EmtauError:
         return False
     return client is not None and client.status != "running"
-
-
-@dataclass(frozen=True)
-class _Sight:
-    """What a worker finds.
-
-    Attributes
-    ----------
-    secret : bytes or None
-        What it reads where this process wrote.
-    unusable : str
-        Why it cannot read or write there; empty where it can.
-    identities : tuple of str
-        Of the sources that it sees.
-    unseen : str
-        Why it does not see the next of them; empty where it sees all.
-    environment : dict
-    """
-
-    secret: bytes | None
-    unusable: str
-    identities: tuple[str, ...]
-    unseen: str
-    environment: dict[str, str]
-
-
-def _look(objects: ObjectStore | None, folder: str, readers: Sequence[RangeReader]) -> _Sight:
-    secret, unusable, identities, unseen = None, "", [], ""
-    try:
-        if objects is not None:
-            secret = objects.get(f"{folder}secret", SECRET_BYTES)
-            objects.put(f"{folder}{uuid.uuid4().hex}", b"seen")
-    except Exception as error:
-        unusable = str(error)
-    try:
-        for reader in readers:
-            identities.append(str(reader.identity()))  # noqa: PERF401
-    except Exception as error:
-        unseen = str(error)
-    return _Sight(secret, unusable, tuple(identities), unseen, environment())
-
-
-def _sights(client: Any, *told: Any) -> dict[str, _Sight]:
-    """Return what the workers find, by address; those that go away meanwhile are left out."""
-    found: dict[str, _Sight] = {}
-    lost: dict[str, BaseException] = {}
-    for _ in range(PROOFS):
-        with cluster_errors():
-            waiting = [worker for worker in client.nthreads() if worker not in found]
-            answers = client.run(_look, *told, workers=waiting, on_error="return") if waiting else {}
-        lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _Sight)}
-        found |= {worker: answer for worker, answer in answers.items() if worker not in lost}
-        for worker, error in lost.items():
-            if not isinstance(error, OSError):
-                raise ClusterError(
-                    f"the worker {worker} cannot run emtau_dask ({_one_line(error)}). Install the same "
-                    "packages on every worker and on the scheduler."
-                ) from error
-        if not lost:
-            return found
-    for worker, error in lost.items():
-        if worker in client.nthreads():
-            raise ClusterError(
-                f"the worker {worker} does not answer ({_one_line(error)}). Stop it, or start it anew."
-            ) from error
-    return found
-
-
-def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
-    """Let every worker prove that it reaches the checkpoint (or row state) and the data.
-
-    Parameters
-    ----------
-    objects : ObjectStore or None
-        Where row state will be; None where none is kept.
-    sources : mapping of str to Source
-        By name, for messages; those whose tasks read by themselves are tried.
-
-    Returns
-    -------
-    list of str
-        Warnings: workers whose library versions or CPU differ from this process's.
-
-    Raises
-    ------
-    CheckpointError
-        A worker does not see the checkpoint; names the worker.
-    InvalidDataError
-        A worker does not see the data, or sees other data.
-    ClusterError
-        A worker does not answer, or lacks this package.
-    """
-    client = active_client()
-    if client is None:
-        return []
-    readers = {
-        name: source.ranges
-        for name, source in sources.items()
-        if isinstance(source, RangeSource) and not source.in_memory
-    }
-    own = [str(reader.identity()) for reader in readers.values()]
-    folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
-    if objects is not None:
-        if not objects.shared:
-            raise CheckpointError(
-                f"{objects.location} lies in this process's memory, which workers cannot reach. Give a "
-                "folder that all of them see, or the URL of an object store."
-            )
-        objects.put(f"{folder}secret", secret)
-    try:
-        sights = _sights(client, objects, folder, list(readers.values()))
-        arrived = 0 if objects is None else len(objects.list(folder)) - 1
-    finally:
-        if objects is not None:
-            with suppress(CheckpointError):
-                objects.delete(objects.list(folder))
-    for worker, sight in sights.items():
-        if objects is not None:
-            _check_place(worker, sight, secret, objects.location)
-        _check_data(worker, sight, list(readers), own)
-    if objects is not None and arrived < len(sights):
-        raise CheckpointError(
-            f"of {len(sights)} workers that wrote to {objects.location}, {arrived} wrote where this process "
-            "can see it. Use a folder that is shared by all of them, or the URL of an object store."
-        )
-    return _differing(sights)
-
-
-def _check_place(worker: str, sight: _Sight, secret: bytes, place: str) -> None:
-    why = sight.unusable
-    if not why and sight.secret != secret:
-        why = "it does not find there what this process wrote"
-    if why:
-        raise CheckpointError(
-            f"the worker {worker} cannot use {place}, where row state goes: {why.rstrip('.')}. Give a "
-            "checkpoint (or, without one, a dask temporary-directory) that every worker sees under the same "
-            "path, or the URL of an object store."
-        )
-
-
-def _check_data(worker: str, sight: _Sight, names: Sequence[str], own: Sequence[str]) -> None:
-    remedy = "Put it where every worker sees it under the same path, or into an object store."
-    for name, mine, its in zip(names, own, sight.identities, strict=False):
-        if its != mine:
-            raise InvalidDataError(
-                f"the worker {worker} sees other data than this process as {name} ({its}; here {mine}). "
-                f"{remedy}"
-            )
-    if sight.unseen:
-        name = names[len(sight.identities)]
-        raise InvalidDataError(f"the worker {worker} cannot see {name}: {sight.unseen.rstrip('.')}. {remedy}")
-
-
-def _differing(sights: Mapping[str, _Sight]) -> list[str]:
-    mine = environment()
-    differing = [
-        f"{worker} ({_difference(sight.environment, mine)})"
-        for worker, sight in sorted(sights.items())
-        if sight.environment != mine
-    ]
-    if not differing:
-        return []
-    return [
-        "workers differ from this process in what the last bits of a result depend on: "
-        f"{', '.join(differing)}. Another run need not give the same bits."
-    ]
-
-
-def _difference(its: Mapping[str, str], mine: Mapping[str, str]) -> str:
-    return ", ".join(
-        f"{name} {its.get(name)}, here {mine[name]}" for name in mine if its.get(name) != mine[name]
-    )

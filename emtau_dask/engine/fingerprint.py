@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.engine.manifest import SourceEntry
+from emtau_dask.engine.manifest import SampleEntry, SourceEntry
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import run_pass
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.storage import ChunkPlace, ChunkReader, Source, places_of
+from emtau_dask.storage.shared import values_digest
 
 __all__ = ["Fingerprint", "check_same", "fingerprint", "fingerprint_of", "sampled", "source_entry"]
 
 SAMPLED_CHUNKS = 16
-SAMPLED_ROWS = 256
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
 """What a sample may read, beyond one chunk: 64 MiB of values, or a twentieth of them all."""
 
@@ -37,14 +37,14 @@ class Fingerprint:
     dtype : str
     chunks : tuple of (rows, count)
         Runs of chunks of equally many rows, in order.
-    sha256 : str
-        Of sampled rows.
+    samples : tuple of (chunk, str)
+        Sampled chunks, and the SHA-256 of the values of each.
     """
 
     shape: tuple[int, ...]
     dtype: str
     chunks: tuple[tuple[int, int], ...]
-    sha256: str
+    samples: tuple[tuple[int, str], ...]
 
     @property
     def chunk_rows(self) -> tuple[int, ...]:
@@ -58,9 +58,7 @@ class _SampleTask:
 
     def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
         values, _ = self.reader.load(place, blocks)
-        wanted = np.unique(np.linspace(0, place.n_rows - 1, SAMPLED_ROWS).astype(np.intp))
-        sample = np.ascontiguousarray(np.asarray(values)[wanted])
-        return {place.chunk: hashlib.sha256(sample.tobytes()).hexdigest()}
+        return {place.chunk: values_digest(np.asarray(values))}
 
 
 def _join(a: dict[int, str], b: dict[int, str]) -> dict[int, str]:
@@ -83,7 +81,7 @@ def sampled(source: Source) -> dict[int, ChunkPlace]:
 
 
 def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint:
-    """Return the fingerprint of a source; reads the chunks that are `sampled`, 256 rows of each.
+    """Return the fingerprint of a source; reads the chunks that are `sampled`.
 
     Parameters
     ----------
@@ -103,12 +101,11 @@ def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint
         observer=observer,
         costs={chunk: float(place.n_rows) for chunk, place in items.items()},
     )
-    together = "".join(f"{chunk}:{text};" for chunk, text in sorted((digests or {}).items()))
     return Fingerprint(
         tuple(int(size) for size in source.shape),
         source.dtype.str,
         tuple((int(rows), len(list(run))) for rows, run in groupby(source.chunk_rows)),
-        hashlib.sha256(together.encode()).hexdigest(),
+        tuple(sorted((digests or {}).items())),
     )
 
 
@@ -137,18 +134,26 @@ def check_same(what: str, saved: Fingerprint | None, found: Fingerprint | None) 
                 "data in the "
                 "same chunks."
             )
-    if saved.sha256 != found.sha256:
+    then, now, places = dict(saved.samples), dict(found.samples), places_of(found.chunk_rows)
+    if then.keys() != now.keys():
         raise CheckpointMismatchError(
-            f"{what} holds other values than in the checkpointed run: sampled rows have the SHA-256 "
-            f"{found.sha256[:12]}…, then {saved.sha256[:12]}…. Give the same data."
+            f"{what} is sampled in the chunks {sorted(now)}; in the checkpointed run it was in "
+            f"{sorted(then)}. Begin a new run."
         )
+    for chunk, digest in now.items():
+        if digest != then[chunk]:
+            raise CheckpointMismatchError(
+                f"{what} holds other values than in the checkpointed run: chunk {chunk} (rows "
+                f"{places[chunk].start} to {places[chunk].stop}) has the SHA-256 {digest[:12]}…, then "
+                f"{then[chunk][:12]}…. Give the same data, or begin a new run with this."
+            )
 
 
 def _shortened(chunks: tuple[tuple[int, int], ...]) -> str:
     shown = ", ".join(f"({rows}, {count})" for rows, count in chunks[:8])
     if len(chunks) <= 8:
         return shown
-    rest = hashlib.sha256(repr(chunks).encode()).hexdigest()[:12]
+    rest = sha256(repr(chunks).encode()).hexdigest()[:12]
     return f"{shown}, … in {len(chunks)} runs (SHA-256 {rest})"
 
 
@@ -158,7 +163,7 @@ def source_entry(fingerprint: Fingerprint) -> SourceEntry:
         shape=list(fingerprint.shape),
         dtype=fingerprint.dtype,
         chunks=[list(run) for run in fingerprint.chunks],
-        sha256=fingerprint.sha256,
+        samples=[SampleEntry(chunk=chunk, sha256=digest) for chunk, digest in fingerprint.samples],
     )
 
 
@@ -167,4 +172,5 @@ def fingerprint_of(entry: SourceEntry | None) -> Fingerprint | None:
     if entry is None:
         return None
     chunks = tuple((rows, count) for rows, count in entry.chunks)
-    return Fingerprint(tuple(entry.shape), entry.dtype, chunks, entry.sha256)
+    samples = tuple((sample.chunk, sample.sha256) for sample in entry.samples)
+    return Fingerprint(tuple(entry.shape), entry.dtype, chunks, samples)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
+from uuid import uuid4
 
 import dask
 import numpy as np
 
 from emtau_dask.activity import ActivityPolicy
 from emtau_dask.activity.guard import ACTIVE, checked_row_arrays
+from emtau_dask.engine.contents import ReadContents
 from emtau_dask.engine.loop import EmSettings, iterate
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import Problem
@@ -25,9 +27,17 @@ from emtau_dask.engine.starts import (
     starting_parameters,
 )
 from emtau_dask.engine.state import FitState, KMeansProgress, RunState
-from emtau_dask.errors import ConfigError, SingularComponentError
+from emtau_dask.errors import CheckpointError, ConfigError, SingularComponentError, StorageError
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import LocalObjects, RowFields, RowStateWriter, ScratchFolder, Source, rows_layout
+from emtau_dask.storage import (
+    LocalObjects,
+    RowFields,
+    RowStateWriter,
+    ScratchFolder,
+    Source,
+    Witness,
+    rows_layout,
+)
 
 __all__ = [
     "FitPlan",
@@ -37,6 +47,9 @@ __all__ = [
     "run_fit",
     "temporary_journal",
 ]
+
+WITNESS = "witness"
+"""Key of what a temporary folder holds beside row state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +89,11 @@ class Journal(Protocol):
         """The row state that is kept; None for policies that keep none."""
         ...
 
+    @property
+    def contents(self) -> ReadContents | None:
+        """What the data is found to hold; None where nothing outlasts this process."""
+        ...
+
     def writer(self) -> RowStateWriter | None:
         """Return where the next iteration's tasks leave row state; None where none is kept."""
         ...
@@ -89,7 +107,7 @@ class Journal(Protocol):
         ...
 
     def watched(self) -> AbstractContextManager[None]:
-        """Turn errors that come of another process having continued the fit into `CheckpointTakenError`."""
+        """Say in errors of the store what can be resumed, or that another process has gone on."""
         ...
 
 
@@ -114,19 +132,26 @@ class TemporaryJournal:
         Chunks of the data.
     """
 
+    contents: ReadContents | None = None
+
     def __init__(self, objects: LocalObjects | None, fields: RowFields | None, n_slots: int) -> None:
         self.objects = objects
         self.fields, self._n_slots = fields, n_slots
         self._step = 0
         self._keys: set[str] = set()
+        self._witness: Witness | None = None
+        if objects is not None:
+            data = uuid4().bytes
+            objects.put(WITNESS, data)
+            self._witness = Witness.of(WITNESS, data)
 
     def writer(self) -> RowStateWriter | None:
         """Return a writer to places not used before."""
-        if self.objects is None or self.fields is None:
+        if self.objects is None or self._witness is None or self.fields is None:
             return None
         self._step += 1
         layout = rows_layout("rows", self.fields, self._step + 1, self._n_slots)
-        return RowStateWriter(self.objects, layout, self.fields, self._step)
+        return RowStateWriter(self.objects, layout, self.fields, self._step, self._witness)
 
     def save(self, state: FitState, *, commit: bool) -> None:
         """Remove the row state that the new one replaces."""
@@ -144,9 +169,17 @@ class TemporaryJournal:
         """Never: nothing is committed."""
         return False
 
-    def watched(self) -> AbstractContextManager[None]:
-        """Do nothing: no other process knows of it."""
-        return nullcontext()
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise `StorageError` for errors of the store: there is no checkpoint, and nothing to resume."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise StorageError(
+                f"{error} It is the temporary folder for the state of rows. The fit has no checkpoint, so "
+                "nothing can be resumed: fit again with dask's temporary-directory set to a folder with "
+                "enough space (dask.config.set or DASK_TEMPORARY_DIRECTORY), or give a checkpoint."
+            ) from error
 
 
 @contextmanager
@@ -169,7 +202,7 @@ def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[Tempor
         try:
             folder = ScratchFolder("emtau-state-", place)
             held.callback(folder.remove)
-            objects = folder.path / "objects"
+            objects = folder.path.absolute() / "objects"
             objects.mkdir()
         except OSError as error:
             raise ConfigError(

@@ -8,49 +8,43 @@ nothing else is left to do, runs in the thread that waits for it.
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from threading import get_ident
+from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
 import dask.config
 import dask.threaded
 from dask.callbacks import Callback
-from dask.local import SynchronousExecutor
+from dask.local import get_async
 
+from emtau_dask.engine.interrupts import interrupts_as_they_are
 from emtau_dask.engine.scheduler import local_threads
 
-__all__ = ["compute_in_threads"]
+__all__ = ["compute_here", "compute_in_threads"]
 
 
-class _Pools(threading.local):
-    """Pools of threads, by size; each thread that computes has its own.
+def _run_here(run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+    """Run a task in the calling thread; an interrupt is raised, also where it falls beside the task.
 
-    Tasks of one may compute, too, and would wait for ever for a place in the pool that they are in.
+    Dask's own executor gives it to the future, which may have its result by then: an
+    InvalidStateError.
     """
-
-    def __init__(self) -> None:
-        self._by_size: dict[int, ThreadPoolExecutor] = {}
-
-    def of(self, threads: int) -> ThreadPoolExecutor:
-        """Return the pool of so many threads."""
-        if threads not in self._by_size:
-            self._by_size[threads] = ThreadPoolExecutor(threads, thread_name_prefix="emtau")
-        return self._by_size[threads]
-
-
-_pools = _Pools()
+    done: Future[Any] = Future()
+    done.set_result(run(*arguments))
+    return done
 
 
 class _HandedOut:
-    """What dask submits tasks to, up to two for each thread of ``pool``, of which ``last`` is the last."""
+    """What dask submits tasks to, ``per_thread`` for each of ``pool``, of which ``last`` is the last."""
 
-    def __init__(self, pool: ThreadPoolExecutor, last: Hashable) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, last: Hashable, per_thread: int) -> None:
         self._pool, self._last = pool, last
-        self._max_workers = 2 * pool._max_workers
-        self._here = SynchronousExecutor()
+        self.at_once = per_thread * pool._max_workers
         self._at_last = False
         self._futures: WeakSet[Future[Any]] = WeakSet()
 
@@ -61,41 +55,77 @@ class _HandedOut:
     def submit(self, run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """Run the last task; have any other run by a thread of the pool."""
         if self._at_last:
-            done: Future[Any] = self._here.submit(run, *arguments)
-            return done
+            return _run_here(run, *arguments)
         future = self._pool.submit(copy_context().run, run, *arguments)
         self._futures.add(future)
         return future
 
-    def cancel(self) -> None:
-        """Let no other task begin."""
-        for future in list(self._futures):
-            future.cancel()
+    def cancel(self) -> list[Future[Any]]:
+        """Let no other task begin; return those that have."""
+        return [future for future in list(self._futures) if not future.cancel()]
 
 
-def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable) -> Any:
+def compute_here(tasks: Mapping[Any, Any], key: Hashable) -> Any:
+    """Return the value of a key of a graph, whose tasks all run in the calling thread."""
+    return get_async(_run_here, 1, tasks, key)
+
+
+def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, *, per_thread: int) -> Any:
     """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``.
 
     The task of that key runs in the calling thread. The others see the caller's context variables, as
-    in dask's own pools.
+    in dask's own pools. Threads begin with the first task that needs one, and end with the graph: a
+    forked process has none of its parent's, and does not wait for them.
 
     Parameters
     ----------
     tasks : mapping
-        That hold nothing while they wait for a thread.
+        Of keys to tasks.
     key : Hashable
         Of a task that all others are computed for.
+    per_thread : int
+        How many tasks are handed out for each thread: 2, so that one lies ready while another runs, or 1
+        where tasks hold a chunk while they wait.
     """
-    pool = dask.config.get("pool", None)
-    if pool is None:
-        pool = _pools.of(local_threads())
-    if not isinstance(pool, ThreadPoolExecutor):
-        return dask.threaded.get(tasks, key)
-    handed_out = _HandedOut(pool, key)
+    given = dask.config.get("pool", None)
+    if given is None:
+        pool = ThreadPoolExecutor(local_threads(), thread_name_prefix="emtau")
+        try:
+            found = _computed(tasks, key, pool, per_thread)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+        return found
+    if isinstance(given, ThreadPoolExecutor):
+        return _computed(tasks, key, given, per_thread)
+    return dask.threaded.get(tasks, key)
+
+
+def _packed(error: BaseException, _: Any) -> tuple[BaseException, TracebackType | None]:
+    """Return what dask raises again in the calling thread, where no text of it is needed."""
+    return error, sys.exc_info()[2]
+
+
+def _computed(tasks: Mapping[Any, Any], key: Hashable, pool: ThreadPoolExecutor, per_thread: int) -> Any:
+    handed_out = _HandedOut(pool, key, per_thread)
     # Not by a context of its own, which all threads that compute would share.
     callbacks = [(None, None, handed_out.expect, None, None), *Callback.active]
     try:
-        return dask.threaded.get(tasks, key, pool=handed_out, callbacks=callbacks)
+        with interrupts_as_they_are():
+            # Not by dask.threaded.get, whose threads and lock a forked process would wait for without end.
+            return get_async(
+                handed_out.submit,
+                handed_out.at_once,
+                tasks,
+                key,
+                get_id=get_ident,
+                pack_exception=_packed,
+                callbacks=callbacks,
+            )
+    except Exception:
+        wait(handed_out.cancel())  # They may write, which has to end before anything is cleared away.
+        raise
     except BaseException:
-        handed_out.cancel()
+        handed_out.cancel()  # An interrupt may have left locks half taken that waiting would take.
         raise

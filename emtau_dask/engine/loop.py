@@ -131,6 +131,10 @@ def advance(
         held = merge_held(problem.structure, held, totals.leaving)
         remaining = {outcome.chunk: outcome.remaining for outcome in totals.chunks}
         slots |= {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
+        if problem.contents is not None:
+            problem.contents.found(
+                {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
+            )
     scored = totals.scored if totals is not None else 0
     record = IterationRecord(
         iteration=iteration,
@@ -207,7 +211,7 @@ def _e_step(
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
     return run_pass(
-        EStepTask(problem.loader(), Kernels(plan, compiled=problem.compiled), iteration, tracking),
+        EStepTask(problem.loader(noting=True), Kernels(plan, compiled=problem.compiled), iteration, tracking),
         partial(merge_totals, problem.structure),
         problem.sources,
         {chunk: EStepItem(places[chunk], slots.get(chunk)) for chunk in chunks},

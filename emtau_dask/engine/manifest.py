@@ -18,6 +18,7 @@ __all__ = [
     "Manifest",
     "ParametersEntry",
     "RunEntry",
+    "SampleEntry",
     "SourceEntry",
     "StartEntry",
     "first_problem",
@@ -26,6 +27,7 @@ __all__ = [
 
 MAX_COUNT = 2**48
 MAX_CHUNKS = 2**24
+MAX_SAMPLES = 16
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -113,6 +115,7 @@ class FitEntry(_Entry):
     left_out: list[str]
     finished: bool
     notes: list[str]
+    contents: ArrayRef | None
 
 
 class AttemptEntry(_Entry):
@@ -131,6 +134,13 @@ class AlgorithmEntry(_Entry):
     params: dict[str, Any]
 
 
+class SampleEntry(_Entry):
+    """A chunk, and the SHA-256 of its values."""
+
+    chunk: Count
+    sha256: Sha256
+
+
 class SourceEntry(_Entry):
     """The fingerprint of a source."""
 
@@ -139,7 +149,7 @@ class SourceEntry(_Entry):
     chunks: Annotated[
         list[Annotated[list[Count], Field(min_length=2, max_length=2)]], Field(max_length=MAX_CHUNKS)
     ]
-    sha256: Sha256
+    samples: Annotated[list[SampleEntry], Field(max_length=MAX_SAMPLES)]
 
 
 class ConfigEntry(_Entry):

@@ -12,18 +12,21 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import dask
+import dask.local
 import dask.threaded
 from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from emtau_dask.engine.cluster import cluster_errors
-from emtau_dask.engine.local import compute_in_threads
+from emtau_dask.engine.local import compute_here, compute_in_threads
 from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
 from emtau_dask.engine.scheduler import active_client, in_process, local_scheduler
-from emtau_dask.engine.sealed import Sealed, opened
+from emtau_dask.engine.sealed import Sealed, in_use, opened
+from emtau_dask.engine.workerless import missing_workers_told
+from emtau_dask.storage.versions import software
 
 __all__ = ["NO_SOURCE", "ChunkInput", "ReadingTask", "run_pass"]
 
@@ -103,7 +106,8 @@ class _Shared(Generic[T]):
 
 
 def _run_chunk(chunk: int, item: Any, shared: _Shared[T] | Sealed[_Shared[T]], *blocks: Sequence[Any]) -> T:
-    return opened(shared).run(chunk, item, *blocks)
+    with in_use(shared) as needed:
+        return needed.run(chunk, item, *blocks)
 
 
 def _run_batch(
@@ -112,7 +116,8 @@ def _run_batch(
     n_sources: int,
     shared: _Shared[T] | Sealed[_Shared[T]],
 ) -> T:
-    return _run_node(level, opened(items), n_sources, opened(shared))
+    with in_use(shared) as needed:
+        return _run_node(level, opened(items), n_sources, needed)
 
 
 def _run_node(level: int, items: Mapping[int, Any], n_sources: int, shared: _Shared[T]) -> T:
@@ -257,10 +262,10 @@ def _computed(graph: _Graph, reading: ReadAhead[Any] | None, observer: FitObserv
     ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
     with cluster_errors(), ahead_of_tasks, Callback(start_state=expect, posttask=count):
         schedule = local_scheduler()
-        if schedule is dask.threaded.get and graph.addressable:
-            return compute_in_threads(graph.tasks, graph.root)
+        if schedule is dask.threaded.get:
+            return compute_in_threads(graph.tasks, graph.root, per_thread=2 if graph.addressable else 1)
         if schedule is not None:
-            return schedule(graph.tasks, graph.root)
+            return compute_here(graph.tasks, graph.root)
         layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
         (value,) = dask.compute(Delayed(graph.root, layers, layer=graph.layer), traverse=False)
     return value
@@ -317,6 +322,11 @@ def run_pass(
     ------
     ClusterError
         The cluster failed.
+
+    Warns
+    -----
+    UserWarning
+        The cluster has no workers.
     """
     observer.stage(stage, len(items))
     if not items:
@@ -325,6 +335,7 @@ def run_pass(
     reading = _read_ahead(task, items, len(sources), ahead if _addressable(sources) else None)
     shared = _Shared(task, merge, reading)
     with cluster_errors():
-        payload = shared if active_client() is None else Sealed.of(shared)
+        payload = shared if active_client() is None else Sealed.of(shared, made_with=software())
     graph = _graph(name, payload, sources, items, batches)
-    return cast("T", _computed(graph, reading, observer))
+    with missing_workers_told(stage):
+        return cast("T", _computed(graph, reading, observer))

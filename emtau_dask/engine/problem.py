@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.chunks import LARGEST, ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.engine.contents import ReadContents
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.passes import ReadingTask, run_pass
 from emtau_dask.engine.readahead import AheadBudget, read_ahead_limit
@@ -53,6 +54,8 @@ class Problem:
         Bytes that a pass may hold read ahead.
     compiled : bool
         Whether rows go by compiled tiles where they can.
+    contents : ReadContents or None
+        What chunks hold, for a checkpoint; None where there is none.
     """
 
     rows: Source
@@ -64,6 +67,7 @@ class Problem:
     cache: RowCache | None = None
     read_ahead: int = 0
     compiled: bool = False
+    contents: ReadContents | None = None
 
     @property
     def n_features(self) -> int:
@@ -97,10 +101,20 @@ class Problem:
             return None
         return AheadBudget(self.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
-    def loader(self) -> ChunkLoader:
-        """Return what tasks take along to load chunks; rows that are not stored gain nothing from a cache."""
+    def loader(self, *, noting: bool = False) -> ChunkLoader:
+        """Return what tasks take along to load chunks; rows that are not stored gain nothing from a cache.
+
+        Parameters
+        ----------
+        noting : bool
+            Whether the pass tells what chunks hold of which that is not known.
+        """
         weights = None if self.weights is None else self.weights.reader()
-        return ChunkLoader(self.rows.reader(), weights, self.cache if is_stored(self.rows) else None)
+        loader = ChunkLoader(self.rows.reader(), weights, self.cache if is_stored(self.rows) else None)
+        if self.contents is None:
+            return loader
+        unknown = self.places.keys() - self.contents.known.keys() if noting else ()
+        return replace(loader, known=self.contents.to_compare(), noted=frozenset(unknown))
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,14 @@ class ChunkOutcome:
         Rows left active.
     state : SlotState or None
         Where its row state was written; None for policies that keep none.
+    contents : bytes
+        What it holds, see `LoadedChunk`.
     """
 
     chunk: int
     remaining: int
     state: SlotState | None
+    contents: bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +169,7 @@ class RowTracking:
         """
         found = None if self.cache is None else self.cache.find_state(place.chunk, slot.sha256)
         if found is None:
-            held = slot.read(self.writer.objects, place.n_rows)
+            held = self.writer.read(slot, place.n_rows)
             dtypes = self.writer.fields.by_name
             found = {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
             if self.cache is not None:
@@ -259,7 +262,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         if self.tracking is None or state is None:
             statistics, log_likelihood = self._score(loaded, positions, None)
             n = len(positions)
-            outcome = ChunkOutcome(loaded.chunk, n, None)
+            outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
             return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
         statistics, log_likelihood, evidence = self._evidence(loaded, positions)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
@@ -274,7 +277,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             log_likelihood,
             self._held(loaded, positions[~stays]),
             len(positions),
-            (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written),),
+            (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written, loaded.contents),),
             loaded.bytes_read,
         )
 

@@ -12,6 +12,7 @@ from emtau_dask.engine.assignment import (
     GivenResponsibilities,
     NearestCentre,
     RandomResponsibilities,
+    distinct_rows,
     statistics_under,
 )
 from emtau_dask.engine.kmeans import kmeans, plusplus_seeds
@@ -113,7 +114,7 @@ def _random_rows_start(request: StartRequest) -> SufficientStatistics:
     n_components = problem.n_components
     size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
     sample = sample_rows(problem, seed, size, observer)
-    _, first = np.unique(sample.rows, axis=0, return_index=True)
+    first, _ = distinct_rows(sample.rows)
     distinct = sample.rows[np.sort(first)[:n_components]]
     return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))), observer)
 

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from emtau_dask.errors import ConfigError, EmtauError
+from emtau_dask.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from emtau_dask.face.authority import Demand
     from emtau_dask.face.config import RunConfig
     from emtau_dask.face.config_data import DatasetOptions
     from emtau_dask.face.runs import RunResult
@@ -64,16 +66,25 @@ class _Group(click.Group):
         except EmtauError as error:
             _fail(ctx, error, str(error), FAILED)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise
+            if isinstance(error, OSError):
+                if error.errno == errno.EPIPE:
+                    raise
+                _fail(ctx, error, _of_the_system(error), FAILED)
             what = f"{type(error).__name__}: {error}"
             _fail(ctx, error, f"{what} (use --debug for the traceback)", FAILED)
 
 
+def _of_the_system(error: OSError) -> str:
+    """Return what to say of an error that nothing nearer to it has explained, such as a full log."""
+    from emtau_dask.storage.faults import reason_of, remedy_of
+
+    return f"{reason_of(error)}. {remedy_of(error, error.filename)} (use --debug for the traceback)"
+
+
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
     if ctx.find_root().meta.get("emtau.debug"):
-        traceback.print_exception(error, file=sys.stderr)
-    click.echo(f"emtau: {' '.join(message.split())}", err=True)
+        click.echo(shown("".join(traceback.format_exception(error))), err=True, nl=False)
+    click.echo(f"emtau: {shown(' '.join(message.split()))}", err=True)
     ctx.exit(code)
 
 
@@ -88,7 +99,8 @@ def _interrupted(ctx: click.Context) -> str:
         open_log(object_store(run))
     except EmtauError:
         return "interrupted before the first commit; nothing to go on with"
-    return f"interrupted; the last commit is intact. Go on with: emtau resume {shlex.quote(run)}"
+    words = " ".join(["emtau resume", shlex.quote(run), *ctx.find_root().meta["emtau.words"]])
+    return f"interrupted; the last commit is intact. Go on with: {words}"
 
 
 def _raise_interrupt(number: int, frame: object) -> NoReturn:
@@ -180,7 +192,7 @@ def fit(
 ) -> None:
     """Fit what CONFIG (a YAML file) describes and write what its output asks for."""
     run_config = _load(config, overrides, scheduler, workers)
-    from emtau_dask.face.runs import run_fit, run_plan
+    from emtau_dask.face.runs import run_fit, run_plan, words_to_resume
 
     if plan:
         from emtau_dask.face.plans import check_memory, plan_table
@@ -189,7 +201,9 @@ def fit(
         _console().print(plan_table(found))
         check_memory(found)
         return
-    _remember_checkpoint(ctx, run_config.checkpoint.path)
+    if run_config.checkpoint.path is not None:
+        words = [words_to_resume(run_config), *(["--overwrite"] if overwrite else [])]
+        _remember_checkpoint(ctx, run_config.checkpoint.path, words)
     result = run_fit(run_config, overwrite=overwrite, progress=sys.stderr)
     _show_result(ctx, run_config, result)
 
@@ -197,19 +211,29 @@ def fit(
 @main.command()
 @click.argument("run", metavar="RUN.zarr")
 @_run_options
+@click.option("--overwrite", is_flag=True, help="Replace results that are not of this run.")
 @click.pass_context
 def resume(
-    ctx: click.Context, run: str, overrides: tuple[str, ...], scheduler: str | None, workers: int | None
+    ctx: click.Context,
+    run: str,
+    overrides: tuple[str, ...],
+    scheduler: str | None,
+    workers: int | None,
+    overwrite: bool,
 ) -> None:
     """Go on with the interrupted run in RUN.zarr (a path or URL) where its last commit is.
 
     Its config travels inside it; --set may change stop.max_iter,
-    checkpoint.every, cluster.* and a data.path that has moved.
+    checkpoint.every, cluster.*, output.* and data that has moved.
+    A scheduler, URLs, and results that go elsewhere than beside RUN.zarr are
+    asked for, or given by --set.
     """
     from emtau_dask.face.runs import run_resume
 
-    _remember_checkpoint(ctx, run)
-    run_config, result = run_resume(run, [*overrides, *_flags(scheduler, workers)], progress=sys.stderr)
+    given = [*overrides, *_flags(scheduler, workers)]
+    words = [f"--set {shlex.quote(override)}" for override in given]
+    _remember_checkpoint(ctx, run, words + (["--overwrite"] if overwrite else []))
+    run_config, result = run_resume(run, given, overwrite=overwrite, confirm=_asking(), progress=sys.stderr)
     _show_result(ctx, run_config, result)
 
 
@@ -223,7 +247,8 @@ def inspect(run: str, as_json: bool) -> None:
 
     described = inspect_run(run)
     if as_json:
-        click.echo(json.dumps(described, indent=2))
+        # JSON may hold this one control character as it is.
+        click.echo(json.dumps(described, indent=2).replace("\x7f", "\\u007f"))
         return
     console = _console()
     console.print(run_table(described))
@@ -231,9 +256,16 @@ def inspect(run: str, as_json: bool) -> None:
         console.print(history_table(described))
 
 
-def _remember_checkpoint(ctx: click.Context, path: str | None) -> None:
-    if path is not None:
-        ctx.find_root().meta["emtau.checkpoint"] = path
+def _asking() -> Callable[[Demand], bool] | None:
+    """Return what asks the person at the terminal; None where there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return lambda demand: click.confirm(f"The checkpoint asks for {demand}. Allow it?", err=True)
+
+
+def _remember_checkpoint(ctx: click.Context, path: str, words: list[str]) -> None:
+    """Remember how to go on after an interrupt."""
+    ctx.find_root().meta.update({"emtau.checkpoint": path, "emtau.words": [word for word in words if word]})
 
 
 def _show_result(ctx: click.Context, run_config: RunConfig, result: RunResult) -> None:
@@ -244,7 +276,7 @@ def _show_result(ctx: click.Context, run_config: RunConfig, result: RunResult) -
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
     for what, path in (("model", result.model_path), ("labels", result.labels_path)):
         if path is not None:
-            click.echo(f"{what} saved in {path}")
+            click.echo(shown(f"{what} saved in {path}"))
     if result.model.stop_reason_ == "max-iter":
         click.echo(
             f"emtau: stopped at stop.max_iter = {run_config.stop.max_iter} without converging to stop.tol = "
@@ -308,7 +340,7 @@ def predict(
         overwrite=overwrite,
         progress=sys.stderr,
     )
-    click.echo(f"{counts.sum():,} rows labelled in {out}")
+    click.echo(f"{counts.sum():,} rows labelled in {shown(out)}")
 
 
 @main.group()
@@ -383,7 +415,7 @@ def _make(options: DatasetOptions, out: Path, overwrite: bool) -> None:
 
     with watching(sys.stderr) as observer:
         rows, features = make_dataset(options, out, overwrite=overwrite, observer=observer)
-    click.echo(f"{rows:,} rows × {features} features written to {out}")
+    click.echo(f"{rows:,} rows × {features} features written to {shown(out)}")
 
 
 def _load(config: Path, overrides: tuple[str, ...], scheduler: str | None, workers: int | None) -> RunConfig:

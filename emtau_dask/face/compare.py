@@ -251,15 +251,16 @@ class _Runner:
         recorder = _Recorder(self.observer, self.start)
         self.observer.note(name)
         began = time.perf_counter()
-        outcome = iterate(
-            self.problem,
-            RunState(self.start, None),
-            policy,
-            settings,
-            journal.writer,
-            journal.retain,
-            recorder,
-        )
+        with journal.watched():
+            outcome = iterate(
+                self.problem,
+                RunState(self.start, None),
+                policy,
+                settings,
+                journal.writer,
+                journal.retain,
+                recorder,
+            )
         seconds = time.perf_counter() - began
         plans = tuple(plan_kernel(parameters) for parameters in recorder.parameters[:-1])
         return _Finished(name, outcome, HeldByIteration(plans, journal.objects), seconds)

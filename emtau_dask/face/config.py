@@ -14,11 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ValidationError, model_validator
 
 from emtau_dask.errors import ConfigError
+from emtau_dask.face.checks import MAX_COMPONENTS, MAX_STARTS
 from emtau_dask.face.config_algorithms import Algorithm, RunEMTau, Section
-from emtau_dask.face.config_data import DataSection
+from emtau_dask.face.config_data import MAX_SEED, DataSection
 from emtau_dask.face.config_errors import explain
 from emtau_dask.face.config_fields import boolean, choice, expected, memory, number, optional, text, whole
 from emtau_dask.face.config_yaml import apply_override, read_yaml
+from emtau_dask.shown import HIDDEN, masked_url, masked_values
+from emtau_dask.storage.urls import is_url
 
 __all__ = [
     "ClusterSection",
@@ -30,6 +33,7 @@ __all__ = [
     "TlsSection",
     "checked_config",
     "load_config",
+    "override_keys",
     "portable",
     "resumed_config",
 ]
@@ -44,24 +48,24 @@ class InitSection(Section):
         ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
     """
 
-    dirichlet_seed: Annotated[int, whole(0)]
+    dirichlet_seed: Annotated[int, whole(0, MAX_SEED)]
 
 
 class ModelSection(Section):
     """The mixture and its start; the names are scikit-learn's."""
 
-    n_components: Annotated[int, whole(1)]
+    n_components: Annotated[int, whole(1, MAX_COMPONENTS)]
     covariance_type: Annotated[
         Literal["full", "tied", "diag", "spherical"], choice("full", "tied", "diag", "spherical")
     ] = "full"
     reg_covar: Annotated[float, number(0.0)] = 1e-6
-    n_init: Annotated[int, whole(1)] = 1
+    n_init: Annotated[int, whole(1, MAX_STARTS)] = 1
     init_params: Annotated[
         Literal["kmeans", "k-means++", "random", "random_from_data"],
         choice("kmeans", "k-means++", "random", "random_from_data"),
     ] = "kmeans"
     init: InitSection | None = None
-    random_state: Annotated[int, whole(0)] = 0
+    random_state: Annotated[int, whole(0, 2**32 - 1)] = 0
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
@@ -94,6 +98,8 @@ class CheckpointSection(Section):
 
 def _scheduler(value: object) -> object:
     if isinstance(value, str) and value.startswith(("tcp://", "tls://")):
+        if masked_url(value) != value:
+            raise expected("HOST:PORT without user, password and query: a dask scheduler asks for none")
         return value
     return choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT").func(value)  # type: ignore[call-arg]
 
@@ -259,13 +265,13 @@ def checked_config(content: dict[str, Any]) -> RunConfig:
 
 
 def portable(config: RunConfig) -> dict[str, Any]:
-    """Return the config as it travels in a checkpoint: plain values, paths absolute."""
+    """Return the config as it travels in a checkpoint: plain values, paths absolute, URLs without secrets."""
     content = config.model_dump(mode="json", exclude_unset=True)
     content["data"] = {**content["data"], **_absolute(content["data"], "path", "weights", "labels")}
     content["output"] = _absolute({**content["output"], "directory": config.output.directory}, "directory")
     if config.checkpoint.path is not None:
         content["checkpoint"] = _absolute(content["checkpoint"], "path")
-    return content
+    return dict(masked_values(content))
 
 
 def _absolute(section: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -273,38 +279,60 @@ def _absolute(section: dict[str, Any], *keys: str) -> dict[str, Any]:
 
     def absolute(key: str, value: Any) -> Any:
         named = key in ("weights", "labels") and not (isinstance(value, str) and "/" in value)
-        if value is None or named or "://" in value:
+        if value is None or named or is_url(value):
             return value
         return str(Path(value).absolute())
 
     return {key: absolute(key, value) if key in keys else value for key, value in section.items()}
 
 
-RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path")
+RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path", "data.weights", "data.labels")
+RESUMABLE_SECTIONS = ("cluster.", "output.")
 
 
-def resumed_config(content: dict[str, Any], overrides: Sequence[str]) -> RunConfig:
+def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:
     """Return the config of a checkpointed run with what a resume may set.
+
+    The data is that of the run: a dataset is read, never made. The command line's
+    scheduler stands for the whole section `cluster` of the run.
 
     Parameters
     ----------
     content : dict
         As `portable` returned it.
+    run : str
+        Where the checkpoint is now.
     overrides : sequence of str
-        ``stop.max_iter``, ``checkpoint.every``, ``cluster.*``, ``data.path``.
+        ``stop.max_iter``, ``checkpoint.every``, ``cluster.*``, ``output.*``, ``data.path``,
+        ``data.weights``, ``data.labels``.
 
     Raises
     ------
     ConfigError
         Another key is set, or a value cannot be.
     """
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key not in RESUMABLE and not key.startswith("cluster."):
+    keys = override_keys(overrides)
+    if "cluster.scheduler" in keys:
+        content = {**content, "cluster": {}}
+    sealed = checked_config(content)
+    data = {key: value for key, value in content["data"].items() if not key.startswith("dataset")}
+    data["path"] = sealed.data.path or str(sealed.output.place(f"{sealed.data.dataset}.zarr"))
+    checkpoint = {"path": run, "every": sealed.checkpoint.every}
+    content = {**content, "data": data, "checkpoint": checkpoint}
+    for key, override in zip(keys, overrides, strict=True):
+        if key not in RESUMABLE and not key.startswith(RESUMABLE_SECTIONS):
             raise ConfigError(
                 f"--set {key} cannot be changed in a run that goes on; what can is "
-                f"{', '.join(RESUMABLE)} and "
-                "cluster.*"
+                f"{', '.join(RESUMABLE)}, cluster.* and output.*"
+            )
+        if HIDDEN in override and is_url(override):
+            raise ConfigError(
+                f"--set {override}: {HIDDEN} stands for what a checkpoint does not keep; write it out"
             )
         content = apply_override(content, override)
     return checked_config(content)
+
+
+def override_keys(overrides: Sequence[str]) -> list[str]:
+    """Return the keys that overrides set, in their order."""
+    return [override.partition("=")[0].strip() for override in overrides]

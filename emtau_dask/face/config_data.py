@@ -10,6 +10,7 @@ from emtau_dask.face.config_algorithms import Section
 from emtau_dask.face.config_fields import choice, expected, optional, strings, text, whole
 
 __all__ = [
+    "MAX_SEED",
     "DataSection",
     "DatasetOptions",
     "DigitsOptions",
@@ -17,6 +18,8 @@ __all__ = [
     "MixtureOptions",
     "MnistOptions",
 ]
+
+MAX_SEED = 2**64 - 1
 
 ChunkRows = Annotated[int | None, optional(whole(1))]
 DatasetName = Literal["digits", "example1", "mnist", "mixture"]
@@ -37,7 +40,7 @@ class Example1Options(_Dataset):
     """Options of the dataset `example1`."""
 
     dataset: Literal["example1"] = "example1"
-    seed: Annotated[int, whole(0)] = 0
+    seed: Annotated[int, whole(0, MAX_SEED)] = 0
 
 
 class MnistOptions(_Dataset):
@@ -54,7 +57,7 @@ class MixtureOptions(_Dataset):
     rows: Annotated[int, whole(1)] = 1_000_000
     features: Annotated[int, whole(1)] = 16
     components: Annotated[int, whole(1)] = 16
-    seed: Annotated[int, whole(0)] = 0
+    seed: Annotated[int, whole(0, MAX_SEED)] = 0
 
 
 DatasetOptions = Annotated[
@@ -102,9 +105,9 @@ class DataSection(Section):
             raise expected("given a dataset where dataset_options are set")
         if dataset not in DATASET_NAMES:
             return {**content, "dataset_options": None}
-        if not isinstance(options or {}, dict):
+        options = {} if options is None else options
+        if not isinstance(options, dict):
             return content
-        options = options or {}
         if options.get("dataset", dataset) != dataset:
             raise expected(f"without dataset_options.dataset, which says {options['dataset']!r}")
         return {**content, "dataset_options": {**options, "dataset": dataset}}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from emtau_dask.shown import short
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
@@ -88,13 +90,11 @@ def _describe(finding: ErrorDetails, steps: list[int | str], keys: tuple[str, ..
     match finding["type"]:
         case "extra_forbidden":
             variant = ("", *finding["loc"])[-2]
-            return (
-                f"{key} is not a known key (its value is {_short(value)}); {_nearest(steps, variant, keys)}"
-            )
+            return f"{key} is not a known key (its value is {short(value)}); {_nearest(steps, variant, keys)}"
         case "missing":
             return f"{key} is missing; give it a value"
         case "expected":
-            shown = key if isinstance(value, Mapping) else f"{key} = {_short(value)}"
+            shown = key if isinstance(value, Mapping) else f"{key} = {short(value)}"
             return f"{shown} {context['message']}"
         case "union_tag_not_found":
             return f"{key}.{_bare(context['discriminator'])} is missing; give it a value"
@@ -105,11 +105,11 @@ def _describe(finding: ErrorDetails, steps: list[int | str], keys: tuple[str, ..
             tag = f"{key}.{_bare(context['discriminator'])} = {context['tag']!r}"
             return f"{tag} must be one of {', '.join(names)}{hint}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{key} = {_short(value)} must be a section with keys of its own: {_inside(steps, keys)}"
+            return f"{key} = {short(value)} must be a section with keys of its own: {_inside(steps, keys)}"
         case "tuple_type":
-            return f"{key} = {_short(value)} must be a list"
+            return f"{key} = {short(value)} must be a list"
         case _:
-            return f"{key} = {_short(value)}: {finding['msg']}"
+            return f"{key} = {short(value)}: {finding['msg']}"
 
 
 def _dotted(steps: list[int | str]) -> str:
@@ -141,11 +141,6 @@ def _nearest(steps: list[int | str], variant: int | str, keys: tuple[str, ...]) 
 def _inside(steps: list[int | str], keys: tuple[str, ...]) -> str:
     section = _plain(steps)
     return ", ".join(name for name in keys if name.rpartition(".")[0] == section)
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def _bare(name: str) -> str:

@@ -15,6 +15,8 @@ from dask.utils import parse_bytes
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from emtau_dask.activity.checks import MAX_ITERATIONS
+
 __all__ = ["boolean", "choice", "expected", "memory", "number", "optional", "strings", "text", "whole"]
 
 
@@ -24,8 +26,8 @@ def expected(what: str, nearest: object = None) -> PydanticCustomError:
     return PydanticCustomError("expected", "{message}", {"message": f"must be {what}{hint}"})
 
 
-def check_whole(value: object, minimum: int, what: str | None = None) -> int:
-    """Return `value` if it is an integer of at least `minimum`."""
+def check_whole(value: object, minimum: int, what: str | None = None, maximum: int = MAX_ITERATIONS) -> int:
+    """Return `value` if it is an integer from `minimum` to `maximum`."""
     what = what or f"a whole number of {minimum} or more"
     if isinstance(value, float) and value.is_integer():
         raise expected(what, max(minimum, int(value)))
@@ -33,6 +35,8 @@ def check_whole(value: object, minimum: int, what: str | None = None) -> int:
         raise expected(what, _unquoted(value))
     if value < minimum:
         raise expected(what, minimum)
+    if value > maximum:
+        raise expected(f"{what}, and at most {maximum:,}", maximum)
     return value
 
 
@@ -40,7 +44,10 @@ def check_number(value: object, low: float, high: float, what: str, *, above_low
     """Return `value` as a float if it is finite and between `low` and `high`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise expected(what, _unquoted(value))
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        raise expected(what) from None
     if not math.isfinite(result):
         raise expected(what)
     if result < low or (above_low and result == low):
@@ -50,9 +57,9 @@ def check_number(value: object, low: float, high: float, what: str, *, above_low
     return result
 
 
-def whole(minimum: int) -> BeforeValidator:
-    """Return a validator for integers of at least `minimum`."""
-    return BeforeValidator(lambda value: check_whole(value, minimum))
+def whole(minimum: int, maximum: int = MAX_ITERATIONS) -> BeforeValidator:
+    """Return a validator for integers from `minimum` to `maximum`."""
+    return BeforeValidator(lambda value: check_whole(value, minimum, maximum=maximum))
 
 
 def number(minimum: float) -> BeforeValidator:
@@ -116,7 +123,7 @@ def memory() -> BeforeValidator:
     def check(value: object) -> str:
         try:
             size = parse_bytes(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else 0
-        except ValueError:
+        except (ValueError, OverflowError):
             size = 0
         if size <= 0:
             raise expected(what)

@@ -43,6 +43,8 @@ def _as_invalid_data(what: str) -> Iterator[None]:
         raise InvalidDtypeError(f"{what}: {error}") from error
     except ValueError as error:
         raise InvalidDataError(f"{what}: {error}") from error
+    except OverflowError as error:
+        raise InvalidDataError(f"{what}: {error}. Remove or scale such values.") from error
 
 
 def _refuse_kinds(data: Any, what: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.errors import EmtauError, InvalidDataError
 from emtau_dask.face.config_data import (
     DatasetOptions,
     DigitsOptions,
@@ -22,6 +22,8 @@ from emtau_dask.face.config_data import (
 )
 from emtau_dask.face.datasets_mixture import mixture_blocks, mixture_parameters
 from emtau_dask.face.zarr_rows import RowWriter, new_group
+from emtau_dask.storage import own_group
+from emtau_dask.storage.regular import check_regular
 
 if TYPE_CHECKING:
     from emtau_dask.engine.observer import FitObserver
@@ -34,6 +36,8 @@ Labels = NDArray[np.int32]
 MNIST_DIGITS = (1, 2, 4, 5, 6)
 MNIST_FEATURES = 42
 MNIST_TRAINING_ROWS = 60_000
+MNIST_MOST_BYTES = 2**30
+"""What all its images take as float64, twice."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,10 @@ def make_dataset(
 
 def holds_dataset(options: DatasetOptions, path: Path) -> bool:
     """Return whether the zarr data at `path` is the dataset that `options` describe."""
-    try:
-        attributes = dict(zarr.open_group(str(path), mode="r").attrs)
-    except (FileNotFoundError, ValueError):
+    group = own_group(path)
+    if group is None:
         return False
+    attributes = group.attributes
     stored = attributes.get("options")
     wanted = _stored_options(options)
     if attributes.get("dataset") != options.dataset or not isinstance(stored, dict):
@@ -188,13 +192,19 @@ def _mnist(options: MnistOptions) -> _Content:
 
 def _read_mnist(source: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
+        check_regular(source)
         with np.load(source, allow_pickle=False) as archive:
+            size = sum(member.file_size for member in archive.zip.infolist())
+            if size > MNIST_MOST_BYTES:
+                raise ValueError(f"its arrays have {size:,} bytes, at most {MNIST_MOST_BYTES:,} are read")
             arrays = {name: archive[name] for name in ("X", "y") if name in archive}
             names = list(archive)
-    except (OSError, ValueError, EOFError) as error:
-        raise InvalidDataError(f"{source} cannot be read as an .npz file: {error}") from error
+    except EmtauError:
+        raise
     except AttributeError:
         raise InvalidDataError(f"{source} holds one array; give an .npz file with X and y") from None
+    except Exception as error:  # whatever NumPy and zipfile say of damage
+        raise InvalidDataError(f"{source} cannot be read as an .npz file: {error}") from error
     if len(arrays) < 2:
         raise InvalidDataError(f"{source} holds {names}; it must hold X (images × 784 pixels) and y (digits)")
     pixels, digit = arrays["X"], arrays["y"]

@@ -180,7 +180,9 @@ class GaussianMixture(FittedMixture):
         CheckpointTakenError
             Another process has continued this run.
         CheckpointError
-            The checkpoint cannot be written; the last commit is intact.
+            The checkpoint cannot be written; says what can be resumed.
+        StorageError
+            Row state cannot be written; without a checkpoint.
         ClusterError
             The dask cluster cannot be used, or failed.
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from emtau_dask.engine.access import shared_source
 from emtau_dask.engine.cluster import resident
 from emtau_dask.engine.compiling import worth_compiling
 from emtau_dask.engine.fingerprint import fingerprint, source_entry
@@ -69,12 +70,15 @@ def opened_sources(
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
     check_responsibilities_shape(responsibilities, rows, estimator.n_components)
     check_counts(rows, weights, estimator.n_components)
-    compiled = worth_compiling(rows.shape, estimator.covariance_type, estimator.n_components)
+    compiled = worth_compiling(rows.shape, estimator.covariance_type, int(estimator.n_components))
     with (
-        resident(rows) as kept_rows,
-        resident(None if weights is None else weights.aligned(rows.chunk_rows)) as kept_weights,
-        resident(
-            None if responsibilities is None else responsibilities.aligned(rows.chunk_rows)
-        ) as kept_responsibilities,
+        resident(shared_source(rows, "X")) as kept_rows,
+        resident(_beside(rows, weights, "sample_weight")) as kept_weights,
+        resident(_beside(rows, responsibilities, "responsibilities_init")) as kept_responsibilities,
     ):
         yield FitSources(kept_rows, kept_weights, kept_responsibilities, compiled)
+
+
+def _beside(rows: Source, values: Source | None, name: str) -> Source | None:
+    """Return values of the rows in their chunks, shared as they are; None stays None."""
+    return None if values is None else shared_source(values.aligned(rows.chunk_rows), name)

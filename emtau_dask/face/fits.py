@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
+from emtau_dask.engine.access import differing_workers, prove_access
 from emtau_dask.engine.caching import cache_limit, kept_between_passes
 from emtau_dask.engine.checkpoint import CheckpointJournal
-from emtau_dask.engine.cluster import check_portable, prove_access
+from emtau_dask.engine.cluster import check_portable
 from emtau_dask.engine.compiling import compile_setting
 from emtau_dask.engine.fitting import FitPlan, Journal, row_fields, run_fit, temporary_journal
+from emtau_dask.engine.interrupts import interrupts_as_they_are
 from emtau_dask.engine.loop import EmSettings
-from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEntry
+from emtau_dask.engine.manifest import AlgorithmEntry, ConfigEntry, ParametersEntry, first_problem
 from emtau_dask.engine.observer import FitObserver
 from emtau_dask.engine.problem import first_unusable_row_named, pose
 from emtau_dask.engine.readahead import read_ahead_limit
@@ -26,12 +30,10 @@ from emtau_dask.engine.scheduler import active_client
 from emtau_dask.engine.starts import GivenParameters
 from emtau_dask.engine.state import FitState
 from emtau_dask.engine.threads import threads_side_by_side
-from emtau_dask.errors import (
-    InvalidDataError,
-)
+from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.face.checks import check_settings
 from emtau_dask.face.fit_sources import FitSources, opened_sources
-from emtau_dask.face.policies import describe_policy, plain
+from emtau_dask.face.policies import describe_policy
 from emtau_dask.face.progress import observer_for
 from emtau_dask.face.seeds import Seeds
 from emtau_dask.mixture.covariance import structure_named
@@ -48,7 +50,7 @@ __all__ = ["check_surroundings", "finish", "fit_estimator", "proved", "publish"]
 
 
 def _given(estimator: GaussianMixture, n_features: int) -> GivenParameters:
-    K, structure = estimator.n_components, structure_named(estimator.covariance_type)
+    K, structure = int(estimator.n_components), structure_named(estimator.covariance_type)
     weights, means, precisions = estimator.weights_init, estimator.means_init, estimator.precisions_init
     return GivenParameters(
         None if weights is None else check_weights(weights, K),
@@ -59,7 +61,7 @@ def _given(estimator: GaussianMixture, n_features: int) -> GivenParameters:
 
 def _last_fit(estimator: GaussianMixture, n_features: int) -> GivenParameters:
     parameters = estimator.parameters_
-    expected = (estimator.covariance_type, estimator.n_components, n_features)
+    expected = (estimator.covariance_type, int(estimator.n_components), n_features)
     found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
     if found != expected:
         raise InvalidDataError(
@@ -90,30 +92,39 @@ def _plan(estimator: GaussianMixture, policy: ActivityPolicy, seeds: Seeds, sour
 def _config(
     estimator: GaussianMixture, plan: FitPlan, n_features: int, run_config: Mapping[str, Any] | None
 ) -> ConfigEntry:
+    """Return the settings as a commit has them; raises `ConfigError` where it cannot have them."""
     name, kind, parameters = describe_policy(plan.policy)
     names = getattr(estimator, "feature_names_in_", None)
-    state = plain(estimator.random_state)
-    return ConfigEntry.model_validate(
-        {
-            "n_components": int(estimator.n_components),
-            "n_features": int(n_features),
-            "covariance_type": estimator.covariance_type,
-            "algorithm": AlgorithmEntry(name=name, kind=kind, params=parameters),
-            "tol": plan.settings.tol,
-            "reg_covar": plan.settings.reg_covar,
-            "max_iter": plan.settings.max_iter,
-            "n_init": int(estimator.n_init),
-            "init_params": plan.init_params,
-            "checkpoint_every": int(estimator.checkpoint_every),
-            "random_state": state if isinstance(state, int) else None,
-            "warm_start": bool(estimator.warm_start),
-            "seeds": list(plan.seeds),
-            "given": ParametersEntry(),
-            "previous_bound": plan.previous_bound,
-            "feature_names": None if names is None else [str(name) for name in names],
-            "run_config": None if run_config is None else dict(run_config),
-        }
-    )
+    state = estimator.random_state
+    settings = {
+        "n_components": int(estimator.n_components),
+        "n_features": int(n_features),
+        "covariance_type": estimator.covariance_type,
+        "algorithm": AlgorithmEntry(name=name, kind=kind, params=parameters),
+        "tol": plan.settings.tol,
+        "reg_covar": plan.settings.reg_covar,
+        "max_iter": plan.settings.max_iter,
+        "n_init": int(estimator.n_init),
+        "init_params": plan.init_params,
+        "checkpoint_every": int(estimator.checkpoint_every),
+        "random_state": int(state) if isinstance(state, Integral) else None,
+        "warm_start": bool(estimator.warm_start),
+        "seeds": list(plan.seeds),
+        "given": ParametersEntry(),
+        "previous_bound": plan.previous_bound,
+        "feature_names": None if names is None else [str(name) for name in names],
+        "run_config": None if run_config is None else dict(run_config),
+    }
+    try:
+        config = ConfigEntry.model_validate(settings)
+        config.model_dump(mode="json")
+    except (ValueError, RecursionError) as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(
+            f"a setting cannot be stored in a checkpoint ({why}). Give one that can, or fit without a "
+            "checkpoint."
+        ) from error
+    return config
 
 
 def fit_estimator(
@@ -124,8 +135,8 @@ def fit_estimator(
     *,
     run_config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> None:
-    """Fit an estimator and set its fitted attributes.
+) -> str | None:
+    """Fit an estimator and set its fitted attributes; return the id of its checkpointed run, if it has one.
 
     Parameters
     ----------
@@ -139,20 +150,25 @@ def fit_estimator(
     """
     check_settings(estimator.get_params(deep=False))
     seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
-    checked_row_arrays(policy, estimator.n_components, estimator.max_iter)
+    checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     check_surroundings(policy)
     observer = observer_for(estimator.verbose)
-    try:
-        with opened_sources(estimator, X, sample_weight, responsibilities_init) as sources:
-            plan = _plan(estimator, policy, seeds, sources)
-            with (
-                threads_side_by_side(),
-                _new_journal(estimator, plan, sources, run_config, overwrite, observer) as (journal, state),
-            ):
-                finished = finish(estimator, plan, sources, state, journal, observer)
-    finally:
-        observer.close()
+    with interrupts_as_they_are():
+        try:
+            with opened_sources(estimator, X, sample_weight, responsibilities_init) as sources:
+                plan = _plan(estimator, policy, seeds, sources)
+                with (
+                    threads_side_by_side(),
+                    _new_journal(estimator, plan, sources, run_config, overwrite, observer) as (
+                        journal,
+                        state,
+                    ),
+                ):
+                    finished = finish(estimator, plan, sources, state, journal, observer)
+        finally:
+            observer.close()
     publish(estimator, finished)
+    return journal.run if isinstance(journal, CheckpointJournal) else None
 
 
 @contextmanager
@@ -165,27 +181,23 @@ def _new_journal(
     observer: FitObserver,
 ) -> Iterator[tuple[Journal, FitState]]:
     rows = sources.rows
-    fields = row_fields(rows, estimator.n_components, plan.policy, plan.settings.max_iter)
+    fields = row_fields(rows, int(estimator.n_components), plan.policy, plan.settings.max_iter)
     if estimator.checkpoint is None:
         with temporary_journal(fields, len(rows.chunk_rows)) as temporary:
             yield temporary, proved(temporary.objects, sources, FitState())
         return
+    config = _config(estimator, plan, rows.shape[1], run_config)
     objects = object_store(estimator.checkpoint)
     check_startable(objects, overwrite=overwrite)
     objects.prepare()
     warn_unless_exclusive(objects)
     state = proved(objects, sources, FitState())
+    entries = sources.entries(observer)
     log = start_log(objects, overwrite=overwrite)
-    config = _config(estimator, plan, rows.shape[1], run_config)
-    journal = CheckpointJournal(
-        log,
-        config,
-        plan.given,
-        sources.entries(observer),
-        fields,
-        compiled=sources.compiled,
-    )
-    journal.save(state, commit=True)
+    with log.withdrawn_on_failure():
+        journal = CheckpointJournal(log, config, plan.given, entries, fields, compiled=sources.compiled)
+        with journal.watched():
+            journal.save(state, commit=True)
     yield journal, state
 
 
@@ -201,10 +213,15 @@ def check_surroundings(policy: ActivityPolicy) -> None:
 
 def proved(objects: ObjectStore | None, sources: FitSources, state: FitState) -> FitState:
     """Return the state with a note for what workers say, after they proved that they see everything."""
-    notes = prove_access(objects, sources.named())
-    for note in notes:
-        warnings.warn(note, stacklevel=6)
-    return replace(state, notes=(*state.notes, *notes))
+    return _noted(state, prove_access(objects, sources.named()))
+
+
+def _noted(state: FitState, notes: Sequence[str]) -> FitState:
+    """Return the state with those notes that it does not have yet, after warning of them."""
+    new = [note for note in notes if note not in state.notes]
+    for note in new:
+        warnings.warn(note, stacklevel=7)
+    return replace(state, notes=(*state.notes, *new))
 
 
 def finish(
@@ -220,13 +237,15 @@ def finish(
     problem = pose(
         sources.rows,
         sources.weights,
-        estimator.n_components,
+        int(estimator.n_components),
         structure,
         observer,
         compiled=sources.compiled,
     )
     with first_unusable_row_named(problem, observer), kept_between_passes(problem, journal.fields) as cached:
-        return run_fit(cached, plan, state, journal, observer)
+        noting = replace(cached, contents=journal.contents)
+        finished = run_fit(noting, plan, state, journal, observer)
+    return _noted(finished, differing_workers())
 
 
 def publish(estimator: GaussianMixture, finished: FitState) -> None:

@@ -14,8 +14,11 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
+from emtau_dask.engine.access import shared_data
 from emtau_dask.engine.history import FitHistory
+from emtau_dask.engine.interrupts import interrupts_as_they_are
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring
+from emtau_dask.engine.workerless import missing_workers_told, tell_if_there_are_none
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.face.data import checked_array, checked_lazy
 from emtau_dask.face.modelfile import load_model, save_model
@@ -90,7 +93,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         lazy = checked_lazy(self, X)
         if lazy is None:
             return scoring(checked_array(self, X, reset=False), plan)
-        array = as_dask(lazy).rechunk({1: -1})
+        array = as_dask(shared_data(lazy, "X")).rechunk({1: -1})
         layout: dict[str, Any] = (
             {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
             if scoring.per_component
@@ -116,21 +119,22 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray, or lazy dask array for dask and zarr, of shape (n_samples,), intp
         """
-        return self._score(X, LABELS)
+        return _told(self._score(X, LABELS))
 
     def predict_proba(self, X: Any) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; lazy for dask and zarr."""
-        return self._score(X, RESPONSIBILITIES)
+        return _told(self._score(X, RESPONSIBILITIES))
 
     def score_samples(self, X: Any) -> Any:
         """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
-        return self._score(X, LOG_LIKELIHOODS)
+        return _told(self._score(X, LOG_LIKELIHOODS))
 
     def _log_likelihood(self, X: Any) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its rows, in one pass; chunk sizes may be unknown."""
-        values = self.score_samples(X)
+        values = self._score(X, LOG_LIKELIHOODS)
         if isinstance(values, da.Array):
-            total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
+            with interrupts_as_they_are(), missing_workers_told("the score"):
+                total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
         else:
             total, rows = values.sum(), len(values)
         if rows == 0:
@@ -219,6 +223,13 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             if hasattr(self, name):
                 setattr(twin, name, copy(getattr(self, name)))
         return twin
+
+
+def _told(values: Any) -> Any:
+    """Return values, after a warning where they are lazy and nobody is there to compute them."""
+    if isinstance(values, da.Array):
+        tell_if_there_are_none("computing what this call returns")
+    return values
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:

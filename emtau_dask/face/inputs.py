@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.face.config import RunConfig
 from emtau_dask.face.config_data import DataSection, MnistOptions
-from emtau_dask.storage import Source, is_parquet, open_source
+from emtau_dask.storage import Source, as_source, is_parquet, open_source
 from emtau_dask.storage.parquet_source import open_parquet, parquet_names
 from emtau_dask.storage.urls import is_url, plain_path, suffix_of
 
@@ -73,6 +73,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     weights = _open_column(path, "data.weights", data.weights)
     labels = _open_column(path, "data.labels", data.labels)
     rows = open_rows(path, array=data.array, columns=_feature_columns(data, path))
+    rows = as_source(rows, ndim=2, what=path)
     for key, column in (("data.weights", weights), ("data.labels", labels)):
         if column is not None and column.shape != rows.shape[:1]:
             raise InvalidDataError(

@@ -6,9 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from emtau_dask.engine.state import FitState
 from emtau_dask.face.resuming import open_saved
+from emtau_dask.shown import masked_values, printable, shown
 from emtau_dask.storage.commits import FORMAT, VERSION
 
 if TYPE_CHECKING:
@@ -61,10 +63,10 @@ def described_run(saved: SavedFit) -> dict[str, Any]:
         "active_rows": _active_rows(state, rows),
         "rows": rows,
         "stop_reason": None if run is None else run.stop_reason,
-        "notes": list(state.notes),
+        "notes": [shown(note) for note in state.notes],
         "environment": dict(manifest.environment),
         "config": config.model_dump(mode="json", exclude={"given", "run_config"}),
-        "run_config": config.run_config,
+        "run_config": masked_values(config.run_config),
         "data": data.model_dump(mode="json"),
         "history": [] if run is None else [dataclasses.asdict(record) for record in run.records],
     }
@@ -85,7 +87,7 @@ def _active_rows(state: FitState, rows: int) -> int:
 
 def run_table(described: dict[str, Any]) -> Table:
     """Return a table for people of what `inspect_run` returned."""
-    table = Table(title=f"run in {described['location']}", show_header=False)
+    table = Table(title=Text(printable(f"run in {described['location']}")), show_header=False)
     table.add_column(style="bold")
     table.add_column()
     config = described["config"]
@@ -107,7 +109,8 @@ def run_table(described: dict[str, Any]) -> Table:
     for note in described["damaged"] + described["notes"]:
         lines[f"note {len(lines)}"] = note
     for name, text in lines.items():
-        table.add_row(name, text)
+        # Text, since words of a checkpoint may be markup as well.
+        table.add_row(name, Text(shown(text)))
     return table
 
 

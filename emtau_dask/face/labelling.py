@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.engine.chunks import LoadedChunk
+from emtau_dask.engine.interrupts import interrupts_as_they_are
 from emtau_dask.engine.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
 from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.face.data import checked_lazy
@@ -36,6 +37,7 @@ def write_labels(
     probabilities: bool = False,
     scores: bool = False,
     workers: int | None = None,
+    run: str | None = None,
     overwrite: bool = False,
 ) -> NDArray[np.int64]:
     """Label every row and write the labels, and more if asked, to a zarr v3 group.
@@ -55,6 +57,8 @@ def write_labels(
         Which of these to write beside the labels.
     workers : int or None
         Chunks worked on at a time, so many are held in memory; None: one for each core.
+    run : str or None
+        Id of the checkpointed run whose result this is, to be noted in the group.
     overwrite : bool
         Replace zarr data at `path`.
 
@@ -80,9 +84,14 @@ def write_labels(
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
     scorings = [scoring for scoring, _ in outputs.values()]
-    with threads_side_by_side(), new_group(path, overwrite=overwrite) as group:
+    with (
+        interrupts_as_they_are(),
+        threads_side_by_side(),
+        new_group(path, overwrite=overwrite) as group,
+    ):
         scorer = _Scorer(rows.reader(), rows.chunk_rows, plan_kernel(model.parameters_), scorings)
-        group.attrs.update({"format": "emtau-labels", "version": 1})
+        of_run = {} if run is None else {"run": run}
+        group.attrs.update({"format": "emtau-labels", "version": 1, **of_run})
         writers = []
         for name, (scoring, dtype) in outputs.items():
             shape = scoring.row_shape(k)

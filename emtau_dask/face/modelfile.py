@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +13,26 @@ from typing import Any
 import numpy as np
 import zarr
 import zarr.errors
+from zarr.abc.store import Store
+from zarr.codecs import ZstdCodec
+from zarr.storage import LocalStore, MemoryStore
 
 from emtau_dask.activity import ALGORITHMS, as_policy
 from emtau_dask.engine.history import FitHistory, IterationRecord
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    InvalidDataError,
+    PathTakenError,
+    StorageError,
+)
 from emtau_dask.mixture.arrays import AnyArray, frozen
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.storage import object_store, own_group, published
+from emtau_dask.storage.faults import writing_errors
+from emtau_dask.storage.remote import ZarrStoreObjects, copy_new
+from emtau_dask.storage.urls import is_url, plain_path
 
 __all__ = ["load_model", "save_model"]
 
@@ -26,6 +40,8 @@ FORMAT, VERSION = "emtau-model", 1
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
 SETTINGS = ("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start")
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
+WEIGHTS_TOLERANCE = 1e-6
+"""As for weights that a fit begins with."""
 NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
 
 
@@ -62,21 +78,43 @@ def _arrays_of(estimator: Any) -> dict[str, AnyArray]:
 
 
 def save_model(estimator: Any, path: Any) -> None:
-    """Write a fitted estimator; raises `InvalidDataError` where something is there already."""
-    taken = f"{path} already holds something; choose another path or remove it."
-    if isinstance(path, (str, Path)) and "://" not in str(path):
-        place = Path(path)
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise InvalidDataError(taken)
+    """Write a fitted estimator; raises `InvalidDataError` where something is there already.
+
+    A local folder appears when it is whole. Elsewhere the root document comes last,
+    without which there is no model, and what was written before an error is removed.
+    """
+    place = _local_path(path)
+    if place is None:
+        _upload(estimator, path)
+        return
     try:
-        group = zarr.create_group(store=path, overwrite=False, zarr_format=3)
-    except (zarr.errors.ContainsGroupError, zarr.errors.ContainsArrayError, FileExistsError) as error:
-        raise InvalidDataError(taken) from error
-    except OSError as error:
-        raise InvalidDataError(f"the model cannot be written to {path}: {error}") from error
+        with writing_errors("the model", place):
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                raise InvalidDataError(_taken(place))
+            with published(place) as private:
+                _write(estimator, zarr.create_group(str(private), zarr_format=3))
+    except PathTakenError as error:
+        raise InvalidDataError(_taken(place)) from error
+
+
+def _taken(where: object) -> str:
+    return f"{where} already holds something; choose another path or remove it."
+
+
+def _local_path(path: Any) -> Path | None:
+    """Return the folder that a model is saved to or None where that is a URL or a store."""
+    if isinstance(path, LocalStore):
+        return Path(path.root)
+    if isinstance(path, (str, Path)):
+        plain = plain_path(str(path))
+        return None if is_url(plain) else Path(plain)
+    return None
+
+
+def _write(estimator: Any, group: zarr.Group) -> None:
     arrays = _arrays_of(estimator)
     for name, values in arrays.items():
-        group.create_array(name, data=values)
+        group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     names = getattr(estimator, "feature_names_in_", None)
     settings = {name: _plain(getattr(estimator, name)) for name in SETTINGS}
     group.attrs.update(
@@ -92,43 +130,49 @@ def save_model(estimator: Any, path: Any) -> None:
     )
 
 
+def _upload(estimator: Any, path: Any) -> None:
+    """Write to a URL or a zarr store, by way of memory."""
+    if isinstance(path, dict):
+        path = MemoryStore(path)
+    try:
+        target = ZarrStoreObjects.opened(path) if isinstance(path, Store) else object_store(path)
+        if not target.empty():
+            raise InvalidDataError(_taken(target.location))
+        made = MemoryStore()
+        _write(estimator, zarr.create_group(made, zarr_format=3))
+        copy_new(ZarrStoreObjects(made), target)
+    except CheckpointExistsError as error:
+        raise InvalidDataError(_taken(target.location)) from error
+    except CheckpointError as error:
+        raise StorageError(f"the model cannot be saved: {error}") from error
+
+
 def load_model(cls: Any, path: Any) -> Any:
     """Read an estimator of class ``cls``; raises `InvalidDataError` where there is none."""
-    try:
-        group = zarr.open_group(path, mode="r", zarr_format=3)
-        attributes = dict(group.attrs)
-    except (zarr.errors.BaseZarrError, OSError, ValueError, KeyError) as error:
-        raise InvalidDataError(f"{path} holds no model ({type(error).__name__}: {error}).") from error
+    group = own_group(path)
+    if group is None:
+        raise InvalidDataError(f"{path} holds no model: it is no zarr group of format 3.")
+    attributes = group.attributes
     if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
         raise InvalidDataError(
             f"{path} holds format {attributes.get('format')!r} version {attributes.get('version')!r}; "
             f"this version reads {FORMAT!r} version {VERSION}. Save the model again with this version."
         )
     try:
-        arrays = {name: _values(group, name) for name in NAMES}
+        arrays = group.arrays(NAMES)
         if _digest(arrays) != attributes["sha256"]:
             raise ValueError("its arrays are not those that were saved")
         return _restored(cls, arrays, attributes)
     except Exception as error:  # whatever zarr, a codec or a setting says of damage
-        raise InvalidDataError(f"the model in {path} is incomplete or damaged: {error!r}.") from error
+        reason = error if isinstance(error, InvalidDataError) else repr(error)
+        raise InvalidDataError(f"the model in {path} is incomplete or damaged: {reason}.") from error
 
 
-def _values(group: zarr.Group, name: str) -> AnyArray:
-    member = group[name]
-    if not isinstance(member, zarr.Array):
-        raise TypeError(f"{name} is not an array")
-    return np.asarray(member[...])
-
-
-def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: dict[str, Any]) -> Any:
+def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str, Any]) -> Any:
     weights, means, covariances, factors = (frozen(arrays[name.rstrip("_")]) for name in ARRAYS)
     settings: Any = attributes["settings"]
     structure = structure_named(settings["covariance_type"])
-    n_iter = len(arrays["history/iteration"])
-    records = tuple(
-        IterationRecord(**{name: arrays[f"history/{name}"][i].item() for name in COLUMNS})
-        for i in range(n_iter)
-    )
+    records = _records(arrays)
     estimator = cls(len(weights), **settings)
     algorithm: Any = attributes["algorithm"]
     if algorithm is None:
@@ -141,8 +185,44 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: dict[str, An
         estimator.set_params(algorithm=as_policy(algorithm["name"]))
         estimator.algorithm.set_params(**algorithm["params"])
     parameters = MixtureParameters(structure.name, weights, means, covariances, factors)
+    _check_mixture(parameters)
     estimator._publish(parameters, FitHistory(records), str(attributes["stop_reason"]))
     estimator.n_features_in_ = means.shape[1]
     if attributes["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(attributes["feature_names"], dtype=object)
     return estimator
+
+
+def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
+    """Return the iterations; raises ValueError where they are none that a fit can have had."""
+    columns = [arrays[f"history/{name}"].tolist() for name in COLUMNS]
+    records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
+    for number, record in enumerate(records, start=1):
+        counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
+        possible = (
+            record.iteration == number
+            and 0 <= record.active_rows <= record.rows
+            and record.rows > 0
+            and min(counts) >= 0
+            and not math.isnan(record.lower_bound)
+        )
+        if not possible:
+            raise ValueError(f"its history has the impossible iteration {record}")
+    return records
+
+
+def _check_mixture(parameters: MixtureParameters) -> None:
+    """Raise ValueError unless the numbers are those of a mixture that rows can be scored with."""
+    derived = {
+        "weights": parameters.weights,
+        "means": parameters.means,
+        "covariances": parameters.covariances,
+        "precisions": parameters.structure.precisions(parameters.precisions_cholesky),
+        "logarithms of weights and determinants": parameters.log_scales,
+    }
+    for name, values in derived.items():
+        if not np.isfinite(values).all():
+            raise ValueError(f"its {name} are not finite")
+    total = float(parameters.weights.sum())
+    if abs(total - 1.0) > WEIGHTS_TOLERANCE:
+        raise ValueError(f"its weights sum to {total:.9g}, which must be 1")

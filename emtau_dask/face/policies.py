@@ -37,6 +37,8 @@ def policy_of(settings: Section) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a NumPy scalar as Python's own; anything else as it is."""
+    if isinstance(value, np.longdouble):
+        return float(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -47,10 +49,23 @@ def _parameters(policy: Any) -> dict[str, Any]:
 
 
 def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
-    """Return the name (None for a user's own), the class name and the parameters, as JSON has them."""
+    """Return the name (None for a user's own), the class name and the parameters, as JSON has them.
+
+    Raises
+    ------
+    ConfigError
+        JSON cannot hold the parameters.
+    """
     name = next((name for name, kind in ALGORITHMS.items() if type(policy) is kind), None)
-    parameters = json.loads(json.dumps(_parameters(policy), default=repr))
-    return name, type(policy).__qualname__, parameters
+    kind = type(policy).__qualname__
+    try:
+        parameters = json.loads(json.dumps(_parameters(policy), default=repr), parse_constant=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the parameters of {kind} cannot be stored in a checkpoint ({error}); give it parameters that "
+            "are numbers, texts, and lists or mappings of these"
+        ) from error
+    return name, kind, parameters
 
 
 def described_policy(name: str, parameters: dict[str, Any]) -> Any:

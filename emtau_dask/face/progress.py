@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
+
+from emtau_dask.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -99,6 +102,9 @@ class _Tracker:
 class LineObserver:
     """One plain line for each iteration, and for each stage outside the iterations.
 
+    A stream that cannot be written, such as a log on a full disk, ends no fit; a reader
+    that has gone does.
+
     Parameters
     ----------
     out : text stream
@@ -136,8 +142,12 @@ class LineObserver:
 
     def _write(self, line: str) -> None:
         with self._tracker.lock:
-            self._out.write(f"{line}\n")
-            self._out.flush()
+            try:
+                self._out.write(f"{shown(line)}\n")
+                self._out.flush()
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    raise
 
 
 class RichObserver:
@@ -183,7 +193,7 @@ class RichObserver:
 
     def note(self, message: str) -> None:
         """Print a remark above the display."""
-        self._live.console.print(message, markup=False, highlight=False)
+        self._live.console.print(shown(message), markup=False, highlight=False)
 
     def close(self) -> None:
         """Remove the display."""

@@ -10,11 +10,13 @@ import numpy as np
 
 from emtau_dask.activity import ActivityPolicy, as_policy
 from emtau_dask.activity.guard import checked_row_arrays
+from emtau_dask.engine.access import prove_access
 from emtau_dask.engine.checkpoint import CheckpointJournal
 from emtau_dask.engine.checkpoint_reading import SavedFit, read_newest
-from emtau_dask.engine.cluster import environment, prove_access
+from emtau_dask.engine.cluster import environment
 from emtau_dask.engine.fingerprint import check_same, fingerprint, fingerprint_of
 from emtau_dask.engine.fitting import FitPlan, row_fields
+from emtau_dask.engine.interrupts import interrupts_as_they_are
 from emtau_dask.engine.loop import EmSettings
 from emtau_dask.engine.manifest import ParametersEntry
 from emtau_dask.engine.observer import FitObserver
@@ -33,6 +35,7 @@ from emtau_dask.face.fits import check_surroundings, finish, proved, publish
 from emtau_dask.face.policies import matching_policy
 from emtau_dask.face.progress import observer_for
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.shown import shown
 from emtau_dask.storage import object_store, open_log
 from emtau_dask.storage.remote import warn_unless_exclusive
 
@@ -166,17 +169,18 @@ def resume_estimator(
     state, given = saved.state(), saved.given()
     needed = responsibilities_init if state.current is None and state.best is None else None
     observer = observer_for(verbose)
-    try:
-        with (
-            opened_sources(estimator, X, sample_weight, needed) as sources,
-            threads_side_by_side(),
-        ):
-            _check_names(estimator, saved)
-            prove_access(None, sources.named())
-            _check_data(saved, sources, needed is None and state.current is not None, observer)
-            finished = _resumed(estimator, policy, saved, state, given, sources, observer)
-    finally:
-        observer.close()
+    with interrupts_as_they_are():
+        try:
+            with (
+                opened_sources(estimator, X, sample_weight, needed) as sources,
+                threads_side_by_side(),
+            ):
+                _check_names(estimator, saved)
+                prove_access(None, sources.named())
+                _check_data(saved, sources, needed is None and state.current is not None, observer)
+                finished = _resumed(estimator, policy, saved, state, given, sources, observer)
+        finally:
+            observer.close()
     publish(estimator, finished)
     return estimator
 
@@ -262,7 +266,8 @@ def _noted(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
             if then.get(name) != now.get(name)
         )
         note = (
-            f"resumed in another environment ({changes}): the last bits may differ from an undisturbed run's."
+            f"resumed in another environment ({shown(changes)}): the last bits may differ from an "
+            "undisturbed run's."
         )
         warnings.warn(note, stacklevel=6)
         notes.append(note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.errors import CheckpointError, ConfigError
+from emtau_dask.errors import CheckpointError, ConfigError, InvalidDataError
+from emtau_dask.face.authority import Demand, demands, require, settings_in_words
 from emtau_dask.face.computing import computing
-from emtau_dask.face.config import portable, resumed_config
+from emtau_dask.face.config import override_keys, portable, resumed_config
 from emtau_dask.face.estimator import GaussianMixture
 from emtau_dask.face.fits import fit_estimator
 from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
@@ -21,9 +22,10 @@ from emtau_dask.face.plans import Plan, check_memory, plan_of
 from emtau_dask.face.policies import policy_of
 from emtau_dask.face.progress import progress_to, watching
 from emtau_dask.face.resuming import mixture_in, open_saved, resume_estimator
-from emtau_dask.face.zarr_rows import check_writable, refuse_existing, replacing
+from emtau_dask.face.zarr_rows import check_writable, mark_as_of, refuse_existing, replacing, run_that_wrote
 from emtau_dask.storage import is_parquet, object_store
 from emtau_dask.storage.commits import check_startable, holds_run
+from emtau_dask.storage.urls import is_url
 
 if TYPE_CHECKING:
     from emtau_dask.face.config import RunConfig
@@ -36,6 +38,7 @@ __all__ = [
     "run_predict",
     "run_resume",
     "starting_responsibilities",
+    "words_to_resume",
 ]
 
 MAX_START_BYTES = 2**30
@@ -113,14 +116,25 @@ def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float6
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Where a run's results go, None where they are not wanted."""
+    """Where a run's results go, None where they are not wanted.
+
+    Attributes
+    ----------
+    model, labels : Path or None
+    overwrite : bool
+        Replace what emtau wrote there.
+    """
 
     model: Path | None
     labels: Path | None
+    overwrite: bool
 
     @classmethod
-    def checked(cls, config: RunConfig, *, overwrite: bool) -> _Outputs:
-        """Return them; raises `EmtauError` where one may not or cannot be written."""
+    def checked(cls, config: RunConfig, *, overwrite: bool, run: str | None = None) -> _Outputs:
+        """Return them; raises `EmtauError` where one may not or cannot be written.
+
+        What the run of the id ``run`` wrote itself may be replaced in any case.
+        """
         output = config.output
         model = output.place(output.model) if output.model else None
         labels = output.place(output.labels) if output.labels else None
@@ -129,21 +143,32 @@ class _Outputs:
             for name in (data_path(config), config.data.weights, config.data.labels, config.checkpoint.path)
             if name
         ]
+        outputs = cls(model, labels, overwrite)
         for path in (model, labels):
             if path is not None:
-                refuse_existing(path, overwrite, inputs=read)
+                refuse_existing(path, outputs._replaceable(path, run), inputs=read)
                 check_writable(path)
         if model is not None and labels is not None:
-            refuse_existing(labels, overwrite, inputs=[model])
-        return cls(model, labels)
+            refuse_existing(labels, outputs._replaceable(labels, run), inputs=[model])
+        return outputs
+
+    def _replaceable(self, path: Path, run: str | None) -> bool:
+        return self.overwrite or (run is not None and run_that_wrote(path) == run)
 
     def write(
-        self, config: RunConfig, model: GaussianMixture, inputs: Inputs, *, overwrite: bool, progress: TextIO
+        self,
+        config: RunConfig,
+        model: GaussianMixture,
+        inputs: Inputs,
+        *,
+        run: str | None,
+        progress: TextIO,
     ) -> RunResult:
-        """Write what is wanted."""
+        """Write what is wanted, marked as the results of ``run``, the id of a checkpointed run."""
         if self.model is not None:
-            with replacing(self.model, overwrite=overwrite) as partial:
-                model.save(str(partial))
+            with replacing(self.model, overwrite=self._replaceable(self.model, run)) as private:
+                model.save(str(private))
+                mark_as_of(private, run)
         counts = None
         if self.labels is not None:
             with watching(progress) as observer:
@@ -155,7 +180,8 @@ class _Outputs:
                     probabilities=config.output.probabilities,
                     scores=config.output.scores,
                     workers=config.cluster.workers,
-                    overwrite=overwrite,
+                    run=run,
+                    overwrite=self._replaceable(self.labels, run),
                 )
         return RunResult(model, inputs, counts, self.model, self.labels)
 
@@ -189,7 +215,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     check_memory(plan_of(config, inputs))
     with computing(config), progress_to(progress):
         model = estimator_of(config)
-        fit_estimator(
+        run = fit_estimator(
             model,
             inputs.rows,
             inputs.weights,
@@ -197,7 +223,14 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             run_config=portable(config),
             overwrite=overwrite,
         )
-    return outputs.write(config, model, inputs, overwrite=overwrite, progress=progress)
+    return outputs.write(config, model, inputs, run=run, progress=progress)
+
+
+def words_to_resume(config: RunConfig) -> str:
+    """Return what a resume of a config's run must be given beside its checkpoint; "" for nothing."""
+    run = str(config.checkpoint.path)
+    found = demands(resumed_config(portable(config), run, ()), run, ())
+    return settings_in_words((demand.key, demand.value) for demand in found)
 
 
 def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
@@ -212,7 +245,14 @@ def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
         return plan_of(config, open_inputs(config, overwrite=False, observer=observer))
 
 
-def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple[RunConfig, RunResult]:
+def run_resume(
+    run: str,
+    overrides: Sequence[str],
+    *,
+    overwrite: bool,
+    confirm: Callable[[Demand], bool] | None,
+    progress: TextIO,
+) -> tuple[RunConfig, RunResult]:
     """Go on with an interrupted run of the command line, and write what its `output` asks for.
 
     Parameters
@@ -221,6 +261,11 @@ def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple
         The path or URL of its checkpoint.
     overrides : sequence of str
         Settings that a resume may change; see `resumed_config`.
+    overwrite : bool
+        Replace results that are not this run's own.
+    confirm : callable or None
+        Asks a person whether a setting of the checkpoint is obeyed that is not among ``overrides``;
+        None where there is nobody to ask.
     progress : text stream
 
     Returns
@@ -240,8 +285,16 @@ def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple
             f"{run} was begun from Python, so it does not say where its data is; go on with it by "
             f"GaussianMixture.resume({run!r}, X)."
         )
-    config = resumed_config(content, overrides)
-    outputs = _Outputs.checked(config, overwrite=True)
+    config = resumed_config(content, run, overrides)
+    require(demands(config, run, override_keys(overrides)), run, confirm)
+    marker = saved.log.run
+    outputs = _Outputs.checked(config, overwrite=overwrite, run=marker)
+    path = data_path(config)
+    if not is_url(path) and not Path(path).exists():
+        raise InvalidDataError(
+            f"{path}, the data of the run in {run}, does not exist; restore it, or say where it is now: "
+            "--set data.path=PATH"
+        )
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=False, observer=observer)
     check_memory(plan_of(config, inputs))
@@ -258,7 +311,7 @@ def run_resume(run: str, overrides: Sequence[str], *, progress: TextIO) -> tuple
             verbose=1,
             saved=saved,
         )
-    return config, outputs.write(config, model, inputs, overwrite=True, progress=progress)
+    return config, outputs.write(config, model, inputs, run=marker, progress=progress)
 
 
 def _model_in(place: str) -> GaussianMixture:

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from emtau_dask.errors import ConfigError
+from emtau_dask.shown import short
 
 __all__ = ["Seeds"]
 
@@ -31,9 +32,9 @@ class Seeds:
         is_generator = isinstance(random_state, np.random.Generator)
         try:
             self._state = random_state if is_generator else check_random_state(random_state)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ConfigError(
-                f"random_state is {random_state!r}; it must be None, an integer from 0 to 2**32 - 1, a "
+                f"random_state is {short(random_state)}; it must be None, an integer from 0 to 2**32 - 1, a "
                 "RandomState or a Generator."
             ) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +13,25 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from emtau_dask.errors import EmtauError
+from emtau_dask.errors import EmtauError, InvalidDataError
+from emtau_dask.storage import own_group, published
+from emtau_dask.storage.faults import writing_errors
+from emtau_dask.storage.regular import followed
 from emtau_dask.storage.urls import is_url, plain_path
 
-__all__ = ["RowWriter", "check_writable", "new_group", "refuse_existing", "replacing", "rows_of_bytes"]
+__all__ = [
+    "RowWriter",
+    "check_writable",
+    "mark_as_of",
+    "new_group",
+    "refuse_existing",
+    "replacing",
+    "rows_of_bytes",
+    "run_that_wrote",
+]
 
 CHUNK_BYTES = 4 * 2**20
+MAX_DOCUMENT_BYTES = 2**22
 
 
 def rows_of_bytes(row_bytes: int) -> int:
@@ -47,12 +59,13 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
     if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
     for source in (plain_path(str(each)) for each in inputs):
-        if not is_url(source) and _overlap(path.resolve(), Path(source).resolve()):
+        if not is_url(source) and _overlap(followed(path), followed(source)):
             raise EmtauError(
                 f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
             )
-    if not path.exists():
-        return
+    with writing_errors("the result", path):
+        if not path.exists():
+            return
     if not overwrite:
         raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
     if not _is_ours(path):
@@ -79,10 +92,26 @@ def _overlap(a: Path, b: Path) -> bool:
 
 def _is_ours(path: Path) -> bool:
     try:
-        attributes = json.loads((path / "zarr.json").read_text(encoding="utf-8"))["attributes"]
-        return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        group = own_group(path)
+    except InvalidDataError:
         return False
+    attributes = {} if group is None else group.attributes
+    return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
+
+
+def mark_as_of(path: Path, run: str | None) -> None:
+    """Note in a zarr group that it is a result of the run with the id ``run``; None for no note."""
+    if run is not None:
+        zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
+
+
+def run_that_wrote(path: Path) -> object:
+    """Return the id of the run that a result is noted to be of; None where there is no note."""
+    try:
+        document = (path / "zarr.json").read_bytes()
+        return json.loads(document)["attributes"]["run"] if len(document) <= MAX_DOCUMENT_BYTES else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 @contextmanager
@@ -94,40 +123,31 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     path : Path
         A local path; folders above it are made.
     overwrite : bool
-        Replace a group that emtau wrote at `path`.
+        Replace a group that emtau wrote at `path`, also one that appears there meanwhile.
 
     Yields
     ------
     Path
-        Where to write meanwhile: ``<path>.partial``.
+        Where to write meanwhile; see `published`.
 
     Raises
     ------
     EmtauError
-        If something is at `path` that may not be replaced.
+        If something is at `path` that may not be replaced, before the block or when it has ended.
     """
-    refuse_existing(path, overwrite)
-    partial = path.with_name(f"{path.name}.partial")
-    if partial.exists():
-        if not (partial / "zarr.json").is_file():
-            raise EmtauError(f"{partial} is in the way and no unfinished result of emtau; move it away")
-        shutil.rmtree(partial)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield partial
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if path.exists():
-        shutil.rmtree(path)
-    partial.rename(path)
+    with (
+        writing_errors("the result", path),
+        published(path, replaceable=lambda found: overwrite and _is_ours(found)) as private,
+    ):
+        refuse_existing(path, overwrite)
+        yield private
 
 
 @contextmanager
 def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
     """Create a zarr v3 group that appears at `path` when the block ends well; see `replacing`."""
-    with replacing(path, overwrite=overwrite) as partial:
-        yield zarr.create_group(str(partial), zarr_format=3)
+    with replacing(path, overwrite=overwrite) as private:
+        yield zarr.create_group(str(private), zarr_format=3)
 
 
 class RowWriter:

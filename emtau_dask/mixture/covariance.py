@@ -145,8 +145,14 @@ def _log_diagonal(factors: Floats) -> Floats:
     return logs
 
 
-def _upper_times(normals: Floats, covariance: Floats) -> Floats:
-    return normals @ np.linalg.cholesky(covariance).T
+def _upper_times(normals: Floats, covariance: Floats, k: int) -> Floats:
+    try:
+        return normals @ np.linalg.cholesky(covariance).T
+    except np.linalg.LinAlgError as error:
+        what = "the shared covariance" if k < 0 else f"the covariance of component {k}"
+        raise InvalidDataError(
+            f"no rows can be drawn: {what} is not positive definite. Fit again with a larger reg_covar."
+        ) from error
 
 
 def _checked_factor(precision: Floats, name: str) -> Floats:
@@ -280,7 +286,7 @@ FULL = CovarianceStructure(
     precisions=lambda factors: symmetrised(factors @ factors.swapaxes(-1, -2)),
     from_precisions=_full_from_precisions,
     n_parameters=lambda K, d: K * d * (d + 1) // 2,
-    draw=lambda normals, covariances, k: _upper_times(normals, covariances[k]),
+    draw=lambda normals, covariances, k: _upper_times(normals, covariances[k], k),
 )
 
 TIED = CovarianceStructure(
@@ -296,7 +302,7 @@ TIED = CovarianceStructure(
     precisions=lambda factor: symmetrised(factor @ factor.T),
     from_precisions=_tied_from_precisions,
     n_parameters=lambda K, d: d * (d + 1) // 2,
-    draw=lambda normals, covariance, k: _upper_times(normals, covariance),
+    draw=lambda normals, covariance, k: _upper_times(normals, covariance, -1),
 )
 
 DIAG = CovarianceStructure(

@@ -4,10 +4,12 @@ from emtau_dask.storage.commits import Commit, CommitLog, new_attempt, open_log,
 from emtau_dask.storage.dask_source import GraphSource, array_of_blocks
 from emtau_dask.storage.objects import LocalObjects, ObjectStore, each
 from emtau_dask.storage.opening import as_dask, as_source, is_lazy, open_source
+from emtau_dask.storage.own_groups import OwnGroup, own_group
 from emtau_dask.storage.parquet_source import is_parquet
+from emtau_dask.storage.publishing import published
 from emtau_dask.storage.remote import object_store
 from emtau_dask.storage.rowcache import CachedRows, RowCache, release_rows
-from emtau_dask.storage.rowstate import RowFields, RowStateWriter, SlotState, rows_layout
+from emtau_dask.storage.rowstate import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.storage.scratch import ScratchFolder
 from emtau_dask.storage.sources import (
     ChunkPlace,
@@ -30,6 +32,7 @@ __all__ = [
     "GraphSource",
     "LocalObjects",
     "ObjectStore",
+    "OwnGroup",
     "RangeSource",
     "RowCache",
     "RowFields",
@@ -37,6 +40,7 @@ __all__ = [
     "ScratchFolder",
     "SlotState",
     "Source",
+    "Witness",
     "array_of_blocks",
     "as_dask",
     "as_source",
@@ -49,7 +53,9 @@ __all__ = [
     "object_store",
     "open_log",
     "open_source",
+    "own_group",
     "places_of",
+    "published",
     "release_rows",
     "rows_layout",
     "start_log",

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 
-__all__ = ["check_dtype", "check_shape", "describe_bad_value", "even_chunks"]
+__all__ = ["CHUNK_BYTES", "check_dtype", "check_shape", "describe_bad_value", "equal_chunks", "even_chunks"]
 
 CHUNK_BYTES = 2**24
+MAX_CHUNKS = 2**20
+"""Chunks of rows that are read; a fit keeps some hundred bytes of each."""
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:
@@ -47,12 +49,25 @@ def check_shape(shape: tuple[int, ...], ndim: int, what: str) -> None:
         )
 
 
-def even_chunks(n_rows: int, row_bytes: int) -> tuple[int, ...]:
-    """Return row counts of chunks of at most 16 MiB each, the last one shorter."""
-    if n_rows == 0:
-        return ()
-    rows = max(1, CHUNK_BYTES // max(row_bytes, 1))
-    return tuple(min(rows, n_rows - start) for start in range(0, n_rows, rows))
+def even_chunks(n_rows: int, row_bytes: int, what: str) -> tuple[int, ...]:
+    """Return row counts of chunks of at most 16 MiB each, the last one shorter; see `equal_chunks`."""
+    return equal_chunks(n_rows, max(1, CHUNK_BYTES // max(row_bytes, 1)), what)
+
+
+def equal_chunks(n_rows: int, chunk_rows: int, what: str) -> tuple[int, ...]:
+    """Return row counts of chunks of ``chunk_rows`` rows each, the last one shorter.
+
+    Raises
+    ------
+    InvalidDataError
+        There are more than 1,048,576.
+    """
+    if -(-n_rows // chunk_rows) > MAX_CHUNKS:
+        raise InvalidDataError(
+            f"{what} has {n_rows:,} rows in chunks of {chunk_rows:,}; at most {MAX_CHUNKS:,} chunks are "
+            "read. Write it again with more rows in a chunk."
+        )
+    return tuple(min(chunk_rows, n_rows - start) for start in range(0, n_rows, chunk_rows))
 
 
 def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, str]:

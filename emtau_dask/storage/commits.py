@@ -17,7 +17,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,9 @@ from emtau_dask.errors import (
     CheckpointExistsError,
     CheckpointMismatchError,
     CheckpointTakenError,
+    StoreUnreachableError,
 )
-from emtau_dask.storage.objects import ObjectStore
+from emtau_dask.storage.objects import CLAIM, ROOT_DOCUMENT, ObjectStore, begun_elsewhere, is_remnant
 from emtau_dask.storage.stored import digest, group_document
 
 __all__ = [
@@ -44,8 +45,8 @@ __all__ = [
     "start_log",
 ]
 
-FORMAT, VERSION = "emtau-checkpoint", 1
-ROOT = "zarr.json"
+FORMAT, VERSION = "emtau-checkpoint", 2
+ROOT = ROOT_DOCUMENT
 KEPT = 2
 MAX_MANIFEST_BYTES = 2**26
 MAX_ROOT_BYTES = 2**16
@@ -189,7 +190,7 @@ class CommitLog:
         """
         try:
             yield
-        except CheckpointTakenError:
+        except (CheckpointTakenError, StoreUnreachableError):
             raise
         except CheckpointError as error:
             try:
@@ -199,6 +200,37 @@ class CommitLog:
             except CheckpointError:
                 pass
             raise
+
+    def standing(self) -> str:
+        """Return what can be resumed after the store has failed, as a sentence; looks at the store."""
+        with suppress(CheckpointError):
+            for number in self.numbers()[-1:]:
+                self.read(number)
+                return f"The last commit, {number}, is intact, and the run can be resumed from it."
+        return self.remembered()
+
+    def remembered(self) -> str:
+        """Return what can be resumed as far as this process knows, as a sentence."""
+        if self.last < 0:
+            return "There is no commit yet, so nothing can be resumed; begin again."
+        return f"Its last commit is {self.last}: the run can be resumed once that can be read again."
+
+    @contextmanager
+    def withdrawn_on_failure(self) -> Iterator[None]:
+        """Remove the run, just begun by this process, where the block fails before a first commit."""
+        try:
+            yield
+        except BaseException:
+            if self.last < 0:
+                with suppress(CheckpointError):
+                    self._withdraw()
+            raise
+
+    def _withdraw(self) -> None:
+        if self.numbers() or _unsealed(self.objects, ROOT, MAX_ROOT_BYTES).get("run") != self.run:
+            return
+        self.objects.delete([key for key in self.objects.list("") if key != ROOT])
+        self.objects.delete([ROOT])
 
     def _append(self, manifest: Mapping[str, Any], references: frozenset[str]) -> None:
         number = self.last + 1
@@ -296,9 +328,15 @@ def _folders(key: str) -> list[str]:
 
 def check_startable(objects: ObjectStore, *, overwrite: bool) -> None:
     """Raise `CheckpointExistsError` unless a new run may begin there; writes nothing."""
+    _to_replace(objects, overwrite=overwrite)
+
+
+def _to_replace(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] | None:
+    """Return the root document of the run that a new one would replace, None where nothing is there."""
     if objects.empty():
-        return
-    if not holds_run(objects):
+        return None
+    found = _root_in(objects)
+    if found is None:
         raise CheckpointExistsError(
             f"{objects.location} holds something that is not a run of emtau; choose another place for the "
             "checkpoint, or remove it."
@@ -308,18 +346,28 @@ def check_startable(objects: ObjectStore, *, overwrite: bool) -> None:
             f"{objects.location} already holds a run; go on with it by resume, choose another place, or "
             "replace it (emtau fit --overwrite)."
         )
+    return found
+
+
+def _root_in(objects: ObjectStore) -> dict[str, Any] | None:
+    """Return the root document of the run that is there, None where there is none."""
+    try:
+        found = _unsealed(objects, ROOT, MAX_ROOT_BYTES)
+    except CheckpointCorruptError:
+        return None
+    return found if found.get("format") == FORMAT else None
 
 
 def holds_run(objects: ObjectStore) -> bool:
     """Return whether a run was begun there, whatever became of it."""
-    try:
-        return _unsealed(objects, ROOT, MAX_ROOT_BYTES).get("format") == FORMAT
-    except CheckpointCorruptError:
-        return False
+    return _root_in(objects) is not None
 
 
 def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
     """Begin a new run where there is none.
+
+    Nothing is removed that is not of the run found at the beginning, and what is removed
+    goes while no other process may replace that run.
 
     Parameters
     ----------
@@ -333,19 +381,42 @@ def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
         There is a run already, or something else.
     CheckpointTakenError
         Another process began one at the same time.
+    CheckpointError
+        The store failed; what was written is removed again.
     """
-    check_startable(objects, overwrite=overwrite)
-    if not objects.empty():
-        objects.delete_everything()
+    earlier = _to_replace(objects, overwrite=overwrite)
     objects.prepare()
-    run = uuid.uuid4().hex
-    if not objects.create(ROOT, sealed({"format": FORMAT, "version": VERSION, "run": run})):
-        raise CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
-    objects.delete([key for key in objects.list("") if key != ROOT])
-    for folder in ("commits", "attempts"):
-        objects.put(f"{folder}/zarr.json", group_document({}))
-    objects.sync(["commits/zarr.json", "attempts/zarr.json"])
-    return CommitLog(objects, run, -1)
+    log = CommitLog(objects, uuid.uuid4().hex, -1)
+    root = sealed({"format": FORMAT, "version": VERSION, "run": log.run})
+    with log.withdrawn_on_failure():
+        if earlier is not None:
+            _replace(objects, earlier, root)
+        elif objects.create(ROOT, root):
+            objects.delete([key for key in objects.list("") if is_remnant(key)])
+        else:
+            raise begun_elsewhere(objects)
+        for folder in ("commits", "attempts"):
+            objects.put(f"{folder}/zarr.json", group_document({}))
+        objects.sync(["commits/zarr.json", "attempts/zarr.json"])
+    return log
+
+
+def _replace(objects: ObjectStore, earlier: Mapping[str, Any], root: bytes) -> None:
+    """Remove an earlier run, and then put a new root document in place of its own.
+
+    That one stays till then, so that nobody else finds the place empty, and a process that is
+    killed here leaves something that can be replaced again. Commits go before what they refer to.
+    """
+    with objects.claimed():
+        keys = objects.list("")
+        if _root_in(objects) != earlier:
+            raise begun_elsewhere(objects)
+        objects.delete([key for key in keys if _COMMIT.fullmatch(key)])
+        objects.delete([key for key in keys if key not in (ROOT, CLAIM)])
+        objects.put(ROOT, root)
+        objects.sync([ROOT])
+        # What a process that went on with the earlier run has written since; now it can write no more.
+        objects.delete([key for key in objects.list("") if _WRITER.match(key)])
 
 
 def open_log(objects: ObjectStore) -> CommitLog:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype
+from emtau_dask.storage.shared import SharedRows
 from emtau_dask.storage.sources import ChunkPlace, ChunkReader, RangeSource, RowsInMemory, Source
 
 __all__ = ["GraphSource", "array_of_blocks", "plain_memory_of"]
@@ -29,9 +30,12 @@ class BlockReader:
     ----------
     row_shape : tuple of int
         The shape that a row is declared to have.
+    beneath : tuple of SharedRows
+        What is stored beneath the blocks; proved to be the same wherever chunks are put together.
     """
 
     row_shape: tuple[int, ...]
+    beneath: tuple[SharedRows, ...] = ()
 
     def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Return the chunk; its bytes are those of the decoded blocks.
@@ -39,8 +43,11 @@ class BlockReader:
         Raises
         ------
         InvalidDataError
-            The blocks are not what the dask array declares them to be.
+            The blocks are not what the dask array declares them to be, or this process sees other
+            data beneath them.
         """
+        for rows_beneath in self.beneath:
+            rows_beneath.prove()
         chunk, declared = place.chunk, (place.n_rows, *self.row_shape)
         for block in blocks:
             if isinstance(block, np.ma.MaskedArray):
@@ -71,10 +78,18 @@ def _holds_futures(array: da.Array) -> bool:
 
 
 class GraphSource:
-    """Any dask array: its own optimised tasks, and one reference for each block of a chunk."""
+    """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
 
-    def __init__(self, array: da.Array) -> None:
+    Parameters
+    ----------
+    array : dask.array.Array
+    beneath : tuple of SharedRows
+        What is stored beneath it, where several processes compute it.
+    """
+
+    def __init__(self, array: da.Array, beneath: tuple[SharedRows, ...] = ()) -> None:
         self.array = array
+        self.beneath = beneath
         # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
         (kept,) = (array,) if _holds_futures(array) else dask.optimize(array)
         self._graph: HighLevelGraph = kept.__dask_graph__()
@@ -102,7 +117,7 @@ class GraphSource:
 
     def reader(self) -> ChunkReader:
         """Return a reader that only puts blocks together."""
-        return BlockReader(self.shape[1:])
+        return BlockReader(self.shape[1:], self.beneath)
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the chunk's blocks."""
@@ -120,7 +135,7 @@ class GraphSource:
         """Return the rows rechunked by dask, where they do not have these chunks already."""
         if chunk_rows == self.chunk_rows:
             return self
-        return GraphSource(self.array.rechunk({0: chunk_rows}))
+        return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath)
 
 
 def plain_memory_of(array: da.Array) -> RangeSource | None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.storage.arrays import even_chunks
+from emtau_dask.storage.arrays import check_dtype, even_chunks
 from emtau_dask.storage.direct import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.storage.objects import each
+from emtau_dask.storage.regular import opened_regular
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.urls import Url, is_url, read_errors
 
@@ -54,6 +56,13 @@ class NpyHeader:
         """Bytes of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
+    def mapped(self, path: str) -> NDArray[Any]:
+        """Return the values of a file with this header, as a memory map."""
+        if not math.prod(self.shape):
+            return np.empty(self.shape, self.dtype)
+        order: Literal["F", "C"] = "F" if self.by_column else "C"
+        return np.memmap(path, self.dtype, "r", self.begin, self.shape, order)
+
     def of_file(self, size: int) -> str:
         """Return a text that identifies a file of ``size`` bytes with this header."""
         order = "by column" if self.by_column else "by row"
@@ -61,12 +70,30 @@ class NpyHeader:
 
 
 def _header(beginning: bytes) -> NpyHeader:
-    """Return the header at the beginning of a file; raises ValueError or KeyError where there is none."""
+    """Return the header at the beginning of a file; raises ValueError where there is none."""
+    if beginning.startswith(b"PK"):
+        raise ValueError(
+            "it is an .npz archive; take its array out: numpy.save(path, numpy.load(path)[name])"
+        )
     file = io.BytesIO(beginning)
-    shape, by_column, dtype = _HEADERS[npy_format.read_magic(file)](file)
+    try:
+        shape, by_column, dtype = _HEADERS[npy_format.read_magic(file)](file)
+    except (Exception, RecursionError) as error:  # whatever Python's parser says of what it is given
+        raise ValueError(f"it has no header of a .npy file: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
+    if not all(0 <= size < 2**62 for size in shape) or len(shape) > 32:
+        raise ValueError(f"it has the shape {str(shape)[:60]}")
     return NpyHeader(shape, by_column and len(shape) > 1, dtype, file.tell())
+
+
+def _local_header(path: str | Path) -> NpyHeader:
+    """Return the header of a file that holds what it says; raises ValueError or OSError."""
+    with opened_regular(path) as (descriptor, size):
+        header = _header(os.pread(descriptor, HEADER_BYTES, 0))
+    if size < header.end:
+        raise ValueError(f"it has {size:,} bytes of {header.end:,}")
+    return header
 
 
 @dataclass(frozen=True)
@@ -89,7 +116,7 @@ class NpyReader:
         with read_errors(self.path, remote=False):
             rows = self._directly(start, stop)
             if rows is None:
-                rows = np.array(np.load(self.path, mmap_mode="r")[start:stop])
+                rows = np.array(self._header().mapped(self.path)[start:stop])
         return rows, rows.nbytes
 
     def _directly(self, start: int, stop: int) -> NDArray[Any] | None:
@@ -119,8 +146,8 @@ class NpyReader:
         return 2 * self._header().row_bytes * (stop - start) + 2**20
 
     def _header(self) -> NpyHeader:
-        with read_errors(self.path, remote=False), Path(self.path).open("rb") as file:
-            return _header(file.read(HEADER_BYTES))
+        with read_errors(self.path, remote=False):
+            return _local_header(self.path)
 
 
 @dataclass(frozen=True)
@@ -161,7 +188,7 @@ class UrlNpyReader:
         begin = self.header.begin + first * self.header.dtype.itemsize
         size = count * self.header.dtype.itemsize
         with read_errors(str(self.url), remote=True):
-            data = self.url.read(begin, begin + size)
+            data = self.url.read(begin, begin + size, size)
         if len(data) != size:
             raise InvalidDataError(
                 f"{self.url} gave {len(data):,} bytes for a range of {size:,}. Either it was replaced since "
@@ -189,7 +216,8 @@ def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
     """Return the header, and the file's size where the server tells it."""
     with read_errors(f"the header of {url}", remote=True):
         size = url.info()["size"]
-        header = _header(url.read(0, HEADER_BYTES if size is None else min(HEADER_BYTES, size)))
+        first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)
+        header = _header(url.read(0, first, first))
         if size is not None and size < header.end:
             raise ValueError(f"it has {size:,} bytes of {header.end:,}")
     return header, size
@@ -207,20 +235,23 @@ def npy_source(path: str) -> RangeSource:
     ------
     InvalidDataError
         It is no ``.npy`` file, or one that holds Python objects.
+    InvalidDtypeError
+        It does not hold real numbers.
     """
     if is_url(path):
         url = Url.of(path)
         header, _ = _remote_header(url)
-        return _source(UrlNpyReader(url, header), header.shape, header.dtype)
+        return _source(UrlNpyReader(url, header), header, str(url))
     try:
-        mapped = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError) as error:
+        header = _local_header(path)
+    except (ValueError, OSError) as error:
         raise InvalidDataError(
             f"{path} cannot be memory-mapped as a .npy file ({error}); write it with numpy.save."
         ) from error
-    return _source(NpyReader(str(Path(path).absolute())), mapped.shape, mapped.dtype)
+    return _source(NpyReader(str(Path(path).absolute())), header, path)
 
 
-def _source(reader: NpyReader | UrlNpyReader, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RangeSource:
-    row_bytes = math.prod(shape[1:]) * dtype.itemsize
-    return RangeSource(reader, shape, dtype, even_chunks(shape[0] if shape else 0, row_bytes))
+def _source(reader: NpyReader | UrlNpyReader, header: NpyHeader, where: str) -> RangeSource:
+    check_dtype(header.dtype, where)
+    chunks = even_chunks(header.shape[0] if header.shape else 0, header.row_bytes, where)
+    return RangeSource(reader, header.shape, header.dtype, chunks)

@@ -9,27 +9,36 @@ question of concurrency, who writes a commit first, is answered by `create`.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import re
-import shutil
 import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from emtau_dask.errors import CheckpointError
+from emtau_dask.errors import CheckpointError, CheckpointTakenError
+from emtau_dask.shown import cause_of
+from emtau_dask.storage.exclusive import give_free_name
+from emtau_dask.storage.faults import reason_of, remedy_of
 
-__all__ = ["LocalObjects", "ObjectStore", "each", "storage_errors"]
+__all__ = ["LocalObjects", "ObjectStore", "begun_elsewhere", "each", "is_remnant", "storage_errors"]
 
 PARTIAL = ".partial"
-_PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
+PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
+CLAIM = "replacing"
+"""The object that is there while a process replaces a run, in stores that have no locks."""
+PROBES = "probe"
+"""The folder of what processes write to try a store before a run begins, and remove again."""
+FOLDERS_MADE = 10
+"""How often the folder of an object is made that others, who find it empty, remove."""
 ROOT_DOCUMENT = "zarr.json"
 PARALLEL = 16
 
@@ -87,8 +96,8 @@ class ObjectStore(Protocol):
         """Remove objects; those that do not exist are no error."""
         ...
 
-    def delete_everything(self) -> None:
-        """Remove the store and all its objects."""
+    def claimed(self) -> AbstractContextManager[None]:
+        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does."""
         ...
 
 
@@ -127,30 +136,44 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         wait(futures)
 
 
-_REMEDIES = {
-    errno.ENOSPC: "The disk is full: free space",
-    errno.EDQUOT: "The quota is used up: free space",
-    errno.EROFS: "The file system is read-only: make it writable",
-    errno.EACCES: "Permission is denied: make it writable for this user",
-    errno.ENOENT: "The folder has vanished: restore it",
-}
-
-
 @contextmanager
-def storage_errors(location: str, doing: str) -> Iterator[None]:
-    """Raise `CheckpointError` for whatever a store says is wrong; ``doing`` completes "cannot …"."""
+def storage_errors(
+    location: str,
+    doing: str,
+    remedy: Callable[[Exception], str] = remedy_of,
+    kind: Callable[[Exception], type[CheckpointError]] = lambda _: CheckpointError,
+) -> Iterator[None]:
+    """Raise `CheckpointError` for whatever a store says is wrong.
+
+    Parameters
+    ----------
+    location : str
+        Names the store.
+    doing : str
+        Completes "cannot …".
+    remedy : callable
+        Says what is wrong and what to do about it.
+    kind : callable
+        Says what is raised.
+    """
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        remedy = _REMEDIES.get(number or 0, "Restore access to it")
-        reason = f"{type(error).__name__}: {error}".strip().rstrip(".")
-        raise CheckpointError(
-            f"cannot {doing} in {location} ({reason}). {remedy}; the last commit is intact, and the run can "
-            "be resumed from it."
-        ) from error
+        raise kind(error)(
+            f"cannot {doing} in {location} ({reason_of(error)}). {remedy(error)}."
+        ) from cause_of(error)
+
+
+def is_remnant(key: str) -> bool:
+    """Return whether an object may be what a process left that ended before it had begun a run."""
+    return key.startswith(f"{PROBES}/") or PARTIAL_NAME.fullmatch(key) is not None
+
+
+def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
+    """Return the error for a run that another process began while this one was about to."""
+    return CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
 
 
 @dataclass(frozen=True)
@@ -177,29 +200,33 @@ class LocalObjects:
 
     @property
     def exclusive(self) -> bool:
-        """Yes: ``link`` fails where the name exists."""
+        """Yes: `give_free_name` fails where the name exists."""
         return True
 
     def _path(self, key: str) -> Path:
         return Path(self.root, key)
 
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return storage_errors(self.root, doing, lambda error: remedy_of(error, self.root))
+
     def prepare(self) -> None:
         """Make the folder."""
-        with storage_errors(self.root, "make the folder"):
+        with self._errors("make the folder"):
             Path(self.root).mkdir(parents=True, exist_ok=True)
             _fsync(str(Path(self.root).parent))
 
     def empty(self) -> bool:
-        """Look for the folder and anything in it but what an interrupted `create` left."""
+        """Look for the folder and anything in it but probes and what an interrupted `create` left."""
         root = Path(self.root)
-        with storage_errors(self.root, "look for an earlier run"):
+        with self._errors("see what is there"):
             if not root.is_dir():
                 return not root.exists()
-            return all(_PARTIAL_NAME.fullmatch(path.name) for path in root.iterdir())
+            names = [path.name for path in root.iterdir()]
+            return all(name == PROBES or PARTIAL_NAME.fullmatch(name) for name in names)
 
     def get(self, key: str, limit: int) -> bytes | None:
         """Read a file; anything else, such as a pipe, is as if it did not exist."""
-        with storage_errors(self.root, f"read {key}"):
+        with self._errors(f"read {key}"):
             try:
                 descriptor = os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             except (FileNotFoundError, NotADirectoryError):
@@ -212,8 +239,12 @@ class LocalObjects:
             finally:
                 os.close(descriptor)
 
+    @staticmethod
+    def _new_partial(path: Path) -> Path:
+        return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+
     def _write_partial(self, path: Path, data: bytes, *, durable: bool) -> Path:
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+        partial = self._new_partial(path)
         try:
             with self._opened(partial) as file:
                 left = memoryview(data)
@@ -224,16 +255,21 @@ class LocalObjects:
         except BaseException:
             with suppress(OSError):
                 partial.unlink()
+            self._remove_empty(path.parent)
             raise
         return partial
 
     def _opened(self, path: Path) -> io.FileIO:
-        """Return a new file, in a folder that is made where there is none."""
-        try:
-            return path.open("xb", buffering=0)
-        except FileNotFoundError:
-            self._make_folder(path.parent)
-            return path.open("xb", buffering=0)
+        """Return a new file, in a folder that is made where there is none, or none any more."""
+        for _ in range(FOLDERS_MADE):
+            try:
+                return path.open("xb", buffering=0)
+            except FileNotFoundError:
+                if not Path(self.root).is_dir():
+                    raise
+            with suppress(FileNotFoundError):
+                self._make_folder(path.parent)
+        return path.open("xb", buffering=0)
 
     def _make_folder(self, folder: Path) -> None:
         """Make folders below the root, never the root itself: where it has vanished, so has the run."""
@@ -246,16 +282,16 @@ class LocalObjects:
     def put(self, key: str, data: bytes) -> None:
         """Write a temporary file and rename it."""
         path = self._path(key)
-        with storage_errors(self.root, f"write {key}"):
+        with self._errors(f"write {key}"):
             self._write_partial(path, data, durable=False).replace(path)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a temporary file, fsync it, link it to its name, fsync the folders."""
+        """Write a temporary file, fsync it, give it its name, fsync the folders."""
         path = self._path(key)
-        with storage_errors(self.root, f"write {key}"):
+        with self._errors(f"write {key}"):
             partial = self._write_partial(path, data, durable=True)
             try:
-                os.link(partial, path)
+                give_free_name(partial, path)
             except FileExistsError:
                 return False
             except FileNotFoundError:
@@ -267,16 +303,37 @@ class LocalObjects:
             _fsync(str(path.parent))
         return True
 
+    def check_exclusive(self) -> None:
+        """Raise `CheckpointError` unless the file system gives a name to one file only; leaves nothing."""
+        with self._errors("give a file a name that is free"):
+            name = self._new_partial(self._path(f"{PROBES}/name"))
+            made = [name]
+            try:
+                made += [self._write_partial(name, b"", durable=False)]
+                made += [self._write_partial(name, b"", durable=False)]
+                give_free_name(made[1], name)
+                with suppress(FileExistsError):
+                    give_free_name(made[2], name)
+                    raise OSError(errno.ENOTSUP, "a file that was there has been replaced")
+            except FileNotFoundError as error:
+                if not Path(self.root).is_dir():
+                    raise
+                raise begun_elsewhere(self) from error  # Who begins a run removes what is in its place.
+            finally:
+                for path in made:
+                    path.unlink(missing_ok=True)
+                self._remove_empty(name.parent)
+
     def sync(self, keys: Iterable[str]) -> None:
         """Fsync files and the folders that name them."""
         paths = [self._path(key) for key in keys]
-        with storage_errors(self.root, "make written objects durable"):
+        with self._errors("make written objects durable"):
             each(_fsync, [str(path) for path in {*paths, *(path.parent for path in paths)}])
 
     def list(self, prefix: str) -> list[str]:
         """Walk the folder; temporary files are listed too."""
         top = Path(self.root, prefix)
-        with storage_errors(self.root, f"list {prefix or 'the objects'}"):
+        with self._errors(f"list {prefix or 'the objects'}"):
             return sorted(
                 str(Path(folder, name).relative_to(self.root))
                 for folder, _, names in os.walk(top)
@@ -286,32 +343,42 @@ class LocalObjects:
     def delete(self, keys: Iterable[str]) -> None:
         """Remove files, and the folders that this leaves empty."""
         folders = set()
-        with storage_errors(self.root, "remove objects"):
+        with self._errors("remove objects"):
             for key in keys:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     os.unlink(f"{self.root}/{key}")  # noqa: PTH108 (making a Path takes longer)
                 folders.add(key.rpartition("/")[0])
-        paths = [Path(self.root, folder) for folder in folders]
-        for folder in sorted(paths, key=lambda path: -len(path.parts)):
-            while folder != Path(self.root) and folder.is_relative_to(self.root):
-                try:
-                    folder.rmdir()
-                except OSError:
-                    break
-                folder = folder.parent
+        for folder in sorted(
+            (Path(self.root, folder) for folder in folders), key=lambda path: -len(path.parts)
+        ):
+            self._remove_empty(folder)
 
-    def delete_everything(self) -> None:
-        """Remove the folder; last the document that says whose it is, so that this can be done again."""
-        root = Path(self.root)
-        with storage_errors(self.root, "remove the run"):
-            if not root.is_dir():
-                return
-            for path in sorted(root.iterdir(), key=lambda path: path.name == ROOT_DOCUMENT):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
-            root.rmdir()
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder below the root, and those above it, as far as they are empty."""
+        while folder != Path(self.root) and folder.is_relative_to(self.root):
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+            folder = folder.parent
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the folder, which ends with the process; a file system without locks is trusted."""
+        with self._errors("open the folder"):
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise CheckpointTakenError(
+                        f"another process is replacing the run in {self.root}; choose another place, or "
+                        "start again when it has ended."
+                    ) from error
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def _read(descriptor: int, limit: int) -> bytes:

@@ -24,7 +24,7 @@ from emtau_dask.storage.sources import (
     Source,
     memory_source,
 )
-from emtau_dask.storage.urls import is_url, plain_path, suffix_of
+from emtau_dask.storage.urls import is_url, plain_path, read_errors, suffix_of
 from emtau_dask.storage.zarr_source import open_zarr, plain_zarr_of, zarr_source
 
 __all__ = ["as_dask", "as_source", "is_lazy", "open_source"]
@@ -54,10 +54,11 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
         Nothing is there, it is none of these, or it cannot be read.
     """
     path = plain_path(path)
-    if not is_url(path) and not Path(path).exists():
-        raise InvalidDataError(
-            f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
-        )
+    with read_errors(path, remote=False):
+        if not is_url(path) and not Path(path).exists():
+            raise InvalidDataError(
+                f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
+            )
     if suffix_of(path) == ".npy":
         return npy_source(path)
     if is_parquet(path):
@@ -107,6 +108,7 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
     if isinstance(data, (RangeSource, GraphSource)):
         source: Source = data
     elif isinstance(data, zarr.Array):
+        check_dtype(np.dtype(data.dtype), what)
         source = zarr_source(data)
     else:
         array = np.asarray(data)

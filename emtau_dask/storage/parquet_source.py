@@ -8,18 +8,21 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.storage.objects import each
+from emtau_dask.storage.parquet_footer import StoredGroup, row_groups_of
+from emtau_dask.storage.regular import check_regular
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.urls import Url, is_url, plain_path, read_errors, suffix_of
 
@@ -32,15 +35,18 @@ SUFFIXES = (".parquet", ".pq")
 SLACK, SLACK_BYTES = 1.05, 2**24
 """For what arrow's allocator keeps, and for pages."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
+TAIL_BYTES = 2**16
+"""Of a remote file's end, where its footer is: read at once, as pyarrow does."""
 
 
 class _UrlFile(io.RawIOBase):
-    """A file behind a URL for pyarrow: each read is one range."""
+    """A file behind a URL for pyarrow: each read is one range, but its end is read once."""
 
     def __init__(self, url: Url, size: int) -> None:
         self._url = url
         self._size = size
         self._position = 0
+        self._tail = b""
 
     def readable(self) -> bool:
         return True
@@ -61,10 +67,19 @@ class _UrlFile(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
             return b""
-        data = self._url.read(self._position, self._position + wanted)
+        begin = max(0, self._size - TAIL_BYTES)
+        if self._position < begin:
+            data = self._range(self._position, wanted)
+        else:
+            self._tail = self._tail or self._range(begin, self._size - begin)
+            data = self._tail[self._position - begin :][:wanted]
+        self._position += wanted
+        return data
+
+    def _range(self, begin: int, wanted: int) -> bytes:
+        data = self._url.read(begin, begin + wanted, wanted)
         if len(data) != wanted:
             raise OSError(f"it gave {len(data):,} bytes for a range of {wanted:,}")
-        self._position += wanted
         return data
 
 
@@ -90,12 +105,34 @@ class ParquetPart:
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Open the file with pyarrow; whatever goes wrong is an `InvalidDataError`."""
+        """Open the file with pyarrow; whatever goes wrong, here or in the block, is an `InvalidDataError`."""
         pq = _pyarrow().parquet
         with read_errors(f"the parquet file {self.place}", remote=self.remote):
             source = _UrlFile(self.place, self.size) if isinstance(self.place, Url) else self.place
             with pq.ParquetFile(source, pre_buffer=self.remote) as file:
                 yield file
+
+    def footer(self) -> tuple[pa.Schema, list[StoredGroup]]:
+        """Return the file's schema and its row groups.
+
+        Raises
+        ------
+        InvalidDataError
+            It cannot be read, or is no parquet file.
+        """
+        pq = _pyarrow().parquet
+        with read_errors(f"the parquet file {self.place}", remote=self.remote), self._stream() as stream:
+            groups = row_groups_of(stream, self.size)
+            with pq.ParquetFile(stream) as file:
+                n_columns = file.metadata.num_columns
+                if any(len(group.columns) != n_columns for group in groups):
+                    raise ValueError(f"not every row group has the schema's {n_columns} columns")
+                return file.schema_arrow, groups
+
+    def _stream(self) -> BinaryIO:
+        if isinstance(self.place, Url):
+            return cast(BinaryIO, _UrlFile(self.place, self.size))
+        return Path(self.place).open("rb")
 
 
 @dataclass(frozen=True)
@@ -156,18 +193,25 @@ class ParquetReader:
         InvalidDataError
             A file cannot be read, or is not the one that was opened.
         """
-        rows = np.empty((stop - start, len(self.columns)), dtype=self.dtype)
+        rows: NDArray[Any] | None = None
         touched = self._touched(start, stop)
         for group in touched:
-            rows = self._filled(rows, start, group)
+            with self.parts[group.part].opened() as file:
+                table = file.read_row_group(group.number, columns=list(self.columns))
+                if table.num_rows != group.stop - group.start:
+                    raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
+                if rows is None:  # only now: how many there are was the file's word alone
+                    rows = self._room(start, stop)
+                rows = self._filled(rows, start, group, table)
+        if rows is None:
+            rows = self._room(start, stop)
         return (rows[:, 0] if self.squeeze else rows), sum(group.stored for group in touched)
 
-    def _filled(self, rows: NDArray[Any], start: int, group: RowGroup) -> NDArray[Any]:
+    def _room(self, start: int, stop: int) -> NDArray[Any]:
+        return np.empty((stop - start, len(self.columns)), dtype=self.dtype)
+
+    def _filled(self, rows: NDArray[Any], start: int, group: RowGroup, table: pa.Table) -> NDArray[Any]:
         """Return ``rows``, which begin at ``start``, with those of a group filled in."""
-        with self.parts[group.part].opened() as file:
-            table = file.read_row_group(group.number, columns=list(self.columns))
-            if table.num_rows != group.stop - group.start:
-                raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
         if any(table.column(name).null_count for name in self.columns):
             rows = rows.astype(np.float64, copy=False)
         inside = slice(max(start - group.start, 0), start + len(rows) - group.start)
@@ -222,7 +266,7 @@ def _part(place: str | Url) -> ParquetPart | None:
     """Return a file with the size that it has now; None where it is a folder."""
     with read_errors(f"the parquet file {place}", remote=isinstance(place, Url)):
         if not isinstance(place, Url):
-            return None if Path(place).is_dir() else ParquetPart(place, Path(place).stat().st_size)
+            return None if Path(place).is_dir() else ParquetPart(place, check_regular(place))
         info = place.info()
         if info["type"] == "directory":
             return None
@@ -241,16 +285,27 @@ def _parts(path: str) -> list[ParquetPart]:
         with read_errors(str(place), remote=True):
             return [ParquetPart(place / name, size) for name, size in place.find(".parquet")]
     files = sorted(Path(place).rglob("*.parquet"))
-    return [ParquetPart(str(file), file.stat().st_size) for file in files]
+    return [ParquetPart(str(file), check_regular(file)) for file in files]
 
 
-def _row_group(part: int, number: int, start: int, metadata: Any, columns: Sequence[str]) -> RowGroup:
-    chunks = [metadata.column(j) for j in range(metadata.num_columns)]
-    chunks = [chunk for chunk in chunks if chunk.path_in_schema in columns]
-    statistics = [chunk.statistics for chunk in chunks]
-    nulls = any(s is None or not s.has_null_count or s.null_count for s in statistics)
-    stored = sum(chunk.total_compressed_size for chunk in chunks)
-    return RowGroup(part, number, start, start + metadata.num_rows, stored, nulls)
+def _check_lengths(group: StoredGroup, columns: Sequence[str], where: str) -> None:
+    """Raise `InvalidDataError` unless each column has as many values as there are rows.
+
+    pyarrow believes the rows, and would read a part of a column, or the one after it.
+    """
+    for chunk in group.columns:
+        if chunk.path in columns and chunk.n_values != group.n_rows:
+            raise InvalidDataError(
+                f"the parquet file {where} contradicts itself: of {group.n_rows:,} rows, its column "
+                f"{chunk.path!r} has {chunk.n_values:,}. Restore it, or write it again."
+            )
+
+
+def _row_group(part: int, number: int, start: int, group: StoredGroup, columns: Sequence[str]) -> RowGroup:
+    chunks = [chunk for chunk in group.columns if chunk.path in columns]
+    nulls = any(chunk.null_count != 0 for chunk in chunks)
+    stored = sum(chunk.stored for chunk in chunks)
+    return RowGroup(part, number, start, start + group.n_rows, stored, nulls)
 
 
 def _pyarrow() -> Any:
@@ -286,7 +341,7 @@ def is_parquet(path: str) -> bool:
     Raises
     ------
     InvalidDataError
-        It is a URL that cannot be looked at.
+        It cannot be looked at.
     """
     path = plain_path(path)
     if suffix_of(path) in SUFFIXES:
@@ -294,11 +349,12 @@ def is_parquet(path: str) -> bool:
     if is_url(path):
         return suffix_of(path) not in (".zarr", ".npy") and _holds_parquet(Url.of(path))
     place = Path(path)
-    return (
-        place.is_dir()
-        and not any((place / name).exists() for name in ZARR_DOCUMENTS)
-        and any(place.rglob("*.parquet"))
-    )
+    with read_errors(path, remote=False):
+        return (
+            place.is_dir()
+            and not any((place / name).exists() for name in ZARR_DOCUMENTS)
+            and any(place.rglob("*.parquet"))
+        )
 
 
 def _holds_parquet(url: Url) -> bool:
@@ -325,9 +381,15 @@ def _found(path: str) -> list[ParquetPart]:
     return parts
 
 
-def _footer(part: ParquetPart) -> tuple[Any, Any]:
-    with part.opened() as file:
-        return file.schema_arrow, file.metadata
+def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
+    """Raise `InvalidDataError` unless every chosen column is there, once."""
+    if not chosen:
+        raise InvalidDataError(f"{place} has no columns.")
+    found = Counter(schema.names)
+    for name in chosen:
+        if found[name] != 1:
+            how = "no column" if not found[name] else f"{found[name]} columns"
+            raise InvalidDataError(f"{place} has {how} {name!r}; its columns are {', '.join(schema.names)}.")
 
 
 def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
@@ -355,17 +417,14 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
     chosen: tuple[str, ...] = tuple(columns or ())
     dtypes: list[np.dtype[Any]] = []
     end = 0
-    for i, (schema, metadata) in enumerate(each(_footer, parts)):
+    for i, (schema, stored) in enumerate(each(ParquetPart.footer, parts)):
         place = str(parts[i].place)
         chosen = chosen or tuple(schema.names)
-        missing = [name for name in chosen if name not in schema.names]
-        if missing:
-            raise InvalidDataError(
-                f"{place} has no column {missing[0]!r}; its columns are {', '.join(schema.names)}."
-            )
+        _check_names(schema, chosen, place)
         dtypes += [_column_dtype(schema.field(name), place) for name in chosen]
-        for number in range(metadata.num_row_groups):
-            groups.append(_row_group(i, number, end, metadata.row_group(number), chosen))
+        for number, group in enumerate(stored):
+            _check_lengths(group, chosen, place)
+            groups.append(_row_group(i, number, end, group, chosen))
             end = groups[-1].stop
     if squeeze and len(chosen) != 1:
         raise InvalidDataError(f"{path}: one column is wanted, but {len(chosen)} are named: {chosen}.")

@@ -2,36 +2,80 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
+import time
 import uuid
 import warnings
-from collections.abc import Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from emtau_dask.errors import CheckpointError
-from emtau_dask.storage.objects import LocalObjects, ObjectStore, each, storage_errors
+from emtau_dask.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointTakenError,
+    InvalidDataError,
+    StoreUnreachableError,
+)
+from emtau_dask.shown import cause_of, masked, masked_url
+from emtau_dask.storage.faults import reason_of
+from emtau_dask.storage.objects import (
+    CLAIM,
+    PROBES,
+    ROOT_DOCUMENT,
+    LocalObjects,
+    ObjectStore,
+    each,
+    storage_errors,
+)
+from emtau_dask.storage.urls import (
+    Url,
+    answers_within,
+    is_unreachable,
+    missing_package,
+    remote_remedy,
+    upload_seconds,
+)
 
-__all__ = ["UrlObjects", "ZarrStoreObjects", "object_store", "warn_unless_exclusive"]
+__all__ = ["UrlObjects", "ZarrStoreObjects", "copy_new", "object_store", "warn_unless_exclusive"]
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
 """Protocols whose file systems create objects by a conditional PUT; others look first, then write."""
 
+CONFLICT_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds, about, between attempts that the server answers with a conflict."""
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+def _is_conflict(error: Exception) -> bool:
+    """Return whether the server said 409: of S3 a ClientError behind an OSError, of Google an HttpError."""
+    for each_error in (error, error.__cause__):
+        response = getattr(each_error, "response", None)
+        if isinstance(response, dict):
+            return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 409)
+        if getattr(each_error, "code", None) == 409:
+            return True
+    return False
+
+
+def _kind_of(error: Exception) -> type[CheckpointError]:
+    return StoreUnreachableError if is_unreachable(error) else CheckpointError
+
+
+@dataclass(frozen=True, repr=False)
 class UrlObjects:
     """Objects below an fsspec URL.
 
@@ -46,10 +90,14 @@ class UrlObjects:
     files: Any
     root: str
 
+    def __repr__(self) -> str:
+        return f"UrlObjects({self.location!r})"
+
     @property
     def location(self) -> str:
-        """The URL."""
-        return str(self.files.unstrip_protocol(self.root))
+        """The URL, without secrets."""
+        whole = "://" in self.root  # a path of fsspec's HTTP is the URL itself
+        return masked_url(self.root if whole else str(self.files.unstrip_protocol(self.root)))
 
     @property
     def shared(self) -> bool:
@@ -66,6 +114,9 @@ class UrlObjects:
         names = self.files.protocol
         return frozenset([names] if isinstance(names, str) else names)
 
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return storage_errors(self.location, doing, remote_remedy, _kind_of)
+
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}"
 
@@ -73,23 +124,27 @@ class UrlObjects:
         """Do nothing: object stores have no folders."""
 
     def empty(self) -> bool:
-        """List the root."""
-        with storage_errors(self.location, "look for an earlier run"):
+        """List the root, but not what another process tries there."""
+        with self._errors("see what is there"):
             self.files.invalidate_cache()
             try:
-                return not self.files.ls(self.root, detail=False)
+                paths = self.files.ls(self.root, detail=False)
             except FileNotFoundError:
                 return True
+            return all(path.rstrip("/").rpartition("/")[2] == PROBES for path in paths)
 
     def get(self, key: str, limit: int) -> bytes | None:
         """Read a range from the beginning; an empty object has none."""
         path = self._path(key)
-        with storage_errors(self.location, f"read {key}"):
+        with self._errors(f"read {key}"):
             try:
-                return bytes(self.files.cat_file(path, start=0, end=limit + 1))
+                with answers_within(limit + 1):
+                    return bytes(self.files.cat_file(path, start=0, end=limit + 1))
             except FileNotFoundError:
                 return None
-            except Exception:
+            except Exception as error:
+                if is_unreachable(error):
+                    raise
                 with suppress(Exception):
                     self.files.invalidate_cache()
                     if self.files.info(path)["size"] == 0:
@@ -98,24 +153,39 @@ class UrlObjects:
 
     def put(self, key: str, data: bytes) -> None:
         """Upload."""
-        with storage_errors(self.location, f"write {key}"):
-            self.files.pipe_file(self._path(key), data)
+        with self._errors(f"write {key}"):
+            self._upload(key, data)
+
+    def _upload(self, key: str, data: bytes, **condition: str) -> None:
+        """Upload, in bounded time: a client that waits to be told to go on with its body waits for ever."""
+        patience = {"timeout": upload_seconds(len(data))} if isinstance(self.files, AsyncFileSystem) else {}
+        self.files.pipe_file(self._path(key), data, **condition, **patience)
 
     def create(self, key: str, data: bytes) -> bool:
         """Upload on condition that there is no such object.
 
         A lost answer makes the client ask again and meet its own object, so what
-        is there is compared with what was to be written.
+        is there is compared with what was to be written. Where another request
+        for the same key is under way, S3 answers 409, which says nothing of who
+        will be first: that is asked again.
         """
-        with storage_errors(self.location, f"write {key}"):
-            try:
-                self.files.pipe_file(self._path(key), data, mode="create")
-            except OSError:
-                found = self.get(key, len(data))
-                if found is None:
-                    raise
-                return found == data
-        return True
+        with self._errors(f"write {key}"):
+            pauses = iter(CONFLICT_PAUSES)
+            while True:
+                try:
+                    self._upload(key, data, mode="create")
+                    return True
+                except Exception as error:
+                    conflict = _is_conflict(error)
+                    if is_unreachable(error) or not (conflict or isinstance(error, OSError)):
+                        raise
+                    found = self.get(key, len(data))
+                    if found is not None:
+                        return found == data
+                    pause = next(pauses, None)
+                    if not conflict or pause is None:
+                        raise
+                time.sleep(pause * random.uniform(0.5, 1.5))
 
     def sync(self, keys: Iterable[str]) -> None:
         """Do nothing: an upload that was acknowledged is durable."""
@@ -123,7 +193,7 @@ class UrlObjects:
     def list(self, prefix: str) -> list[str]:
         """List below the prefix, never from a cache."""
         start = len(self.root) + 1
-        with storage_errors(self.location, f"list {prefix or 'the objects'}"):
+        with self._errors(f"list {prefix or 'the objects'}"):
             self.files.invalidate_cache()
             try:
                 return sorted(path[start:] for path in self.files.find(self._path(prefix).rstrip("/")))
@@ -137,12 +207,12 @@ class UrlObjects:
             with suppress(FileNotFoundError):
                 self.files.rm_file(self._path(key))
 
-        with storage_errors(self.location, "remove objects"):
+        with self._errors("remove objects"):
             each(remove, keys)
 
-    def delete_everything(self) -> None:
-        """Remove all objects below the root."""
-        self.delete(self.list(""))
+    def claimed(self) -> AbstractContextManager[None]:
+        """Create an object, as exclusively as any."""
+        return _claimed(self)
 
 
 _in_process = threading.Lock()
@@ -154,10 +224,17 @@ class ZarrStoreObjects:
 
     store: Store
 
+    @classmethod
+    def opened(cls, store: Store) -> ZarrStoreObjects:
+        """Return the objects of a store that need not be open yet."""
+        with storage_errors(str(store), "open the store"):
+            sync(store._ensure_open())
+        return cls(store)
+
     @property
     def location(self) -> str:
-        """What the store calls itself."""
-        return str(self.store)
+        """What the store calls itself, without secrets."""
+        return masked(str(self.store))
 
     @property
     def shared(self) -> bool:
@@ -177,13 +254,14 @@ class ZarrStoreObjects:
 
     def empty(self) -> bool:
         """Ask the store."""
-        with storage_errors(self.location, "look for an earlier run"):
+        with storage_errors(self.location, "see what is there"):
             return self._run(self.store.is_empty(""))
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Read an object."""
+        """Read a range from the beginning."""
         with storage_errors(self.location, f"read {key}"):
-            value = self._run(self.store.get(key, default_buffer_prototype()))
+            wanted = RangeByteRequest(0, limit + 1)
+            value = self._run(self.store.get(key, default_buffer_prototype(), wanted))
         return None if value is None else value.to_bytes()
 
     def put(self, key: str, data: bytes) -> None:
@@ -218,18 +296,37 @@ class ZarrStoreObjects:
                 with suppress(FileNotFoundError, KeyError):
                     self._run(self.store.delete(key))
 
-    def delete_everything(self) -> None:
-        """Remove all objects of the store."""
-        with storage_errors(self.location, "remove the run"):
-            self._run(self.store.clear())
+    def claimed(self) -> AbstractContextManager[None]:
+        """Create an object, as exclusively as any."""
+        return _claimed(self)
+
+
+@contextmanager
+def _claimed(objects: UrlObjects | ZarrStoreObjects) -> Iterator[None]:
+    if not objects.create(CLAIM, uuid.uuid4().hex.encode()):
+        raise CheckpointTakenError(
+            f"another process is replacing the run in {objects.location}, or ended while it did. See that "
+            f"none is, remove {CLAIM} there, and start again."
+        )
+    try:
+        yield
+    finally:
+        objects.delete([CLAIM])
 
 
 def warn_unless_exclusive(objects: ObjectStore) -> None:
     """Warn where two processes could both create one commit without noticing.
 
     A file system that should have conditional PUTs is tried: some endpoints
-    accept the condition and ignore it.
+    accept the condition and ignore it. So is a folder's.
+
+    Raises
+    ------
+    CheckpointError
+        The folder's file system cannot create a file on condition that it is new.
     """
+    if isinstance(objects, LocalObjects):
+        objects.check_exclusive()
     if objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects)):
         return
     warnings.warn(
@@ -241,11 +338,39 @@ def warn_unless_exclusive(objects: ObjectStore) -> None:
 
 
 def _refuses_second(objects: UrlObjects) -> bool:
-    key = f"probe/{uuid.uuid4().hex}"
+    key = f"{PROBES}/{uuid.uuid4().hex}"
     try:
         return objects.create(key, b"first") and not objects.create(key, b"second")
     finally:
         objects.delete([key])
+
+
+def copy_new(source: ObjectStore, target: ObjectStore) -> None:
+    """Copy all objects to where nothing is yet, the root document last.
+
+    Of several that do this at once, one writes; where it fails, nothing stays.
+
+    Raises
+    ------
+    CheckpointExistsError
+        Another has begun, or left something.
+    CheckpointError
+        A store failed.
+    """
+    first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
+    limit = sys.maxsize - 1
+    try:
+        if not target.create(first, source.get(first, limit) or b""):
+            raise CheckpointExistsError(f"{target.location} is being written by another process.")
+        each(lambda key: target.put(key, source.get(key, limit) or b""), others)
+        target.create(ROOT_DOCUMENT, source.get(ROOT_DOCUMENT, limit) or b"")
+    except CheckpointExistsError:
+        raise
+    except BaseException:
+        with suppress(CheckpointError):
+            target.delete([ROOT_DOCUMENT])
+            target.delete([first, *others])
+        raise
 
 
 def object_store(where: object) -> ObjectStore:
@@ -281,17 +406,15 @@ def object_store(where: object) -> ObjectStore:
 
 def _at(url: str) -> ObjectStore:
     try:
-        files, path = url_to_fs(url)
+        files, path = Url.of(url).connect()
+    except InvalidDataError as error:
+        raise CheckpointError(str(error)) from error
     except ImportError as error:
-        protocol = url.partition("://")[0]
-        extra = {"s3a": "s3", "gcs": "gs"}.get(protocol, protocol)
+        raise CheckpointError(f"{Url(url)}: {missing_package(url, error)}") from error
+    except Exception as error:
         raise CheckpointError(
-            f"{url} needs a package that is not installed ({error}). For s3:// and gs:// install it with: "
-            f"pip install 'emtau_dask[{extra}]'"
-        ) from error
-    except ValueError as error:
-        known = ", ".join(sorted(name for name in ("s3", "gs", "file", "memory", "az", "sftp")))
-        raise CheckpointError(f"{url} is no URL that can be used ({error}); known are {known}.") from error
+            f"{Url(url)} cannot be used ({reason_of(error)}). {remote_remedy(error)}."
+        ) from cause_of(error)
     if isinstance(files, LocalFileSystem):
         return LocalObjects(str(Path(path).absolute()))
     return UrlObjects(files, path.rstrip("/"))

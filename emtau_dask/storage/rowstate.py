@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.errors import CheckpointCorruptError
+from emtau_dask.errors import CheckpointCorruptError, CheckpointError
 from emtau_dask.storage.objects import ObjectStore
+from emtau_dask.storage.shared import once, settle, this_process
 from emtau_dask.storage.stored import ArrayLayout, digest, encode, read_array
 
-__all__ = ["RowFields", "RowStateWriter", "SlotState", "rows_layout"]
+__all__ = ["RowFields", "RowStateWriter", "SlotState", "Witness", "rows_layout"]
+
+MAX_WITNESS_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,45 @@ class SlotState:
 
 
 @dataclass(frozen=True)
+class Witness:
+    """What the fitting process left where row state goes, by which others know that they see the same place.
+
+    Attributes
+    ----------
+    key : str
+    sha256 : str
+    token : str
+    """
+
+    key: str
+    sha256: str
+    token: str
+
+    @classmethod
+    def of(cls, key: str, data: bytes) -> Witness:
+        """Return a witness of what this process has written."""
+        witness = cls(key, digest(data), uuid4().hex)
+        settle(witness.token)
+        return witness
+
+    def check(self, objects: ObjectStore) -> None:
+        """Raise `CheckpointError` in a process that does not see it there; looks once."""
+        once(self.token, lambda: self._look(objects))
+
+    def _look(self, objects: ObjectStore) -> None:
+        found = objects.get(self.key, MAX_WITNESS_BYTES)
+        if found is None or digest(found) != self.sha256:
+            raise CheckpointError(
+                f"{this_process()} cannot use {objects.location}, where row state goes: it does not find "
+                "there what the process that fits wrote. Give a checkpoint (or, without one, a dask "
+                "temporary-directory) that every worker sees under the same path, or the URL of an object "
+                "store."
+            )
+
+
+@dataclass(frozen=True)
 class RowStateWriter:
-    """Where the tasks of one step write.
+    """Where the tasks of one step write, and read what earlier ones wrote.
 
     Attributes
     ----------
@@ -102,15 +143,25 @@ class RowStateWriter:
         Of shape (steps, slots, fields, slot rows).
     fields : RowFields
     step : int
+    witness : Witness
+        Of the place.
     """
 
     objects: ObjectStore
     layout: ArrayLayout
     fields: RowFields
     step: int
+    witness: Witness
 
     def write(self, slot: int, values: Mapping[str, NDArray[Any]]) -> SlotState:
-        """Write a chunk's values as one object; again with the same values, the same object."""
+        """Write a chunk's values as one object; again with the same values, the same object.
+
+        Raises
+        ------
+        CheckpointError
+            This process does not see the place, or cannot write there.
+        """
+        self.witness.check(self.objects)
         fields = self.fields
         padded = np.zeros((len(fields.names), fields.slot_rows), dtype=fields.stored)
         for row, name in zip(padded, fields.names, strict=True):
@@ -119,6 +170,11 @@ class RowStateWriter:
         key = self.layout.chunk_key(self.step, slot)
         self.objects.put(key, data)
         return SlotState(key, digest(data), fields)
+
+    def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return what `SlotState.read` does, where this process sees the place."""
+        self.witness.check(self.objects)
+        return state.read(self.objects, n_rows)
 
 
 def rows_layout(name: str, fields: RowFields, n_steps: int, n_slots: int) -> ArrayLayout:

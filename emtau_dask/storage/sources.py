@@ -229,4 +229,6 @@ class RowsInMemory:
 def memory_source(array: NDArray[Any]) -> RangeSource:
     """Return an in-memory array as a source, in chunks of about 16 MiB."""
     row_bytes = array.nbytes // max(len(array), 1)
-    return RangeSource(RowsInMemory(array), array.shape, array.dtype, even_chunks(len(array), row_bytes))
+    return RangeSource(
+        RowsInMemory(array), array.shape, array.dtype, even_chunks(len(array), row_bytes, "the array")
+    )

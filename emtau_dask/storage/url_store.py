@@ -21,10 +21,14 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from emtau_dask.storage.urls import Url
 
-__all__ = ["UrlStore"]
+__all__ = ["UrlStore", "byte_limits"]
+
+MOST_BYTES = 2**31
+"""Of an object of which nothing is known."""
 
 
-def _limits(byte_range: ByteRequest | None) -> tuple[int | None, int | None]:
+def byte_limits(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+    """Return where a range begins, from the end if negative, and where it ends."""
     match byte_range:
         case RangeByteRequest(start, end):
             return start, end
@@ -32,7 +36,7 @@ def _limits(byte_range: ByteRequest | None) -> tuple[int | None, int | None]:
             return offset, None
         case SuffixByteRequest(suffix):
             return -suffix, None
-    return None, None
+    return 0, None
 
 
 class UrlStore(Store):
@@ -71,11 +75,15 @@ class UrlStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Read an object or a range of it; None where there is no such object."""
+        data = await self.get_within(key, *byte_limits(byte_range), MOST_BYTES)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def get_within(self, key: str, start: int, stop: int | None, limit: int) -> bytes | None:
+        """Read bytes ``start``, from the end if negative, to ``stop`` of an object; see `Url.read`."""
         try:
-            data = await (self.root / key).read_async(*_limits(byte_range))
+            return await (self.root / key).read_async(start, stop, limit)
         except FileNotFoundError:
             return None
-        return prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]

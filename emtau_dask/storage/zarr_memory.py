@@ -10,7 +10,12 @@ import zarr
 from zarr.codecs.bytes import Endian
 from zarr.core.buffer import BufferPrototype, cpu, default_buffer_prototype
 
-__all__ = ["ZarrLayout"]
+__all__ = ["MAX_CHUNKS_AT_ONCE", "ZarrLayout"]
+
+MAX_CHUNKS_AT_ONCE = 2**16
+"""Chunks that zarr is asked for by one call."""
+CALL_BYTES = 2**12
+"""What zarr holds for each of them beside its values, at most."""
 
 OVERHEAD = 1.01
 """What a compressor may add to what it cannot compress, at most."""
@@ -79,6 +84,22 @@ class ZarrLayout:
         return math.prod(self.shards or self.chunks) * self.itemsize
 
     @property
+    def object_rows(self) -> int:
+        """Rows of a stored object."""
+        return (self.shards or self.chunks)[0]
+
+    @property
+    def chunks_across(self) -> int:
+        """Chunks that hold parts of one row."""
+        across = zip(self.shape[1:], self.chunks[1:], strict=True)
+        return max(1, math.prod(-(-size // step) for size, step in across))
+
+    def rows_at_once(self, start: int) -> int:
+        """Return how many rows from ``start`` on zarr is asked for by one call."""
+        chunks = max(1, MAX_CHUNKS_AT_ONCE // self.chunks_across)
+        return chunks * self.chunks[0] - start % self.chunks[0]
+
+    @property
     def n_objects(self) -> int:
         """Stored objects that hold all rows."""
         sizes = zip(self.shape, self.shards or self.chunks, strict=True)
@@ -124,6 +145,7 @@ class ZarrLayout:
         if not self.shape or stop <= start:
             return 0
         at_once = int(zarr.config.get("async.concurrency"))
+        calls = CALL_BYTES * min(self._touched(self.chunks, start, stop), MAX_CHUNKS_AT_ONCE)
         one = self.is_one_chunk(start, stop)
         rows = 0 if one else (stop - start) * math.prod(self.shape[1:]) * self.itemsize
         chunk, chunks = math.prod(self.chunks) * self.itemsize, self._touched(self.chunks, start, stop)
@@ -136,7 +158,7 @@ class ZarrLayout:
             wanted = min(chunks * chunk, under_way * shard)
             decoding = min(chunks, under_way * min(at_once, shard // chunk)) * chunk * self.steps
             held = max(0, rows - under_way * shard) + wanted * (stored + 1) + decoding
-        return math.ceil(SLACK * held) + SLACK_BYTES
+        return math.ceil(SLACK * held) + calls + SLACK_BYTES
 
     def _touched(self, part: tuple[int, ...], start: int, stop: int) -> int:
         """Return how many chunks (or shards) of shape ``part`` hold some of the rows."""

@@ -1,9 +1,11 @@
 """What every store of objects promises: whole objects, created exclusively, listed and removed by key."""
 
+import errno
 import os
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import dask.array as da
@@ -15,19 +17,27 @@ from zarr.storage import MemoryStore
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.engine.checkpoint_reading import read_newest
-from emtau_dask.errors import CheckpointError
-from emtau_dask.storage import object_store, open_log
+from emtau_dask.errors import CheckpointError, CheckpointTakenError
+from emtau_dask.storage import exclusive, object_store, open_log
 from emtau_dask.storage.objects import each
 
 PLACES = {
     "folder": lambda path: str(path / "objects"),
+    "folder without hard links": lambda path: str(path / "objects"),
     "URL": lambda path: f"memory://{uuid.uuid4().hex}/objects",
     "zarr store": lambda path: MemoryStore(),
 }
 
 
+def no_links(source, target):
+    """What FAT says."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+
+
 @pytest.fixture(params=PLACES)
-def objects(request, tmp_path):
+def objects(request, tmp_path, monkeypatch):
+    if "without hard links" in request.param:
+        monkeypatch.setattr(os, "link", no_links)
     store = object_store(PLACES[request.param](tmp_path))
     assert store.empty()
     store.prepare()
@@ -62,6 +72,45 @@ def test_only_the_first_creates(objects):
     assert objects.get("commits/0/zarr.json", 100) == b"first"
 
 
+@pytest.mark.parametrize("objects", [name for name in PLACES if name != "URL"], indirect=True)
+def test_one_of_several_threads_creates(objects):
+    barrier = threading.Barrier(8)
+
+    def create(number):
+        barrier.wait(60)
+        return objects.create("a/x", f"{number}".encode() * 1000)
+
+    for _ in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(create, range(8)))
+        assert sum(made) == 1
+        assert objects.get("a/x", 10_000) == f"{made.index(True)}".encode() * 1000
+        assert objects.list("") == ["a/x"]
+        objects.delete(["a/x"])
+
+
+@pytest.mark.parametrize("name", ["folder", "folder without hard links"])
+def test_looking_whether_creation_is_exclusive_leaves_nothing(tmp_path, monkeypatch, name):
+    if "without hard links" in name:
+        monkeypatch.setattr(os, "link", no_links)
+    store = object_store(str(tmp_path))
+    store.check_exclusive()
+    assert list(tmp_path.iterdir()) == []
+
+
+def replacing(source, target):
+    source.replace(target)
+
+
+@pytest.mark.parametrize("way", ["no way", "a link that replaces"])
+def test_a_file_system_that_cannot_create_exclusively_is_refused(tmp_path, monkeypatch, way):
+    monkeypatch.setattr(os, "link", no_links if way == "no way" else replacing)
+    monkeypatch.setattr(exclusive, "_renameat2", lambda: None)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path} .*choose a place on another"):
+        object_store(str(tmp_path)).check_exclusive()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_listing_is_by_folder_and_sorted(objects):
     for key in ("b/y", "a/x", "a/c/d", "ab/z", "top"):
         objects.put(key, b"1")
@@ -87,7 +136,23 @@ def test_a_deleted_object_can_be_created_again(objects):
 def test_empty_before_and_after(objects):
     objects.put("a/x", b"1")
     assert not objects.empty()
-    objects.delete_everything()
+    objects.delete(objects.list(""))
+    assert objects.empty()
+
+
+def test_one_at_a_time_may_replace_what_is_there(objects):
+    def claim():
+        with objects.claimed():
+            raise KeyError
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            claim()
+    with (
+        objects.claimed(),
+        pytest.raises(CheckpointTakenError, match=r"another process is replacing the run"),
+    ):
+        claim()
     assert objects.empty()
 
 

@@ -21,7 +21,15 @@ from emtau_dask.engine.starts import GivenParameters
 from emtau_dask.engine.state import RunState
 from emtau_dask.mixture.covariance import STRUCTURES
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import RowFields, RowStateWriter, SlotState, as_source, object_store, rows_layout
+from emtau_dask.storage import (
+    RowFields,
+    RowStateWriter,
+    SlotState,
+    Witness,
+    as_source,
+    object_store,
+    rows_layout,
+)
 from emtau_dask.storage.stored import digest
 
 CHUNK_ROWS = (3, 0, 5, 1)
@@ -51,7 +59,9 @@ def folder(tmp_path):
 
 
 def writer(objects, step=1, fields=FIELDS):
-    return RowStateWriter(objects, rows_layout("rows", fields, STEPS, len(CHUNK_ROWS)), fields, step)
+    objects.put("witness", b"here")
+    layout = rows_layout("rows", fields, STEPS, len(CHUNK_ROWS))
+    return RowStateWriter(objects, layout, fields, step, Witness.of("witness", b"here"))
 
 
 def values(slot, fill):
@@ -111,7 +121,7 @@ class TestSlots:
         ]
         keys = [state.key for state in states]
         assert len(set(keys)) == len(keys) == STEPS * len(CHUNK_ROWS)
-        assert objects.list("") == sorted(keys)
+        assert objects.list("rows/") == sorted(keys)
 
     def test_writing_the_same_again_is_writing_it_once(self, objects):
         """What a task that is repeated does: after a worker's death, or beside one that is slow."""
@@ -120,7 +130,7 @@ class TestSlots:
         second = write(objects, 1, [0, 2], 7)
         assert second == first
         assert [objects.get(state.key, 10**6) for state in first.values()] == before
-        assert objects.list("") == sorted(state.key for state in first.values())
+        assert objects.list("rows/") == sorted(state.key for state in first.values())
 
     def test_other_values_have_another_digest(self, objects):
         seven, eight = write(objects, 1, [0], 7)[0], write(objects, 2, [0], 8)[0]
@@ -130,7 +140,7 @@ class TestSlots:
     def test_writing_a_slot_writes_one_object_and_no_other(self, folder):
         write(folder, 3, [2], 7)
         files = [path for path in Path(folder.root).rglob("*") if path.is_file()]
-        assert [str(path.relative_to(folder.root)) for path in files] == ["rows/c.3.2.0.0"]
+        assert {str(path.relative_to(folder.root)) for path in files} == {"rows/c.3.2.0.0", "witness"}
 
     def test_slots_of_zeros_are_written_too(self, objects):
         """State must never be inferred from absence."""
@@ -329,7 +339,7 @@ class TestTemporaryJournal:
             second = first | {2: journal.writer().write(2, values(2, 8))}
             assert_holds(journal.objects, first[2], 2, 7)
             journal.save(FitState(current=held(second)), commit=False)
-            assert journal.objects.list("") == sorted(state.key for state in second.values())
+            assert journal.objects.list("rows/") == sorted(state.key for state in second.values())
             with pytest.raises(CheckpointCorruptError):
                 first[2].read(journal.objects, 5)
 
@@ -339,7 +349,7 @@ class TestTemporaryJournal:
             journal.save(FitState(current=held(current), best=held(best)), commit=True)
             assert_holds(journal.objects, best[2], 2, 7)
             journal.save(FitState(current=held(current)), commit=True)
-            assert journal.objects.list("") == sorted(state.key for state in current.values())
+            assert journal.objects.list("rows/") == sorted(state.key for state in current.values())
 
     def test_it_lies_in_dasks_temporary_directory_and_leaves_nothing(self, temporary):
         with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
@@ -372,7 +382,7 @@ class TestTemporaryJournal:
             roots = [Path(process.stdout.readline().decode().strip()) for process in (killed, living)]
             killed.kill()
             killed.wait()
-            assert [files_in(root) for root in roots] == [{"c.1.0.0.0"}] * 2
+            assert [files_in(root) for root in roots] == [{"c.1.0.0.0", "witness"}] * 2
             with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
                 state = write_all(journal, 7)[2]
                 assert [root.parent.exists() for root in roots] == [False, True]
@@ -440,7 +450,7 @@ class TestInAFit:
                 save(state, commit=commit)
                 slots = state.current.slots
                 held = {chunk: slot.read(journal.objects, FIT_ROWS[chunk]) for chunk, slot in slots.items()}
-                seen.append((state.current.iteration, dict(slots), journal.objects.list(""), held))
+                seen.append((state.current.iteration, dict(slots), journal.objects.list("rows/"), held))
 
             journal.save = watch
             run_fit(problem, plan, FitState(), journal, SilentObserver())

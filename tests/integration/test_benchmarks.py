@@ -171,8 +171,10 @@ def test_compiled(main_of, capsys):
 
 def test_soak(main_of, capsys, tmp_path):
     """Few of each kind of disturbance, none of which goes wrong; each draw of instants is a kill."""
-    arguments = ["--scenarios", "3", "--stride", "200", "--instants", "1", "--meetings", "1"]
-    assert main_of("soak")([*arguments, "--mutations", "5", "--folder", str(tmp_path)]) == 0
+    arguments = ["--only", "kills", "stops", "meetings", "faults", "damage", "--scenarios", "3"]
+    arguments += ["--stride", "200", "--instants", "1", "--meetings", "1", "--mutations", "5"]
+    arguments += ["--folder", str(tmp_path)]
+    assert main_of("soak")(arguments) == 0
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [line[0].split(",")[0] for line in lines] == [
         "| killed",
@@ -235,10 +237,15 @@ def test_checkpoint_cost(main_of, monkeypatch, capsys, tmp_path):
     found = main(arguments)
     (plain,), (kept,) = found[0], found[1]
     assert plain["parts"] == {"commits": 0, "fingerprint": 0}
+    assert plain["contents"] == 0
     assert plain["stored"] == []
     assert 0 < kept["parts"]["commits"] + kept["parts"]["fingerprint"] < kept["seconds"]
+    assert kept["contents"] > 0
+    assert kept["pass"] > 0
     assert len(kept["stored"]) == 3 + len(kept["active"])  # the settings, Θ₀, each iteration, the end
-    assert "one fsync of 64 kB" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "one fsync of 64 kB" in printed
+    assert "of a pass over all rows" in printed
 
 
 def test_out_of_core_prints_both_ratios_and_what_they_are_compared_with(main_of, monkeypatch, capsys):

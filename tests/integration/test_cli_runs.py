@@ -321,3 +321,16 @@ class TestPlan:
         config = config_of(tmp_path, smaller, cluster={"memory_limit": "600MB", "workers": 1})
         assert emtau("fit", config, "--plan").exit_code == 0
         assert not Path(tmp_path, "run.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "what"),
+    [((40,), float, "1 axes"), ((4, 3, 2), float, "3 axes"), ((9, 2), "U3", "dtype")],
+)
+@pytest.mark.parametrize("options", [["--plan"], []], ids=["plan", "fit"])
+def test_data_that_are_no_rows_are_named_before_anything_is_planned(tmp_path, shape, dtype, what, options):
+    np.save(tmp_path / "x.npy", np.ones(shape).astype(dtype))
+    ended = emtau("fit", config_of(tmp_path, tmp_path / "x.npy"), *options)
+    assert ended.exit_code == 1
+    assert what in ended.stderr
+    assert "--debug" not in ended.stderr

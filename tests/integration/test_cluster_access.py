@@ -15,7 +15,9 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import MemoryStore
 
 from emtau_dask import CheckpointError, ClusterError, EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.engine import cluster as engine_cluster
+from emtau_dask.engine import access
+from emtau_dask.engine.cluster import environment
+from emtau_dask.storage.versions import software
 
 
 def fit(X, algorithm="em-tau", **settings):
@@ -147,13 +149,14 @@ def test_a_policy_that_workers_cannot_import_is_named(client, everywhere, tmp_pa
     (tmp_path / "only_here.py").write_text("from emtau_dask import EMTau\n\n\nclass Mine(EMTau):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = importlib.import_module("only_here").Mine()
-    with pytest.raises(ClusterError, match=r"a worker cannot unpickle .*only_here.*must be importable"):
+    refused = r"the worker tcp://.* cannot unpickle .*only_here.*must be importable"
+    with pytest.raises(ClusterError, match=refused):
         fit(everywhere, mine)
 
 
 def test_a_worker_of_other_versions_is_named_and_noted(zygote, everywhere, tmp_path):
     with processes(zygote, tmp_path / "cluster") as cluster:
-        name = cluster.start_worker(before=(("pretend_numpy", "1.99.0"),))
+        name = cluster.start_worker(before=(("pretend", "numpy 1.99.0"),))
         with cluster.client() as client:
             (address,) = addresses(client).values()
             with pytest.warns(UserWarning, match="workers differ") as warned:
@@ -189,12 +192,12 @@ class Answers:
         return {worker: self.last[worker] for worker in workers}
 
 
-SIGHT = engine_cluster._Sight(None, "", (), "", engine_cluster.environment())
+SIGHT = access._Sight(None, "", "", environment(), software())
 
 
 def proved(monkeypatch, *rounds):
-    monkeypatch.setattr(engine_cluster, "active_client", lambda: Answers(*rounds))
-    return engine_cluster.prove_access(None, {})
+    monkeypatch.setattr(access, "active_client", lambda: Answers(*rounds))
+    return access.prove_access(None, {})
 
 
 def test_a_worker_that_dies_while_it_is_asked_is_left_out(monkeypatch):

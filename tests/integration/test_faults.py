@@ -2,15 +2,32 @@
 
 import errno
 import os
-import subprocess
+import re
 from functools import partial
+from pathlib import Path
 
+import dask
+import numpy as np
 import pytest
+from disks import SmallDisk
 from reliability import scenarios
 from reliability.boundaries import At
 from reliability.campaigns import FULL, READ_ONLY, Bench, campaign, spread
 from reliability.scenarios import SIGKILL, Scenario
 from reliability.zygote import Zygote
+
+from emtau_dask import GaussianMixture, StorageError
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    made = SmallDisk(tmp_path / "disk")
+    yield made
+    made.close()
+
+
+NO_LINKS = At(1, error=errno.EPERM, refused=("link",))
+"""What a file system such as FAT says to ``link``, made by the harness."""
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +49,9 @@ def test_a_folder_that_vanishes(bench):
     assert not tally.problems, "\n".join(tally.problems)
 
 
-class SmallDisk:
-    """A file system of its own where one can be mounted; elsewhere the same errors, made by the harness."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=60", "tmpfs", str(folder)]
-        self.real = subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-    def remount(self, options):
-        if self.real:
-            subprocess.run(["mount", "-o", f"remount,{options}", str(self.folder)], check=True)
-
-    def close(self):
-        if self.real:
-            subprocess.run(["umount", str(self.folder)], check=True)
-
-
 @pytest.fixture
 def disk(tmp_path):
-    made = SmallDisk(tmp_path / "disk")
+    made = SmallDisk(tmp_path / "disk", "size=1m,nr_inodes=60")
     yield made
     made.close()
 
@@ -63,6 +62,9 @@ def test_a_full_disk(bench, disk):
     outcome = bench.zygote.run(scenarios.fit, bench.scenario, run, at)
     assert outcome.error == "CheckpointError", str(outcome)
     assert os.strerror(errno.ENOSPC) in outcome.message
+    assert re.search(r"The last commit, \d+, is intact", outcome.message)
+    if disk.real:
+        assert re.search(r"\d MB free, 0 more files", outcome.message)
     disk.remount("nr_inodes=10000")
     assert not bench.recovered(run).problem
 
@@ -78,3 +80,51 @@ def test_a_disk_that_is_mounted_read_only(bench, disk):
     assert os.strerror(errno.EROFS) in outcome.message
     disk.remount("rw")
     assert not bench.recovered(run).problem
+
+
+@pytest.mark.parametrize("wanted", [8, pytest.param(10**6, marks=pytest.mark.soak)], ids=["some", "every"])
+def test_a_disk_that_is_full_before_the_first_commit_leaves_nothing_in_the_way(bench, tmp_path, wanted):
+    """Afterwards the same place can be used, without overwriting."""
+    messages = []
+    for step in spread(150, wanted, offset=5):
+        run = str(tmp_path / f"run-{step}")
+        fault = At(step, error=errno.ENOSPC, refused=FULL.refused)
+        outcome = bench.zygote.run(scenarios.fit, bench.scenario, run, fault)
+        assert outcome.error == "CheckpointError", str(outcome)
+        messages.append(outcome.message)
+        assert list(Path(run).rglob("*")) == [], (step, outcome.message)
+        again = bench.zygote.run(scenarios.fit, bench.scenario, run)
+        assert not bench.wrong(again), (step, bench.wrong(again))
+    assert not any("intact" in message for message in messages)
+    assert any("no commit yet, so nothing can be resumed" in message for message in messages)
+
+
+def test_row_state_without_a_checkpoint_on_a_full_disk(small_disk):
+    """Nothing can be resumed; the message says so, where the folder is, and how to use another."""
+    model = GaussianMixture(3, algorithm="em-tau", max_iter=5, tol=0.0, random_state=3)
+    with dask.config.set({"temporary-directory": str(small_disk.folder)}):
+        with small_disk.full(room=2**12) as number, pytest.raises(StorageError) as failed:
+            model.fit(np.random.default_rng(0).normal(size=(30_000, 2)))
+        message = str(failed.value)
+        for part in (os.strerror(number), str(small_disk.folder), "no checkpoint", "temporary-directory"):
+            assert part in message
+        assert "nothing can be resumed" in message
+        assert "intact" not in message
+        assert list(small_disk.folder.iterdir()) == []
+
+
+def test_a_file_system_without_hard_links(bench, tmp_path):
+    """Files are renamed to free names instead."""
+    run = str(tmp_path / "run")
+    outcome = bench.zygote.run(scenarios.fit, bench.scenario, run, NO_LINKS)
+    assert not bench.wrong(outcome)
+
+
+def test_a_file_system_that_cannot_create_exclusively(bench, tmp_path):
+    """Without hard links and without renames that replace nothing, nothing is begun."""
+    run = str(tmp_path / "run")
+    outcome = bench.zygote.run(scenarios.fit_without_exclusive_rename, bench.scenario, run, NO_LINKS)
+    assert outcome.error == "CheckpointError", str(outcome)
+    assert "neither hard links nor a rename that replaces nothing" in outcome.message
+    assert "intact" not in outcome.message
+    assert list(Path(run).iterdir()) == []

@@ -36,3 +36,12 @@ def test_a_killed_fit_is_resumed_to_the_same_bits(zygote, tmp_path, number):
     tally = campaign(cases)
     assert not tally.problems, "\n".join(tally.problems)
     assert tally.counts["resumed"]
+
+
+def test_a_fit_killed_while_it_replaces_a_finished_run_leaves_one_of_them_or_none_begun(zygote, tmp_path):
+    bench = Bench(zygote, SCENARIOS[0], tmp_path / "bench")
+    steps = spread(120, 10)
+    tally = campaign((f"step {step}", partial(bench.killed_replacing, step)) for step in steps)
+    assert not tally.problems, "\n".join(tally.problems)
+    assert tally.counts["resumed"]
+    assert tally.counts["began anew"]

@@ -11,7 +11,7 @@ import pytest
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.storage.commits import sealed
+from emtau_dask.storage.commits import VERSION, sealed
 
 _random = np.random.default_rng(2)
 ROWS = _random.normal(size=(60, 2))
@@ -85,6 +85,6 @@ def test_another_version_of_the_format(run):
     file = run / "zarr.json"
     root = json.loads(file.read_bytes())["attributes"]
     del root["sha256"]
-    file.write_bytes(sealed({**root, "version": 2}))
-    with pytest.raises(CheckpointMismatchError, match=r"version 2; .*reads .*version 1"):
+    file.write_bytes(sealed({**root, "version": VERSION + 1}))
+    with pytest.raises(CheckpointMismatchError, match=rf"version {VERSION + 1}; .*reads .*version {VERSION}"):
         resume(run, lazy())

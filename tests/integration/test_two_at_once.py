@@ -48,6 +48,15 @@ def test_one_that_was_stopped_while_another_was_on_its_way(bench):
     )
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_fit_that_was_stopped_while_another_in_its_place_ran_to_its_end(bench, overwrite):
+    begin = range(1, 25 if overwrite else 9, 3)
+    steps = [*begin, *spread(bench.steps, 3, offset=7)]
+    assert_as_it_should_be(
+        (f"step {step}", partial(bench.replaced_at, step, overwrite=overwrite)) for step in steps
+    )
+
+
 _random = np.random.default_rng(5)
 FAR = _random.normal(100.0, 0.01, (40, 2))
 NEAR = np.concatenate([_random.normal(0.0, 1.0, (60, 2)), _random.normal(1.5, 1.0, (60, 2))])

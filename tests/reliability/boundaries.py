@@ -8,9 +8,10 @@ import threading
 import time
 from dataclasses import dataclass
 
-STEPS = ("fsync", "link", "replace", "unlink", "mkdir", "rmdir")
+STEPS = ("fsync", "link", "rename", "replace", "unlink", "mkdir", "rmdir")
 GROWING = ("open", "write", "link", "mkdir")
 """Steps that a full disk refuses; one that is read-only refuses all."""
+_rename = os.rename
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Boundaries:
             at = self.at
             if at is not None and self.count == at.step:
                 if at.vanish is not None:
-                    pathlib.Path(at.vanish).rename(f"{at.vanish}.gone")
+                    _rename(at.vanish, f"{at.vanish}.gone")
                 if at.signal is not None:
                     os.kill(os.getpid(), at.signal)
                 if at.signal == signal.SIGKILL:
@@ -85,7 +86,7 @@ class Boundaries:
         plain_open = pathlib.Path.open
 
         def watched_open(path, mode="r", *args, **kwargs):
-            if mode != "xb":
+            if mode not in ("xb", "wb"):
                 return plain_open(path, mode, *args, **kwargs)
             self.step("open")
             return _Halves(plain_open(path, mode, *args, **kwargs), self)
@@ -122,3 +123,6 @@ class _Halves:
 
     def fileno(self):
         return self._file.fileno()
+
+    def close(self):
+        self._file.close()

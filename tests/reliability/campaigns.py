@@ -7,11 +7,13 @@ gathers what went wrong.
 import errno
 import os
 import random
+import re
 import shutil
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from reliability import scenarios
@@ -131,6 +133,13 @@ class Bench:
             verdict = self.recovered(run)
         return self._tidied(run, verdict)
 
+    def killed_replacing(self, step):
+        """Kill a fit that replaces a finished run before its step number ``step``, and resume."""
+        run = scenarios.copied(self.folder / "undisturbed-0", self._run(f"kill-replacing-{step}"))
+        at = At(step, SIGKILL)
+        assert self.zygote.run(scenarios.fit, self.scenario, run, at, None, True) is None
+        return self._tidied(run, self.recovered(run))
+
     def killed_after(self, seconds, again=()):
         """Kill the fit after a time, its resume after the next one, …; then resume."""
         run = self._run(f"instant-{seconds:.9f}")
@@ -217,6 +226,28 @@ class Bench:
         what = "the first was overtaken" if outcomes[0].error else "the second was overtaken"
         return self._tidied(run, Verdict(what, problem or self.recovered(run).problem))
 
+    def replaced_at(self, step, *, overwrite):
+        """Stop a fit before ``step`` while another begins and ends in the same place, then let it go on.
+
+        With ``overwrite`` both may replace the finished run that is there, else nothing is there.
+        """
+        run = self._run(f"replace-{step}-{overwrite}")
+        if overwrite:
+            scenarios.copied(self.folder / "undisturbed-0", run)
+        begin = partial(self.zygote.start, scenarios.fit, self.scenario, run)
+        first = begin(At(step, SIGSTOP), None, overwrite)
+        self._wait_until_stopped(first)
+        second = begin(None, None, overwrite).result()
+        first.signal(SIGCONT)
+        outcomes = [first.result(), second]
+        errors = {outcome.error for outcome in outcomes if outcome.error}
+        what = "one of two" if errors else "one after the other"
+        if all(outcome.error for outcome in outcomes):
+            return self._tidied(run, Verdict(what, f"none finished: {'; '.join(map(str, outcomes))}"))
+        told = errors <= {"CheckpointTakenError", "CheckpointExistsError"}
+        problem = "" if told else f"not clear: {'; '.join(map(str, outcomes))}"
+        return self._tidied(run, Verdict(what, problem or self.recovered(run).problem))
+
     def starved_at(self, step, fault):
         """Let every step that changes the disk fail from ``step`` on, then resume without the fault."""
         run = self._run(f"fault-{fault.error}-{step}")
@@ -227,7 +258,18 @@ class Bench:
         clear = "CheckpointError" in outcome.kinds and os.strerror(fault.error) in outcome.message
         if not clear:
             return self._tidied(run, Verdict("refused", f"not clear: {outcome}"))
-        return self._tidied(run, self.recovered(run))
+        return self._tidied(run, self._promised(run, outcome) or self.recovered(run))
+
+    @staticmethod
+    def _promised(run, outcome):
+        """Return a verdict where the message promises another commit than the newest, or hides one."""
+        numbers = [int(path.parent.name) for path in Path(run).glob("commits/*/zarr.json")]
+        promised = re.findall(r"The last commit, (\d+), is intact", outcome.message)
+        if promised != [str(number) for number in sorted(numbers)[-1:]]:
+            return Verdict("refused", f"with the commits {sorted(numbers)} it said: {outcome}")
+        if not numbers and "resume" in outcome.message and "nothing can be resumed" not in outcome.message:
+            return Verdict("refused", f"with no commit it said: {outcome}")
+        return None
 
     def vanished_at(self, step):
         """Rename the folder at ``step``, at least 4 (it is made by those before); resume once it is back."""

@@ -220,7 +220,7 @@ def lie_in_an_array(chance, folder):
     content = manifest_of(file)
     ref = chance.choice(list(references_of(content)))
     data = bytearray((folder / ref["key"]).read_bytes())
-    kind = np.dtype("i8" if "/chunks/" in ref["key"] else "u1" if "/digests/" in ref["key"] else "f8")
+    kind = np.dtype({"chunks": "i8", "digests": "u1", "contents": "u1"}.get(ref["key"].split("/")[2], "f8"))
     values = np.frombuffer(data, dtype=kind).copy()
     strange = [-2, -1, 0, 1, 2, 200, *([] if kind == "u1" else [2**40, 2**62])]
     if kind == "f8":

@@ -18,7 +18,7 @@ import numpy as np
 from emtau_dask import EMLazy, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
 from emtau_dask.engine.checkpoint_reading import read_commit, read_newest
 from emtau_dask.face import fits, resuming
-from emtau_dask.storage import LocalObjects, open_log
+from emtau_dask.storage import LocalObjects, exclusive, open_log
 from reliability.boundaries import Boundaries
 
 CHUNKS = (28, 0, 30, 22)
@@ -211,6 +211,12 @@ def fit(scenario, folder, at=None, delays=None, overwrite=False):
     return _outcome(work, folder, boundaries)
 
 
+def fit_without_exclusive_rename(scenario, folder, at):
+    """Fit where the C library has no ``renameat2``."""
+    exclusive._renameat2 = lambda: None
+    return fit(scenario, folder, at)
+
+
 def resume(scenario, folder, at=None, delays=None, meeting=None):
     """Go on with what is there; ``meeting`` is a pipe end to wait on once the commit has been read."""
     boundaries = _watch(at, delays)
@@ -241,9 +247,9 @@ def _meet(meeting):
     resuming.read_newest = read_and_wait
 
 
-def limited_memory(megabytes):
+def limited_memory(megabytes, stack=2**18):
     """Let this process grow by so much and no more; threads' stacks, which count, are made small."""
-    threading.stack_size(2**18)
+    threading.stack_size(stack)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

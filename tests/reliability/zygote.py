@@ -99,6 +99,8 @@ class Zygote:
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "MALLOC_ARENA_MAX": "1",
+            # Other allocators of pyarrow's take address space by the gigabyte.
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
         }
         environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "reliability.zygote", module, str(there.fileno())]

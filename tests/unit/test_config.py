@@ -119,6 +119,7 @@ def test_an_unknown_key_names_the_nearest(minimal: Path, override: str, parts: l
         ("output.scores=1", ["output.scores = 1", "true or false"]),
         ("data.columns=x", ["data.columns = 'x'", "a list of column names"]),
         ("data.path=3", ["data.path = 3", "a path"]),
+        ("data={dataset: mixture, dataset_options: []}", ["data.dataset_options = []", "a section"]),
         ("stop=3", ["stop = 3", "stop.tol, stop.max_iter"]),
         ("algorithm.compare=3", ["algorithm.compare = 3", "a list"]),
     ],

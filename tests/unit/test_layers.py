@@ -10,7 +10,7 @@ import pytest
 import emtau_dask
 
 PACKAGE = Path(emtau_dask.__file__).parent
-LAYERS = ("errors", "mixture", "activity", "storage", "engine", "face")
+LAYERS = ("shown", "errors", "mixture", "activity", "storage", "engine", "face")
 """From the bottom up; a module may import its own layer and those below it."""
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from references import COVARIANCE_TYPES
+from reliability.fuzz.models import NAMES, digest
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
 from emtau_dask.activity import NextPass, Schedule
@@ -247,6 +248,63 @@ def test_a_damaged_model_is_refused(saved, damage):
     DAMAGE[damage](saved)
     with pytest.raises(InvalidDataError, match=r"model\.zarr"):
         GaussianMixture.load(saved)
+
+
+def lie(**values):
+    """Replace arrays, and write the digest that fits."""
+
+    def edit(path):
+        for name, value in values.items():
+            replace_array(name.replace("history_", "history/"), value)(path)
+        group = zarr.open_group(path, mode="r+", use_consolidated=False)
+        arrays = {name: group[name][...] for name in NAMES}
+        group.attrs["sha256"] = digest(arrays)
+
+    return edit
+
+
+def altered(name, place, value):
+    """Alter one value of an array of a model of three components, and write the digest that fits."""
+
+    def edit(path):
+        values = zarr.open_array(path / name, mode="r")[...]
+        values[place] = value
+        lie(**{name.replace("/", "_"): values})(path)
+
+    return edit
+
+
+LIES = {
+    "weights that sum to more": (altered("weights", 0, 5.0), "weights sum to"),
+    "weights that sum to nothing": (lie(weights=np.full(3, 1e-320)), "weights sum to"),
+    "a mean of NaN": (altered("means", 0, np.nan), "means are not finite"),
+    "an infinite covariance": (altered("covariances", 0, np.inf), "covariances are not finite"),
+    "a negative factor": (altered("precisions_cholesky", 0, -1.0), "not finite"),
+    "a factor beyond numbers": (altered("precisions_cholesky", 0, 1e300), "not finite"),
+    "fewer rows than none": (altered("history/rows", 0, -(2**63)), "impossible iteration"),
+    "no rows": (altered("history/rows", 0, 0), "impossible iteration"),
+    "more active rows than rows": (altered("history/active_rows", 0, 2**62), "impossible iteration"),
+    "iterations in another order": (altered("history/iteration", 0, 7), "impossible iteration"),
+    "a bound that is no number": (altered("history/lower_bound", 0, np.nan), "impossible iteration"),
+    "columns of other lengths": (lie(history_seconds=np.ones(1)), "damaged"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("what", LIES)
+def test_a_made_up_model_that_is_none_is_refused(saved, what):
+    edit, said = LIES[what]
+    edit(saved)
+    with pytest.raises(InvalidDataError, match=said):
+        GaussianMixture.load(saved)
+
+
+def test_no_rows_are_drawn_of_a_covariance_that_is_none(saved):
+    covariances = zarr.open_array(saved / "covariances", mode="r")[...]
+    covariances[1] = -covariances[1]
+    lie(covariances=covariances)(saved)
+    with pytest.raises(InvalidDataError, match="the covariance of component 1 is not positive definite"):
+        GaussianMixture.load(saved).sample(100)
 
 
 def foreign_array(path):

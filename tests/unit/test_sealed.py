@@ -6,9 +6,10 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from emtau_dask.engine.sealed import Sealed, opened
-from emtau_dask.errors import ClusterError
+from emtau_dask.engine.sealed import Sealed, in_use, opened
+from emtau_dask.errors import CheckpointCorruptError, ClusterError, UnusableRowError
 from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.storage.versions import software
 
 PICKLED, UNPICKLED = [], []
 
@@ -76,7 +77,7 @@ def test_what_is_not_sealed_is_open(noted):
 
 
 def test_what_cannot_be_unpickled_says_so():
-    with pytest.raises(ClusterError, match=r"a worker cannot unpickle .*\(ZeroDivisionError: .*importable"):
+    with pytest.raises(ClusterError, match=r"process .* cannot unpickle .*\(ZeroDivisionError: .*importable"):
         _ = Sealed.of(Unwilling()).value
 
 
@@ -107,3 +108,40 @@ def test_a_covariance_structure_travels_by_name(structure):
     pickled = pickle.dumps(structure)
     assert pickle.loads(pickled) is structure
     assert len(pickled) < 100
+
+
+def used(sealed, error):
+    with in_use(sealed):
+        raise error
+
+
+THEIRS = software() | {"zarr": "2.99.9"}
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such thing"), CheckpointCorruptError("unreadable")])
+def test_what_fails_with_other_versions_names_them(error):
+    says = rf"process .* failed \({type(error).__name__}: {error}\).*zarr .*, the process that fits 2\.99\.9"
+    with pytest.raises(ClusterError, match=says):
+        used(Sealed.of(3, made_with=THEIRS), error)
+
+
+@pytest.mark.parametrize(
+    ("made_with", "error"),
+    [
+        (THEIRS, UnusableRowError("row 3 contains NaN", 3)),
+        (software(), AttributeError("no such thing")),
+        (None, AttributeError("no such thing")),
+    ],
+)
+def test_any_other_failure_stays_what_it_is(made_with, error):
+    with pytest.raises(type(error)) as raised:
+        used(Sealed.of(3, made_with=made_with), error)
+    assert raised.value is error
+
+
+def test_another_version_of_this_package_opens_nothing():
+    sealed = Sealed.of(Untold(), made_with=software() | {"emtau_dask": "0.0.7"})
+    UNPICKLED.clear()
+    with pytest.raises(ClusterError, match=r"has emtau_dask .*, the process that fits 0\.0\.7.*same version"):
+        _ = sealed.value
+    assert UNPICKLED == []

@@ -82,6 +82,15 @@ for thread in threads: thread.join()
 seen["broken by hammering"] = broken
 seen["hammered"] = limits()
 
+lingered = []
+for _ in range(1000):
+    with threads_side_by_side():
+        with threads_side_by_side():
+            pass
+    if limits() != [2]:
+        lingered.append(limits())
+seen["outlived the outer of two nested holders"] = lingered
+
 try:
     with threads_side_by_side():
         raise RuntimeError
@@ -125,6 +134,7 @@ EXPECTED = {
     "both threads left": [2],
     "broken by hammering": [],
     "hammered": [2],
+    "outlived the outer of two nested holders": [],
     "after an error": [2],
     "after a fit": [2],
     "after a fit, OpenMP": [2],

@@ -1,0 +1,188 @@
+"""Configs that would take all memory, or make a terminal obey: refused with exit code 2, in plain text."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emtau_dask.errors import ConfigError
+from emtau_dask.face.cli import main
+from emtau_dask.face.config_yaml import MAX_BYTES, in_yaml, parse_yaml
+
+EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+GOOD = "data: {dataset: example1}\nmodel: {n_components: 2}\n"
+
+
+def bomb(levels):
+    """Lists of nine aliases of the list before."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+def merges(levels):
+    """Mappings that merge the one before nine times."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+TOO_LARGE = {
+    "aliases": (bomb(12), "more than 100,000 values"),
+    "merged mappings": (merges(12), "more than 100,000 values"),
+    "itself": ("model: &m {n_components: *m}", "an alias stands for what it lies in"),
+    "brackets": ("model: " + "[" * 100_000, "nested more than 32 levels"),
+    "braces": ("model: " + "{a: " * 100_000, "nested more than 32 levels"),
+    "dashes": ("- " * 5_000 + "x", "nested more than 32 levels"),
+    "indentation": ("".join(" " * n + "a:\n" for n in range(500)), "nested more than 32 levels"),
+    "many values": ("[" + "1," * 120_000 + "]", "more than 100,000 values"),
+    "a long file": ("#" * MAX_BYTES + "\n" + GOOD, "longer than 1,048,576"),
+    "decimal digits": (GOOD + f"stop: {{max_iter: {'9' * 5000}}}", "5,000 digits"),
+    "hexadecimal digits": (GOOD + f"stop: {{max_iter: 0x{'f' * 200_000}}}", "digits"),
+    "base 60": (GOOD + f"stop: {{max_iter: {':'.join(['59'] * 5000)}}}", "digits"),
+}
+NO_VALUES = {
+    "a date": GOOD + "stop: {max_iter: 2001-99-99}",
+    "a moment": GOOD + "stop: {max_iter: 2001-01-01 99:99:99}",
+    "no integer": GOOD + "stop: {max_iter: !!int x}",
+    "an empty integer": GOOD + "stop: {max_iter: !!int ''}",
+    "no float": GOOD + "stop: {tol: !!float x}",
+    "no boolean": GOOD + "output: {scores: !!bool x}",
+    "no binary": GOOD + "output: {model: !!binary é}",
+    "a list as a key": GOOD + "? [a]\n: 1",
+    "a number as a key": GOOD + "1: 2\n1.5: 3\nnull: 4",
+    "an object": GOOD + "stop: !!python/object/apply:os.system [true]",
+    "NUL": GOOD + "\0",
+    "a huge float": GOOD + "stop: {tol: 1e999999}",
+}
+
+
+def fit_of(text, tmp_path, *arguments):
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8", newline="")
+    result = CliRunner().invoke(main, ["fit", str(tmp_path / "run.yaml"), *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    line = result.stderr
+    assert line.startswith("emtau: ")
+    assert line.rstrip("\n").isprintable()
+    return line
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+def test_a_config_that_stands_for_too_much(what, tmp_path):
+    text, said = TOO_LARGE[what]
+    assert said in fit_of(text, tmp_path)
+
+
+@pytest.mark.parametrize("what", NO_VALUES)
+def test_a_value_that_is_none(what, tmp_path):
+    fit_of(NO_VALUES[what], tmp_path)
+
+
+@pytest.mark.parametrize("text", [bomb(12), "[" * 100_000, "9" * 5000], ids=["aliases", "depth", "digits"])
+def test_an_override_is_bounded_as_a_file_is(text, tmp_path):
+    text = text if text[0] != "a" else "{" + text.replace("\n", ", ") + "}"
+    fit_of(GOOD, tmp_path, "--set", f"stop.max_iter={text}")
+    fit_of(GOOD, tmp_path, "--set", f"{'a.' * 10_000}b=1")
+
+
+def test_a_file_without_end_is_not_read_to_it():
+    def bounded():
+        resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+
+    command = [*EMTAU, "fit", "/dev/zero"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=bounded)
+    assert result.returncode == 2, result.stderr
+    assert "longer than 1,048,576" in result.stderr
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "run.yaml")
+    command = [*EMTAU, "fit", tmp_path / "run.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2, result.stderr
+    assert "a pipe that nobody writes to" in result.stderr
+
+
+def test_a_pipe_that_somebody_writes_to_is_read():
+    """As a shell makes one of `<(…)`."""
+    reading, writing = os.pipe()
+    command = [*EMTAU, "fit", f"/dev/fd/{reading}", "--plan"]
+    with subprocess.Popen(command, pass_fds=[reading], stderr=subprocess.PIPE, text=True) as process:
+        os.close(reading)
+        with os.fdopen(writing, "w") as file:
+            file.write(GOOD + "stop: {max_iter: none}\n")
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert "stop.max_iter = 'none'" in said
+
+
+LONG = {
+    "one word": "x" * 900_000,
+    "words and colons": "x:" * 450_000,
+    "beginnings of settings": "x-amz-" * 150_000 + "=",
+    "beginnings of chains": "a::" * 300_000,
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_a_long_value_is_shown_in_time(what, tmp_path):
+    """What hides secrets in messages went over it once for each of its characters."""
+    (tmp_path / "run.yaml").write_text(f"{GOOD}stop: {{max_iter: '{LONG[what]}: '}}\n")
+    command = [*EMTAU, "fit", tmp_path / "run.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "stop.max_iter" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["1e400GB", "1e400", "nanGB"])
+def test_an_endless_amount_of_memory_is_refused(value, tmp_path):
+    assert "memory_limit" in fit_of(GOOD + f"cluster: {{memory_limit: {value}}}", tmp_path)
+
+
+def test_anchors_and_merges_within_bounds_stand_for_what_they_name():
+    text = "base: &b {tau: 5, name: em-tau}\nlist: [*b, {<<: *b, tau: 7}]"
+    base = {"tau": 5, "name": "em-tau"}
+    assert parse_yaml(text, "text") == {"base": base, "list": [base, {**base, "tau": 7}]}
+
+
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\x7f\u202e\u200b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD + 'stop: {max_iter: "%s"}',
+        GOOD + '"%s": 1',
+        GOOD + 'stop: {"%s": 1}',
+        GOOD + 'algorithm: {name: "%s"}',
+        GOOD.replace("example1", '"%s"'),
+    ],
+)
+def test_escape_sequences_of_a_config_are_shown_as_text(text, tmp_path):
+    assert "\\x1b" in fit_of(text % ESCAPES.encode("unicode_escape").decode(), tmp_path)
+
+
+@given(st.text())
+@settings(max_examples=300)
+def test_a_value_in_yaml_is_read_as_itself(value):
+    assert parse_yaml(in_yaml(value), "text") == value
+    assert in_yaml(value).isprintable()
+    assert "  " not in in_yaml(value)
+
+
+@given(st.text(alphabet="[]{}&*!<>|%@`\"':,-?# \n\tab0159._eE~=\x00\x1b\ud800", max_size=60))
+@settings(max_examples=500)
+def test_any_text_is_yaml_or_refused(text):
+    try:
+        parse_yaml(text, "text")
+    except ConfigError as error:
+        refused = str(error)
+    else:
+        return
+    assert refused.replace("\n", " ").isprintable()

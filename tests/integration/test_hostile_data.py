@@ -1,0 +1,649 @@
+"""Stored data made to run code, to take memory or to wait for ever: refused at once, by errors of ours."""
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+import socketserver
+import threading
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import MappingProxyType
+
+import dask.array as da
+import numcodecs.abc
+import numcodecs.pickles
+import numcodecs.registry
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from fits import ROWS, mixture
+from reliability import hostile
+from reliability.fuzz import thrift
+from reliability.zygote import Zygote
+
+from emtau_dask import GaussianMixture, InvalidDataError
+from emtau_dask.storage import open_source
+
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """Runs a function in a process of its own, which has little memory and must end."""
+    with Zygote("reliability.hostile") as zygote:
+
+        def run(function, *arguments):
+            return zygote.start(hostile.ends, function, *arguments).result(PATIENCE)
+
+        yield run
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("sprung"),)
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """Where a pickle would make its file, with numcodecs as it was before 0.16.6, which unpickled."""
+    monkeypatch.setattr(numcodecs.pickles, "ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not Path("sprung").exists()
+
+
+PICKLE = {"id": "pickle", "protocol": 5}
+
+
+def format_two(**changes):
+    return {
+        "zarr_format": 2,
+        "shape": [4, 2],
+        "chunks": [4, 2],
+        "dtype": "<f8",
+        "order": "C",
+        "fill_value": None,
+        "filters": None,
+        "compressor": PICKLE,
+        **changes,
+    }
+
+
+OBJECTS = format_two(dtype="|O", filters=[{"id": "vlen-utf8"}])
+
+
+def plain_array(place, metadata, name=""):
+    (place / name).mkdir(parents=True)
+    (place / name / ".zarray").write_text(json.dumps(metadata))
+    (place / name / "0.0").write_bytes(pickle.dumps(Trap()))
+
+
+def in_a_group(place, metadata):
+    plain_array(place, metadata, "X")
+    (place / ".zgroup").write_text('{"zarr_format": 2}')
+
+
+def consolidated(place, metadata):
+    in_a_group(place, format_two(compressor=None))
+    documents = {".zgroup": {"zarr_format": 2}, "X/.zarray": metadata}
+    (place / ".zmetadata").write_text(json.dumps({"zarr_consolidated_format": 1, "metadata": documents}))
+
+
+def consolidated_only(place, metadata):
+    """Format 3, the array described in the root alone."""
+    place.mkdir()
+    inline = {"kind": "inline", "must_understand": False, "metadata": {"X": {**metadata, "attributes": {}}}}
+    root = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": inline}
+    (place / "zarr.json").write_text(json.dumps(root))
+    (place / "X").mkdir()
+    (place / "X/0.0").write_bytes(pickle.dumps(Trap()))
+
+
+PLACES = [plain_array, in_a_group, consolidated, consolidated_only]
+PICKLED = {
+    "compressor": format_two(),
+    "filter": format_two(compressor=None, filters=[PICKLE]),
+    "filter before a compressor": format_two(compressor={"id": "zlib", "level": 1}, filters=[PICKLE]),
+    "objects": OBJECTS,
+    "objects by a filter": format_two(dtype="|O", filters=[PICKLE], compressor=None),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("metadata", PICKLED)
+def test_data_run_no_pickle(trap, place, metadata):
+    place(trap / "rows.zarr", PICKLED[metadata])
+    with pytest.raises(InvalidDataError):
+        mixture().fit(trap / "rows.zarr")
+
+
+def test_what_is_refused_is_named_with_a_remedy(trap):
+    plain_array(trap / "rows.zarr", format_two())
+    with pytest.raises(InvalidDataError, match=r"codec 'pickle'.*copy"):
+        open_source(str(trap / "rows.zarr"))
+
+
+@pytest.mark.parametrize("name", ["numcodecs.pickle", "pickle", "vlen-bytes", "json2", "numcodecs.msgpack2"])
+def test_format_three_has_no_such_codecs_either(trap, name):
+    content = hostile.document([4, 2], [4, 2], [BYTES, {"name": name, "configuration": {}}])
+    hostile.written(trap / "rows.zarr", content, pickle.dumps(Trap()))
+    with pytest.raises(InvalidDataError, match=name.removeprefix("numcodecs.")):
+        open_source(str(trap / "rows.zarr"))
+
+
+@pytest.mark.parametrize("inner", ["codecs", "index_codecs"])
+def test_nor_inside_of_shards(trap, inner):
+    sharding = {"chunk_shape": [2, 2], "codecs": [BYTES], "index_codecs": [BYTES], "index_location": "end"}
+    sharding[inner] = [BYTES, {"name": "numcodecs.pickle", "configuration": {}}]
+    codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    hostile.written(trap / "rows.zarr", hostile.document([4, 2], [4, 2], codecs), b"")
+    with pytest.raises(InvalidDataError, match="pickle"):
+        open_source(str(trap / "rows.zarr"))
+
+
+HANDED_OVER = {
+    "array": lambda path: zarr.open_array(path, mode="r"),
+    "dask array": lambda path: da.from_zarr(zarr.open_array(path, mode="r")),
+}
+
+
+@pytest.mark.parametrize("given", HANDED_OVER)
+def test_an_array_that_the_user_opened_is_read_as_it_is_stored_now(trap, given):
+    zarr.create_array(trap / "rows.zarr", data=np.ones((4, 2)), zarr_format=2)
+    opened = HANDED_OVER[given](trap / "rows.zarr")
+    (trap / "rows.zarr/.zarray").write_text(json.dumps(format_two()))
+    (trap / "rows.zarr/0.0").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(InvalidDataError, match="pickle"):
+        mixture().fit(opened)
+
+
+class Owned(numcodecs.abc.Codec):
+    """A user's own codec, known to zarr in this process."""
+
+    codec_id = "test_hostile_data.owned"
+
+    def encode(self, buf):
+        return buf
+
+    def decode(self, buf, out=None):
+        return buf
+
+
+@pytest.mark.parametrize("given", HANDED_OVER)
+def test_codecs_that_the_user_registered_are_not_run_in_our_tasks(trap, given, monkeypatch):
+    monkeypatch.setitem(numcodecs.registry.codec_registry, Owned.codec_id, Owned)
+    zarr.create_array(trap / "rows.zarr", data=ROWS, zarr_format=2, compressors=Owned())
+    with pytest.raises(InvalidDataError, match=r"hostile_data\.owned.*copy"):
+        mixture().fit(HANDED_OVER[given](trap / "rows.zarr"))
+
+
+def test_a_group_that_the_user_opened_is_read_by_its_own_documents(trap):
+    consolidated(trap / "rows.zarr", OBJECTS)
+    (trap / "rows.zarr/X/0.0").write_bytes(np.arange(8.0).tobytes())
+    group = zarr.open_group(trap / "rows.zarr", mode="r", zarr_format=2, use_consolidated=False)
+    assert np.array_equal(GaussianMixture(1, max_iter=2).fit(group).means_, [[3, 4]])
+
+
+@pytest.fixture
+def model(trap):
+    mixture().fit(ROWS).save(trap / "model.zarr")
+    return trap / "model.zarr"
+
+
+def smuggled_by_consolidated_metadata(path):
+    root = json.loads((path / "zarr.json").read_text())
+    described = {**OBJECTS, "shape": [3], "chunks": [3], "attributes": {}}
+    root["consolidated_metadata"] = {
+        "kind": "inline",
+        "must_understand": False,
+        "metadata": {"weights": described},
+    }
+    (path / "zarr.json").write_text(json.dumps(root))
+    (path / "weights/0").write_bytes(pickle.dumps(Trap()))
+
+
+def test_a_model_runs_no_pickle_that_consolidated_metadata_describes(model):
+    expected = GaussianMixture.load(model).means_
+    smuggled_by_consolidated_metadata(model)
+    (model / "weights/.zarray").write_text(json.dumps(OBJECTS))
+    assert np.array_equal(GaussianMixture.load(model).means_, expected)
+
+
+def with_a_codec(path, codec):
+    content = json.loads((path / "weights/zarr.json").read_text())
+    content["codecs"].append(codec)
+    (path / "weights/zarr.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["numcodecs.pickle", "numcodecs.zlib", "blosc", "vlen-utf8"])
+def test_a_model_has_only_the_codecs_that_are_written(model, name):
+    with_a_codec(model, {"name": name, "configuration": {}})
+    with pytest.raises(InvalidDataError, match=r"model\.zarr"):
+        GaussianMixture.load(model)
+
+
+def test_commands_run_no_pickle(model):
+    """`predict` with such a model and such data, `inspect` and `compare`."""
+    place = model.parent
+    plain_array(place / "rows.zarr", format_two())
+    np.save(place / "rows.npy", ROWS)
+    smuggled_by_consolidated_metadata(model)
+    (place / "weights.json").write_text("")
+    assert hostile.command("predict", model, place / "rows.npy", place / "labels.zarr")[0] == 0
+    code, said = hostile.command("predict", model, place / "rows.zarr", place / "other.zarr")
+    assert (code, "pickle" in said) == (1, True)
+    assert hostile.command("inspect", model)[0] == 1
+    config = place / "run.yaml"
+    config.write_text(
+        f"data: {{path: {place}/rows.npy, labels: {place}/rows.zarr}}\n"
+        "model: {n_components: 2}\nalgorithm: {compare: [{name: em}]}\n"
+    )
+    code, said = hostile.command("compare", config)
+    assert (code, "pickle" in said) == (1, True)
+
+
+MANY = 2**25
+
+
+def test_a_plan_of_very_many_chunks_takes_no_memory_for_each(apart, tmp_path):
+    """352 bytes that took 5.9 GB."""
+    hostile.written(tmp_path / "rows.zarr", hostile.document([MANY, 1], [1, 1]))
+    (tmp_path / "run.yaml").write_text(f"data: {{path: {tmp_path}/rows.zarr}}\nmodel: {{n_components: 2}}\n")
+    ended, said = apart(hostile.command, "fit", tmp_path / "run.yaml", "--plan")
+    assert ended == "returned"
+    assert said.startswith("(0,"), said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        hostile.document([2**61, 2], [2**20, 2]),
+        hostile.document([2**61, 2], [1, 2]),
+        hostile.document([1000, 2**25], [1000, 1]),
+        hostile.document([10, 2], [2**40, 2]),
+        hostile.document([2**40, 2], [2**40, 2]),
+        hostile.document(
+            [2**30, 1],
+            [2**30, 1],
+            [
+                {
+                    "name": "sharding_indexed",
+                    "configuration": {"chunk_shape": [1, 1], "codecs": [BYTES], "index_codecs": [BYTES]},
+                }
+            ],
+        ),
+    ],
+    ids=["chunks", "grouped chunks", "columns", "chunk beyond the array", "one chunk", "chunks in a shard"],
+)
+def test_numbers_of_a_document_take_no_memory(apart, tmp_path, content):
+    hostile.written(tmp_path / "rows.zarr", content)
+    ended, said = apart(hostile.first_rows, tmp_path / "rows.zarr")
+    assert ended in ("refused", "returned"), said
+    if content["shape"] != [2**40, 2]:
+        assert ended == "refused"
+        assert "MemoryError" not in said
+        assert "again" in said
+
+
+def test_consecutive_small_chunks_are_read_as_one(tmp_path, monkeypatch):
+    rows = np.arange(600.0).reshape(300, 2)
+    array = zarr.create_array(tmp_path / "rows.zarr", data=rows, chunks=(1, 2))
+    monkeypatch.setattr("emtau_dask.storage.zarr_source.MANY_CHUNKS", 100)
+    monkeypatch.setattr("emtau_dask.storage.zarr_source.GROUPED", 64)
+    source = open_source(str(tmp_path / "rows.zarr"))
+    assert source.chunk_rows == (64, 64, 64, 64, 44)
+    monkeypatch.setattr("emtau_dask.storage.zarr_memory.MAX_CHUNKS_AT_ONCE", 7)
+    assert np.array_equal(source.ranges.read(3, 290)[0], array[3:290])
+
+
+V3 = {
+    "gzip": ({"name": "gzip", "configuration": {"level": 1}}, lambda: hostile.repeated(gzip.compress)),
+    "zstd, frames": (
+        {"name": "zstd", "configuration": {"level": 1, "checksum": False}},
+        hostile.zstd_frames,
+    ),
+    "zstd, no size": (
+        {"name": "zstd", "configuration": {"level": 1, "checksum": False}},
+        hostile.zstd_of_unknown_size,
+    ),
+    "blosc": (
+        {
+            "name": "blosc",
+            "configuration": {
+                "cname": "lz4",
+                "clevel": 1,
+                "shuffle": "shuffle",
+                "typesize": 8,
+                "blocksize": 0,
+            },
+        },
+        hostile.blosc_header,
+    ),
+}
+V2 = {
+    "zlib": ({"id": "zlib", "level": 1}, hostile.zlib_bomb),
+    "bz2": ({"id": "bz2", "level": 1}, lambda: hostile.repeated(bz2.compress)),
+    "lzma": ({"id": "lzma"}, lambda: hostile.repeated(lzma.compress)),
+    "lz4": ({"id": "lz4", "acceleration": 1}, lambda: (2**31 - 2).to_bytes(4, "little") + bytes(100)),
+    "gzip": ({"id": "gzip", "level": 1}, lambda: hostile.repeated(gzip.compress)),
+    "zstd": ({"id": "zstd", "level": 1}, hostile.zstd_frames),
+    "blosc": (
+        {"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1, "blocksize": 0},
+        hostile.blosc_header,
+    ),
+}
+
+
+@pytest.mark.parametrize("codec", V3)
+def test_a_chunk_decodes_to_what_is_declared(apart, tmp_path, codec):
+    """16 kB are, and 8 GiB come."""
+    configured, bomb = V3[codec]
+    content = hostile.document([1000, 2], [1000, 2], [BYTES, configured])
+    hostile.written(tmp_path / "rows.zarr", content, bomb())
+    ended, said = apart(hostile.first_rows, tmp_path / "rows.zarr")
+    assert ended == "refused"
+    assert "declared" in said or "16,000" in said, said
+
+
+@pytest.mark.parametrize("as_filter", [False, True], ids=["compressor", "filter"])
+@pytest.mark.parametrize("codec", V2)
+def test_a_chunk_of_format_two_decodes_to_what_is_declared(apart, tmp_path, codec, as_filter):
+    configured, bomb = V2[codec]
+    content = format_two(shape=[1000, 2], chunks=[1000, 2], compressor=None if as_filter else configured)
+    content["filters"] = [configured] if as_filter else None
+    (tmp_path / "rows.zarr").mkdir()
+    (tmp_path / "rows.zarr/.zarray").write_text(json.dumps(content))
+    (tmp_path / "rows.zarr/0.0").write_bytes(bomb())
+    ended, said = apart(hostile.first_rows, tmp_path / "rows.zarr")
+    assert ended == "refused"
+    assert "declared" in said or "16,000" in said, said
+
+
+def test_a_shard_gives_no_more_than_it_has(apart, tmp_path):
+    """Its index says that a chunk is 2**62 bytes long."""
+    sharding = {"chunk_shape": [500, 2], "codecs": [BYTES], "index_codecs": [BYTES], "index_location": "end"}
+    codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    index = np.array([0, 2**62, 0, 2**62], "<u8").tobytes()
+    hostile.written(tmp_path / "rows.zarr", hostile.document([1000, 2], [1000, 2], codecs), bytes(99) + index)
+    ended, said = apart(hostile.first_rows, tmp_path / "rows.zarr")
+    assert (ended, "declared" in said) == ("refused", True)
+
+
+def test_a_file_that_is_long_on_paper_only_is_not_read(apart, tmp_path):
+    place = hostile.written(tmp_path / "rows.zarr", hostile.document([1000, 2], [1000, 2]), b"")
+    with (place / "c/0/0").open("r+b") as file:
+        file.truncate(2**36)
+    ended, said = apart(hostile.first_rows, place)
+    assert (ended, "declared" in said) == ("refused", True)
+
+
+def test_a_model_of_zeros_that_are_not_stored(apart, tmp_path):
+    mixture().fit(ROWS).save(tmp_path / "model.zarr")
+    file = tmp_path / "model.zarr/means/zarr.json"
+    content = json.loads(file.read_text())
+    content["shape"] = [2**24, 2]
+    content["chunk_grid"]["configuration"]["chunk_shape"] = [2**24, 2]
+    file.write_text(json.dumps(content))
+    ended, said = apart(hostile.loaded, tmp_path / "model.zarr")
+    assert (ended, "stored" in said) == ("refused", True), said
+
+
+def test_a_model_nested_deeply(apart, tmp_path):
+    mixture().fit(ROWS).save(tmp_path / "model.zarr")
+    file = tmp_path / "model.zarr/zarr.json"
+    deep = "[" * 10**5 + "]" * 10**5
+    file.write_text(file.read_text().replace('"attributes": {', f'"attributes": {{"deep": {deep}, ', 1))
+    ended, said = apart(hostile.loaded, tmp_path / "model.zarr")
+    assert (ended, "nested" in said) == ("refused", True), said
+
+
+def chunk_pipe(place):
+    hostile.pipe(hostile.written(place / "rows.zarr", hostile.document([4, 2], [4, 2])) / "c/0/0")
+    return place / "rows.zarr"
+
+
+def document_pipe(place):
+    hostile.pipe(place / "rows.zarr/zarr.json")
+    return place / "rows.zarr"
+
+
+PIPES = {
+    "npy": lambda place: hostile.pipe(place / "rows.npy"),
+    "parquet": lambda place: hostile.pipe(place / "rows.parquet"),
+    "parquet in a folder": lambda place: hostile.pipe(place / "rows/one.parquet").parent,
+    "zarr chunk": chunk_pipe,
+    "zarr document": document_pipe,
+}
+
+
+@pytest.mark.parametrize("kind", PIPES)
+def test_a_pipe_is_refused_at_once(apart, tmp_path, kind):
+    ended, said = apart(hostile.first_rows, PIPES[kind](tmp_path))
+    assert (ended, "is no regular file but a pipe" in said) == ("refused", True), said
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "means/zarr.json", "means/c/0/0"])
+def test_a_pipe_in_a_model_is_refused_at_once(apart, tmp_path, name):
+    mixture().fit(ROWS).save(tmp_path / "model.zarr")
+    hostile.pipe(tmp_path / "model.zarr" / name)
+    ended, said = apart(hostile.loaded, tmp_path / "model.zarr")
+    assert (ended, "is no regular file but a pipe" in said) == ("refused", True), said
+
+
+def test_a_device_is_refused_at_once(apart, tmp_path):
+    (tmp_path / "rows.npy").symlink_to("/dev/zero")
+    ended, said = apart(hostile.first_rows, tmp_path / "rows.npy")
+    assert (ended, "a device" in said) == ("refused", True)
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.parquet", "rows.zarr"])
+def test_a_link_that_leads_to_itself_is_refused(tmp_path, name):
+    (tmp_path / name).symlink_to(name)
+    mixture().fit(ROWS).save(tmp_path / "model.zarr")
+    code, said = hostile.command("predict", tmp_path / "model.zarr", tmp_path / name, tmp_path / "out.zarr")
+    assert code == 1
+    assert "--debug" not in said
+    assert name in said
+
+
+def npy_header(text):
+    text = text.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def npy_of(shape, descr="'<f8'"):
+    return npy_header(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}")
+
+
+NPY = {
+    "nested": npy_header("(" * 9000),
+    "nested in a dict": npy_header("{'descr': " + "[" * 4000),
+    "shape of no bytes": npy_of((2**60, 0)),
+    "values of no bytes": npy_of((2**60, 2), "'|V0'"),
+    "negative": npy_of((-1, 2)),
+    "no rows of very many features": npy_of((0, 10**30)),
+    "longer than the file": npy_of((2**60, 2)),
+    "long strings": npy_of((1, 2), "'<U2000000000'"),
+    "objects": npy_of((1, 2), "'|O'") + pickle.dumps(Trap()),
+    "an integer of 5,000 digits": npy_of("(" + "9" * 5000 + ", 2)"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", NPY)
+def test_a_strange_npy_header_is_refused(apart, tmp_path, name):
+    (tmp_path / "rows.npy").write_bytes(NPY[name])
+    ended, said = apart(hostile.first_rows, tmp_path / "rows.npy")
+    assert (ended, "rows.npy" in said) == ("refused", True), said
+
+
+def test_images_that_are_many_on_paper_only(apart, tmp_path):
+    with zipfile.ZipFile(tmp_path / "mnist.npz", "w") as archive:
+        archive.writestr("X.npy", npy_of((2**40, 784)))
+        archive.writestr("y.npy", npy_of((2**40,)))
+    ended, said = apart(
+        hostile.command, "dataset", "mnist", tmp_path / "out.zarr", "--source", tmp_path / "mnist.npz"
+    )
+    assert ended == "returned"
+    assert "cannot be read as an .npz file" in said
+
+
+def test_a_pipe_of_images_is_refused_at_once(apart, tmp_path):
+    source = hostile.pipe(tmp_path / "mnist.npz")
+    ended, said = apart(hostile.command, "dataset", "mnist", tmp_path / "out.zarr", "--source", source)
+    assert (ended, "a pipe" in said) == ("returned", True)
+
+
+def test_an_npz_named_npy_is_refused_with_a_remedy(tmp_path):
+    np.savez(tmp_path / "rows.npz", X=ROWS)
+    (tmp_path / "rows.npz").rename(tmp_path / "rows.npy")
+    with pytest.raises(InvalidDataError, match=r"\.npz archive.*numpy\.save"):
+        open_source(str(tmp_path / "rows.npy"))
+
+
+@pytest.mark.parametrize("method", ["fit", "predict", "score_samples"])
+def test_integers_beyond_float64_are_refused(method):
+    with pytest.raises(InvalidDataError, match="too large"):
+        getattr(mixture().fit(ROWS), method)(hostile.huge_integers())
+
+
+@pytest.mark.parametrize("what", ["sample_weight", "responsibilities_init"])
+def test_so_are_weights_of_such(what):
+    values = np.ones((len(ROWS), 3) if what == "responsibilities_init" else len(ROWS), dtype=object)
+    values[0] = 10**400
+    with pytest.raises(InvalidDataError, match="too large"):
+        mixture().fit(ROWS, **{what: values})
+
+
+ROWS_OF_EACH = {"plain": {}, "sharded": {"chunks": (2, 2), "shards": (4, 2)}, "format 2": {"zarr_format": 2}}
+
+
+def rewritten(place, change):
+    """Write rows by zarr, change what their document says, and return the folder."""
+    kind, change = change
+    zarr.create_array(place, data=np.arange(8.0).reshape(4, 2), **ROWS_OF_EACH[kind])
+    file = place / (".zarray" if kind == "format 2" else "zarr.json")
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return place
+
+
+NOT_UNDERSTOOD = {
+    "an extension": ("plain", lambda content: content.update(scale={"factor": 2})),
+    "an extension's name": ("plain", lambda content: content.update(scale="x")),
+    "no fill value": ("plain", lambda content: content.pop("fill_value")),
+    "a setting of shards": (
+        "sharded",
+        lambda content: content["codecs"][0]["configuration"].update(scale=2),
+    ),
+    "no fill value in format 2": ("format 2", lambda content: content.pop("fill_value")),
+    "no order": ("format 2", lambda content: content.pop("order")),
+    "another order": ("format 2", lambda content: content.update(order="A")),
+}
+
+
+@pytest.mark.parametrize("what", NOT_UNDERSTOOD)
+def test_what_a_document_says_is_understood_or_refused(tmp_path, what):
+    """As zarr does, and its specification asks for."""
+    with pytest.raises(InvalidDataError, match=r"rows\.zarr"):
+        open_source(str(rewritten(tmp_path / "rows.zarr", NOT_UNDERSTOOD[what])))
+
+
+def test_extensions_that_need_not_be_understood_are_not(tmp_path):
+    more = {"note": {"must_understand": False, "name": "x"}}
+    place = rewritten(tmp_path / "rows.zarr", ("plain", lambda content: content.update(more)))
+    assert np.array_equal(open_source(str(place)).ranges.read(1, 3)[0], [[2, 3], [4, 5]])
+
+
+@pytest.mark.parametrize("rows", [0, 5, 9, 11])
+def test_row_groups_with_another_number_of_rows_than_values(tmp_path, rows):
+    """pyarrow would read the rows of one group as those of the next."""
+    table = pa.table({"a": np.arange(20.0), "b": np.arange(20.0)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=10)
+    data = (tmp_path / "rows.parquet").read_bytes()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = thrift.parsed(data[begin:-8])
+    fields = dict(thrift.fields_of(footer))
+    fields[4, "[0]", 3][2] = rows
+    made = thrift.written(footer)
+    (tmp_path / "rows.parquet").write_bytes(data[:begin] + made + len(made).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(InvalidDataError, match=rf"of {rows} rows, its column 'a' has 10"):
+        open_source(str(tmp_path / "rows.parquet"))
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Answers with a beginning, then zeros for ever."""
+
+    beginnings = MappingProxyType({})
+
+    def do_HEAD(self):
+        self._begin()
+
+    def do_GET(self):
+        self._begin()
+        beginning = self.beginnings.get(self.path.rpartition("/")[2], b"")
+        try:
+            self.wfile.write(beginning)
+            while True:
+                self.wfile.write(bytes(2**16))
+        except OSError:
+            pass
+
+    def _begin(self):
+        known = self.path.rpartition("/")[2] in self.beginnings
+        self.send_response(200 if known else 404)
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextmanager
+def endless(**beginnings):
+    handler = type("Handler", (Endless,), {"beginnings": beginnings})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+DOCUMENT = json.dumps(hostile.document([4, 2], [4, 2])).encode()
+
+
+@pytest.mark.parametrize(
+    ("url", "beginnings"),
+    [
+        ("rows.npy", {"rows.npy": npy_of((4, 2))}),
+        ("rows.zarr", {"zarr.json": DOCUMENT}),
+        ("rows.parquet", {"rows.parquet": b"PAR1"}),
+        ("rows", {"rows": b"<html>"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_endless_answer_is_cut_off(apart, url, beginnings):
+    with endless(**beginnings) as address:
+        ended, said = apart(hostile.first_rows, f"{address}/{url}")
+    assert ended == "refused", said
+    assert "MemoryError" not in said
+    assert not url.endswith((".npy", ".zarr")) or "at most" in said, said
+
+
+def test_an_endless_checkpoint_is_cut_off(apart):
+    with endless(**{"zarr.json": b"{"}) as address:
+        ended, said = apart(hostile.command, "inspect", address)
+    assert ended == "returned"
+    assert said.startswith("(1,"), said
+    assert "MemoryError" not in said

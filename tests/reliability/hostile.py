@@ -1,0 +1,126 @@
+"""Stored data that somebody made to do harm, and what a process with little memory does with it."""
+
+import contextlib
+import io
+import json
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numcodecs.zstd import Zstd
+
+from emtau_dask import EmtauError, GaussianMixture
+from emtau_dask.face.cli import main
+from emtau_dask.storage import open_source
+from reliability import scenarios
+
+MEGABYTES = 500
+"""By how much the address space may grow while something hostile is read."""
+GIGABYTES = 2**33
+ZEROS = bytes(2**24)
+
+
+def document(shape, chunks, codecs=({"name": "bytes", "configuration": {"endian": "little"}},), **changes):
+    """A metadata document of an array of float64, format 3."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "float64",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0.0,
+        "codecs": list(codecs),
+        "attributes": {},
+        **changes,
+    }
+
+
+def written(folder, content, chunk=None, key="c/0/0"):
+    """Write an array's document and one chunk of it."""
+    folder.mkdir(parents=True)
+    (folder / "zarr.json").write_text(json.dumps(content))
+    if chunk is not None:
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(chunk)
+    return folder
+
+
+def zlib_bomb():
+    """A stream that goes on for 8 GiB, of one block again and again."""
+    stream = zlib.compressobj(9)
+    begin = stream.compress(b"") + stream.flush(zlib.Z_FULL_FLUSH)
+    block = stream.compress(ZEROS) + stream.flush(zlib.Z_FULL_FLUSH)
+    return begin + block * (GIGABYTES // len(ZEROS)) + stream.flush()
+
+
+def repeated(compress):
+    """Streams one after another, which decompress to 8 GiB together."""
+    return compress(ZEROS) * (GIGABYTES // len(ZEROS))
+
+
+def zstd_of_unknown_size():
+    """A frame of zstd that does not say how long it is: blocks of one byte, 128 KiB times each."""
+    header = bytes.fromhex("28b52ffd") + bytes([0, 10 << 3])
+    more, last = ((2**17 << 3 | 1 << 1 | end).to_bytes(3, "little") + b"\0" for end in (0, 1))
+    return header + more * (GIGABYTES // 2**17) + last
+
+
+def blosc_header():
+    """A buffer of blosc that says it holds 2 GB."""
+    head = bytes([2, 1, 0x21, 8]) + (2**31 - 2).to_bytes(4, "little") + (2**16).to_bytes(4, "little")
+    return head + (100).to_bytes(4, "little") + bytes(84)
+
+
+def zstd_frames():
+    return bytes(Zstd().encode(ZEROS)) * (GIGABYTES // len(ZEROS))
+
+
+def ends(function, *arguments):
+    """Return the kind of error that a call in bounded memory ends in and its message, or the result."""
+    scenarios.limited_memory(MEGABYTES)
+    try:
+        return "returned", repr(function(*arguments))[:200]
+    except EmtauError as error:
+        return "refused", str(error)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def first_rows(path):
+    """Read the beginning of the first chunk."""
+    return open_source(str(path)).ranges.read(0, 1)[0].tolist()
+
+
+def number_of_chunks(path):
+    return len(open_source(str(path)).chunk_rows)
+
+
+def command(*arguments):
+    """Run the command line; return its exit code and what it wrote."""
+    output, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            main([str(each) for each in arguments])
+        except SystemExit as end:
+            code = end.code
+    return code or 0, output.getvalue()
+
+
+def loaded(path):
+    return GaussianMixture.load(path).means_.shape
+
+
+def pipe(path):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+def huge_integers():
+    rows = np.ones((5, 2), dtype=object)
+    rows[2, 1] = 10**400
+    return rows

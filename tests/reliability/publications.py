@@ -1,0 +1,35 @@
+"""What children of a `Zygote` do to a place at which results appear."""
+
+from pathlib import Path
+
+from emtau_dask.errors import EmtauError
+from emtau_dask.storage import published
+from reliability.boundaries import Boundaries
+
+FILES = ("zarr.json", "c/0", "c/1")
+
+
+def written(folder, word):
+    """Make a folder of some files that hold a word."""
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(word)
+
+
+def word_at(folder):
+    """Return the word that all files of a folder hold; None where there is no folder."""
+    if not folder.exists():
+        return None
+    (word,) = {(folder / name).read_text() for name in FILES}
+    return word
+
+
+def publish(target, word, overwrite, at=None):
+    """Return the kind of error (empty for none), what it says, and the steps that it took."""
+    boundaries = Boundaries(at).install()
+    try:
+        with published(Path(target), replaceable=lambda path: overwrite) as folder:
+            written(folder, word)
+    except EmtauError as error:
+        return type(error).__name__, str(error), boundaries.count
+    return "", "", boundaries.count
