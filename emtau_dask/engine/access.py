@@ -22,7 +22,8 @@ from emtau_dask.engine.sealed import Sealed
 from emtau_dask.errors import CheckpointError, ClusterError, InvalidDataError
 from emtau_dask.storage import GraphSource, ObjectStore, RangeSource, Source, is_stored
 from emtau_dask.storage.objects import begun_elsewhere
-from emtau_dask.storage.shared import SharedRows, shared_rows, this_process
+from emtau_dask.storage.proofs import this_process
+from emtau_dask.storage.shared import SharedRows, shared_rows
 from emtau_dask.storage.versions import differences, other_versions, software
 from emtau_dask.storage.zarr_source import plain_zarr_of, zarr_beneath, zarr_source
 

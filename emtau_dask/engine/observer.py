@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from emtau_dask.engine.pass_observer import PassObserver
 from emtau_dask.engine.history import IterationRecord
 from emtau_dask.mixture.parameters import MixtureParameters
 
 __all__ = ["FitObserver", "SilentObserver"]
 
 
-class FitObserver(Protocol):
+class FitObserver(PassObserver, Protocol):
     """Told of every pass, chunk and iteration; must not raise."""
-
-    def stage(self, name: str, chunks: int) -> None:
-        """A pass over ``chunks`` chunks begins."""
-        ...
-
-    def chunks_done(self, count: int) -> None:
-        """So many of them are done; may be called from another thread."""
-        ...
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """An iteration is complete; ``parameters`` are those of its M-step."""

@@ -21,7 +21,7 @@ from dask.highlevelgraph import HighLevelGraph
 from emtau_dask.engine.cluster import cluster_errors
 from emtau_dask.engine.local import compute_here, compute_in_threads
 from emtau_dask.engine.merge_tree import Batch, batches_of, children, reduction
-from emtau_dask.engine.observer import FitObserver
+from emtau_dask.engine.pass_observer import PassObserver
 from emtau_dask.engine.readahead import AheadBudget, ReadAhead
 from emtau_dask.engine.scheduler import active_client, in_process, local_scheduler
 from emtau_dask.engine.sealed import Sealed, in_use, opened
@@ -248,7 +248,7 @@ def _upcoming(
     return [chunks_of[key] for key in reversed(state["ready"]) if key in chunks_of]
 
 
-def _computed(graph: _Graph, reading: ReadAhead[Any] | None, observer: FitObserver) -> Any:
+def _computed(graph: _Graph, reading: ReadAhead[Any] | None, observer: PassObserver) -> Any:
     """Return the value of the root; the readers learn what will run, the observer what has."""
 
     def expect(_: Any, state: Mapping[str, Any]) -> None:
@@ -279,7 +279,7 @@ def run_pass(
     *,
     name: str,
     stage: str,
-    observer: FitObserver,
+    observer: PassObserver,
     costs: Mapping[int, float] | None = None,
     ahead: AheadBudget | None = None,
 ) -> T | None:
@@ -305,7 +305,7 @@ def run_pass(
         Names the tasks ``emtau-<name>-…``.
     stage : str
         Told to the observer.
-    observer : FitObserver
+    observer : PassObserver
     costs : mapping of int to float, optional
         Roughly the numbers that a chunk's task reads and scores; by default
         nothing but what every chunk costs.

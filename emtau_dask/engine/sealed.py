@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, EmtauError
-from emtau_dask.storage.shared import this_process
+from emtau_dask.storage.proofs import this_process
 from emtau_dask.storage.versions import OWN, other_versions, software
 
 __all__ = ["Sealed", "in_use", "opened"]

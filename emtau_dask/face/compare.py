@@ -39,9 +39,8 @@ from emtau_dask.engine.state import RunState
 from emtau_dask.engine.threads import threads_side_by_side
 from emtau_dask.face.compare_tables import print_comparison
 from emtau_dask.face.computing import computing
-from emtau_dask.face.config_algorithms import KMeansSettings, PublishedFigures
+from emtau_dask.face.config_algorithms import KMeansSettings, PublishedFigures, policy_of
 from emtau_dask.face.inputs import open_inputs
-from emtau_dask.face.policies import policy_of
 from emtau_dask.face.progress import watching
 from emtau_dask.face.runs import starting_responsibilities
 from emtau_dask.face.seeds import Seeds

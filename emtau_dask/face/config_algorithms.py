@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from emtau_dask.activity import ALGORITHMS
 from emtau_dask.face.config_fields import check_number, check_whole, expected, number, optional, whole
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "KMeansSettings",
     "PublishedFigures",
     "Section",
+    "policy_of",
 ]
 
 
@@ -203,3 +205,21 @@ Algorithm = Annotated[
     Annotated[RunEM | RunEMTau | RunEMStar | RunEMLazy, Field(discriminator="name")],
     BeforeValidator(_named),
 ]
+
+_NOT_PARAMETERS = {"name", "compare", "published"}
+
+
+def policy_of(settings: Section) -> Any:
+    """Return the activity policy that an entry of the `algorithm` section describes.
+
+    Parameters
+    ----------
+    settings : Section
+        Any of the algorithms that fit a mixture, not k-means.
+
+    Returns
+    -------
+    ActivityPolicy
+    """
+    parameters = settings.model_dump(exclude=_NOT_PARAMETERS)
+    return ALGORITHMS[settings.model_dump()["name"]](**parameters)

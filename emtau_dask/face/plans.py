@@ -15,7 +15,7 @@ from emtau_dask.engine.fitting import row_fields
 from emtau_dask.engine.planning import FitDemand, FitOutline, demand, largest_chunk
 from emtau_dask.engine.readahead import read_ahead_limit
 from emtau_dask.errors import ConfigError
-from emtau_dask.face.policies import policy_of
+from emtau_dask.face.config_algorithms import policy_of
 from emtau_dask.storage import Source
 
 if TYPE_CHECKING:

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from emtau_dask.activity import ALGORITHMS, as_policy
 from emtau_dask.errors import CheckpointMismatchError, ConfigError
 
-if TYPE_CHECKING:
-    from emtau_dask.face.config_algorithms import Section
-
-__all__ = ["describe_policy", "described_policy", "matching_policy", "plain", "policy_of"]
-
-
-_NOT_PARAMETERS = {"name", "compare", "published"}
-
-
-def policy_of(settings: Section) -> Any:
-    """Return the activity policy that an entry of the `algorithm` section describes.
-
-    Parameters
-    ----------
-    settings : Section
-        Any of the algorithms that fit a mixture, not k-means.
-
-    Returns
-    -------
-    ActivityPolicy
-    """
-    parameters = settings.model_dump(exclude=_NOT_PARAMETERS)
-    return ALGORITHMS[settings.model_dump()["name"]](**parameters)
+__all__ = ["describe_policy", "described_policy", "matching_policy", "plain"]
 
 
 def plain(value: Any) -> Any:

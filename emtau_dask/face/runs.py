@@ -19,7 +19,7 @@ from emtau_dask.face.fits import fit_estimator
 from emtau_dask.face.inputs import Inputs, data_path, open_inputs, open_rows
 from emtau_dask.face.labelling import write_labels
 from emtau_dask.face.plans import Plan, check_memory, plan_of
-from emtau_dask.face.policies import policy_of
+from emtau_dask.face.config_algorithms import policy_of
 from emtau_dask.face.progress import progress_to, watching
 from emtau_dask.face.resuming import mixture_in, open_saved, resume_estimator
 from emtau_dask.face.zarr_rows import check_writable, mark_as_of, refuse_existing, replacing, run_that_wrote

@@ -2,7 +2,8 @@
 
 from emtau_dask.storage.commits import Commit, CommitLog, new_attempt, open_log, start_log
 from emtau_dask.storage.dask_source import GraphSource, array_of_blocks
-from emtau_dask.storage.objects import LocalObjects, ObjectStore, each
+from emtau_dask.storage.objects import LocalObjects, ObjectStore
+from emtau_dask.storage.parallel import each
 from emtau_dask.storage.opening import as_dask, as_source, is_lazy, open_source
 from emtau_dask.storage.own_groups import OwnGroup, own_group
 from emtau_dask.storage.parquet_source import is_parquet

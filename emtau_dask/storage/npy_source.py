@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.arrays import check_dtype, even_chunks
 from emtau_dask.storage.direct import LEAST_BYTES, passes_cache, read_directly
-from emtau_dask.storage.objects import each
+from emtau_dask.storage.parallel import each
 from emtau_dask.storage.regular import opened_regular
 from emtau_dask.storage.sources import RangeSource
 from emtau_dask.storage.urls import Url, is_url, read_errors

@@ -14,22 +14,20 @@ import io
 import os
 import re
 import stat
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
 from emtau_dask.shown import cause_of
 from emtau_dask.storage.exclusive import give_free_name
 from emtau_dask.storage.faults import reason_of, remedy_of
+from emtau_dask.storage.parallel import each
 
-__all__ = ["LocalObjects", "ObjectStore", "begun_elsewhere", "each", "is_remnant", "storage_errors"]
+__all__ = ["LocalObjects", "ObjectStore", "begun_elsewhere", "is_remnant", "storage_errors"]
 
 PARTIAL = ".partial"
 PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
@@ -40,11 +38,6 @@ PROBES = "probe"
 FOLDERS_MADE = 10
 """How often the folder of an object is made that others, who find it empty, remove."""
 ROOT_DOCUMENT = "zarr.json"
-PARALLEL = 16
-
-T = TypeVar("T")
-R = TypeVar("R")
-
 
 class ObjectStore(Protocol):
     """Objects by key; picklable, so that tasks can take it along."""
@@ -99,41 +92,6 @@ class ObjectStore(Protocol):
     def claimed(self) -> AbstractContextManager[None]:
         """Let this process alone replace what is there; raises `CheckpointTakenError` where another does."""
         ...
-
-
-_inside = threading.local()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Return this process's threads, kept: starting some takes longer than most calls."""
-    return ThreadPoolExecutor(
-        PARALLEL,
-        thread_name_prefix="emtau-objects",
-        initializer=lambda: setattr(_inside, "pool", True),
-    )
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return ``function`` of every item, computed side by side: what takes time here is waiting.
-
-    All calls have ended when this one does, also where one of them raises.
-    Called from within such a call, it works through the items in turn.
-    """
-    todo = list(items)
-    if len(todo) < 2 or getattr(_inside, "pool", False):
-        return [function(item) for item in todo]
-    futures: list[Future[R]] = []
-    try:
-        futures.extend(_pool().submit(function, item) for item in todo)
-        return [future.result() for future in futures]
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
 
 
 @contextmanager

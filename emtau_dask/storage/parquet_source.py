@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
-from emtau_dask.storage.objects import each
+from emtau_dask.storage.parallel import each
 from emtau_dask.storage.parquet_footer import StoredGroup, row_groups_of
 from emtau_dask.storage.regular import check_regular
 from emtau_dask.storage.sources import RangeSource

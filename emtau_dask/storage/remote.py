@@ -37,9 +37,9 @@ from emtau_dask.storage.objects import (
     ROOT_DOCUMENT,
     LocalObjects,
     ObjectStore,
-    each,
     storage_errors,
 )
+from emtau_dask.storage.parallel import each
 from emtau_dask.storage.urls import (
     Url,
     answers_within,

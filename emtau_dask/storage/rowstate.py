@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import CheckpointCorruptError, CheckpointError
 from emtau_dask.storage.objects import ObjectStore
-from emtau_dask.storage.shared import once, settle, this_process
+from emtau_dask.storage.proofs import once, settle, this_process
 from emtau_dask.storage.stored import ArrayLayout, digest, encode, read_array
 
 __all__ = ["RowFields", "RowStateWriter", "SlotState", "Witness", "rows_layout"]

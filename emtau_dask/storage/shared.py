@@ -6,11 +6,7 @@ before it first reads, also one that joined when all others had long begun.
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -20,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.storage.proofs import once, settle, this_process
 from emtau_dask.storage.sources import RangeReader, RangeSource, places_of
 from emtau_dask.storage.versions import other_versions, software
 
 __all__ = [
     "SharedRows",
-    "once",
-    "settle",
     "shared_rows",
-    "this_process",
     "values_digest",
 ]
 
@@ -37,59 +31,7 @@ SAMPLE_BYTES = 2**22
 """Of the rows of a sample, at most, unless a single one is longer."""
 HELD_BYTES = 2**28
 """What reading all samples may hold; one is read whatever it holds."""
-REMEMBERED = 256
-"""Proofs that a process remembers; one that it has forgotten is made again."""
 REMEDY = "Put it where every worker sees it under the same path, or into an object store."
-
-_settled: dict[str, None] = {}
-_settling = threading.RLock()
-
-
-def _begin_anew() -> None:
-    """Leave a lock behind that another thread may have held when this process was forked."""
-    global _settling
-    _settling = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-
-
-def once(token: str, prove: Callable[[], None]) -> None:
-    """Call ``prove`` unless this process has come through it already; other threads wait for it.
-
-    Parameters
-    ----------
-    token : str
-        Stands for what is proved.
-    prove : callable () -> None
-        Raises where it cannot be.
-    """
-    if token in _settled:
-        return
-    with _settling:
-        if token not in _settled:
-            prove()
-            settle(token)
-
-
-def settle(token: str) -> None:
-    """Take what ``token`` stands for as proved in this process."""
-    with _settling:
-        _settled[token] = None
-        while len(_settled) > REMEMBERED:
-            del _settled[next(iter(_settled))]
-
-
-def this_process() -> str:
-    """Return what a person would call this process: a worker by its address."""
-    distributed = sys.modules.get("distributed")
-    if distributed is not None:
-        try:
-            return f"the worker {distributed.get_worker().address}"
-        except ValueError:
-            pass
-    return f"process {os.getpid()} on {platform.node()}"
-
 
 def values_digest(values: NDArray[Any]) -> str:
     """Return the SHA-256 of rows, in C order."""
