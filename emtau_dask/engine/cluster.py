@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import traceback
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound=Source | None)
+CLUSTER_PACKAGES = "distributed", "tornado"
 
 
 @cache
@@ -145,9 +147,21 @@ def _translated(error: Exception) -> str | None:
         return f"a worker process died ({text}). Mostly it is for lack of memory: use smaller chunks."
     if _is_about_pickling(error):
         return _unsendable("what tasks need", error)
-    if kind.__module__.partition(".")[0] in ("distributed", "tornado") or _is_disconnected():
+    theirs = kind.__module__.partition(".")[0] in CLUSTER_PACKAGES or _is_raised_by_the_cluster(error)
+    if theirs or _is_disconnected():
         return f"the cluster cannot be reached ({text}). See that its scheduler runs, and connect anew."
     return None
+
+
+def _is_raised_by_the_cluster(error: Exception) -> bool:
+    """Return whether an error of the operating system was raised in distributed's own calls, not in a task.
+
+    Distributed raises Python's own OSError and TimeoutError where a connection cannot be made in time.
+    """
+    if not isinstance(error, OSError):
+        return False
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].partition(".")[0] in (*CLUSTER_PACKAGES, "asyncio")
 
 
 def _is_about_pickling(error: Exception) -> bool:

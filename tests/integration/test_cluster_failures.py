@@ -1,5 +1,6 @@
 """Workers that die or freeze, a scheduler that dies, an interrupted client."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 import zarr
 from clusters import Eventful, addresses, alive, dying, end, processes, tasks_of, until
+from distributed import Client
 from fits import CHUNKS, ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
+from emtau_dask.engine.cluster import cluster_errors
 from emtau_dask.engine.observer import SilentObserver
 from emtau_dask.face import fits, resuming
 from emtau_dask.storage import as_source
@@ -232,3 +235,38 @@ def test_an_interrupt_releases_everything(zygote, stored, tmp_path, source):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             assert np.array_equal(mixture.fit(X).means_, answer["means"])
+
+
+def test_a_connection_that_is_not_made_in_time_is_an_error_of_the_cluster():
+    """Distributed raises Python's own OSError and TimeoutError for it."""
+    from distributed.comm import connect
+    from distributed.utils import sync
+
+    with Client(processes=False, n_workers=1, dashboard_address=None) as client:
+
+        async def never():
+            await asyncio.sleep(60)
+
+        for fail in (
+            lambda: asyncio.run(connect("tcp://127.0.0.1:1", timeout=0.2)),
+            lambda: sync(client.loop, never, callback_timeout=0.1),
+        ):
+            with pytest.raises(OSError, match=r"(?i)timed out|connect"):
+                fail()
+            with (
+                pytest.raises(ClusterError, match=r"cluster cannot be reached .*See that its scheduler"),
+                cluster_errors(),
+            ):
+                fail()
+
+
+def test_a_timeout_of_a_task_stays_what_it_is():
+    def wait_too_long():
+        raise TimeoutError("of the task")
+
+    with (
+        Client(processes=False, n_workers=1, dashboard_address=None) as client,
+        pytest.raises(TimeoutError, match="of the task"),
+        cluster_errors(),
+    ):
+        client.submit(wait_too_long).result()
