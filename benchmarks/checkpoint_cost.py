@@ -36,15 +36,15 @@ from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.engine import chunks
-from emtau_dask.engine.checkpoint import CheckpointJournal
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.scoring import EStepTask
-from emtau_dask.face import fit_sources
-from emtau_dask.face.config_data import MixtureOptions
-from emtau_dask.face.datasets import make_dataset
-from emtau_dask.storage import LocalObjects
-from emtau_dask.storage.commits import CommitLog
+from emtau_dask.checkpoint.journal import CheckpointJournal
+from emtau_dask.config.data import MixtureOptions
+from emtau_dask.datasets.registry import make_dataset
+from emtau_dask.em import chunk as chunks
+from emtau_dask.em.estep_task import EStepTask
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fit_sources
+from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects.commits import CommitLog
 
 SIZES = ("rows", "chunk_rows", "features", "components", "iterations", "tau", "threads")
 

@@ -26,13 +26,13 @@ from typing import Any
 import dask
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.scheduler import active_client
-from emtau_dask.face.computing import computing
-from emtau_dask.face.config import RunConfig, load_config
-from emtau_dask.face.inputs import open_inputs
-from emtau_dask.face.plans import plan_of
-from emtau_dask.face.runs import estimator_of
+from emtau_dask.cluster.scheduler import active_client
+from emtau_dask.config.schema import RunConfig, load_config
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.runs.clusters import computing
+from emtau_dask.runs.inputs import open_inputs
+from emtau_dask.runs.plan import plan_of
+from emtau_dask.runs.run import estimator_of
 
 CONFIG = """
 data:

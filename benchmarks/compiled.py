@@ -7,7 +7,7 @@ The first table is of whole iterations of full EM by the public `GaussianMixture
 `emtau.compiled` "always" and "never", in turn: medians of milliseconds. The second is of the E-step of a
 chunk alone, by shape (covariance type, components, features), in nanoseconds per row; there threads
 are each given a chunk of their own. The third is of the two products of a tile, features by coefficients
-and responsibilities by features, by SciPy's BLAS and by `mixture.compiled_products`, on one thread.
+and responsibilities by features, by SciPy's BLAS and by `mixture.compiled.products`, on one thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from side_by_side import known_start
 from speed import WORK, Work, chunks_of, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
-from emtau_dask.engine.threads import threads_side_by_side
-from emtau_dask.mixture.compiled_products import multiply, multiply_transposed
-from emtau_dask.mixture.plan import Form, KernelPlan, plan_kernel
-from emtau_dask.mixture.tiles import Kernels, lines, rows_of_tile
+from emtau_dask.execution.process_settings import threads_side_by_side
+from emtau_dask.mixture.compiled.products import multiply, multiply_transposed
+from emtau_dask.mixture.compiled.tiles import Kernels, lines, rows_of_tile
+from emtau_dask.mixture.estep.plan import Form, KernelPlan, plan_kernel
 
 THREADS = (1, 2)
 SHAPES = [

@@ -4,12 +4,12 @@
     python benchmarks/kernels.py --types full diag --components 2 16 --features 4 32
 
 Nanoseconds per row, best of several, one thread: scoring a chunk of 4,096 rows and summing
-its statistics. The rule of `mixture.plan` should choose the fastest form, or one
+its statistics. The rule of `mixture.estep.plan` should choose the fastest form, or one
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
 `LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end. A third
 has the rates of products with features in GFlop/s, as NumPy forms them as a whole and in slices
-(`mixture.products`), on one thread and on two at once. A fourth has the time of an exponential, NumPy's
+(`numerics.products`), on one thread and on two at once. A fourth has the time of an exponential, NumPy's
 and ours, of values that do and do not underflow.
 """
 
@@ -24,13 +24,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.features import FORMS, frames_of
-from emtau_dask.mixture.kernel import BlockKernel
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.plan import Form, KernelPlan, block_rows, even_length, plan_kernel
-from emtau_dask.mixture.products import perform, product, summed_product
-from emtau_dask.mixture.responsibilities import exponentials
+from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.estep.block_kernel import BlockKernel
+from emtau_dask.mixture.estep.features import FORMS, frames_of
+from emtau_dask.mixture.estep.plan import Form, KernelPlan, block_rows, even_length, plan_kernel
+from emtau_dask.mixture.estep.responsibilities import exponentials
+from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.mixture.numerics.products import perform, product, summed_product
 
 CHUNK_ROWS = 4096
 PRODUCTS = 20

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import dask
 
-from emtau_dask.face.config import load_config
-from emtau_dask.face.runs import run_plan
+from emtau_dask.config.schema import load_config
+from emtau_dask.runs.run import run_plan
 
 CONFIG = """
 data: {{path: {data}}}
@@ -34,7 +34,7 @@ output: {{directory: {output}}}
 """
 PROGRAM = """
 from pathlib import Path
-from emtau_dask.face.cli import main
+from emtau_dask.cli.main import main
 try:
     main()
 finally:

@@ -44,12 +44,13 @@ from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
-from emtau_dask.engine.caching import cache_limit
-from emtau_dask.engine.compiling import worth_compiling
-from emtau_dask.engine.planning import FitOutline, demand
-from emtau_dask.engine.readahead import read_ahead_limit
-from emtau_dask.storage import as_source, open_source, places_of
-from emtau_dask.storage.direct import passes_cache, read_directly
+from emtau_dask.em.compiling import worth_compiling
+from emtau_dask.execution.read_ahead import read_ahead_limit
+from emtau_dask.fit.caching import cache_limit
+from emtau_dask.fit.memory_estimate import FitOutline, demand
+from emtau_dask.io.files.direct import passes_cache, read_directly
+from emtau_dask.io.sources.base import places_of
+from emtau_dask.io.sources.opening import as_source, open_source
 
 PLAIN, ZSTD = "plain.zarr", "zstd.zarr"
 KINDS = ("memory", "files", "decoding", "plain", "plain, nothing ahead", "zstd", "zstd, nothing ahead")

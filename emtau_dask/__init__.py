@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from emtau_dask.activity import EMLazy, EMStar, EMTau, FullEM
     from emtau_dask.errors import (
         CheckpointCorruptError,
         CheckpointError,
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
         SingularComponentError,
         StorageError,
     )
-    from emtau_dask.face.estimator import GaussianMixture
+    from emtau_dask.estimator import GaussianMixture
+    from emtau_dask.policies import EMLazy, EMStar, EMTau, FullEM
 
 __all__ = [
     "CheckpointCorruptError",
@@ -41,9 +41,7 @@ __all__ = [
     "StorageError",
 ]
 
-_HOMES = {"GaussianMixture": "face.estimator"} | dict.fromkeys(
-    ("EMLazy", "EMStar", "EMTau", "FullEM"), "activity"
-)
+_HOMES = {"GaussianMixture": "estimator"} | dict.fromkeys(("EMLazy", "EMStar", "EMTau", "FullEM"), "policies")
 
 
 __version__ = "0.1.0.dev0"

@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from emtau_dask.shown import shown
-
-__all__ = [
-    "CheckpointCorruptError",
-    "CheckpointError",
-    "CheckpointExistsError",
-    "CheckpointMismatchError",
-    "CheckpointTakenError",
-    "ClusterError",
-    "ConfigError",
-    "EmtauError",
-    "InvalidDataError",
-    "InvalidDtypeError",
-    "PathTakenError",
-    "SingularComponentError",
-    "StorageError",
-    "StoreUnreachableError",
-    "UnusableRowError",
-]
+from emtau_dask.messages import shown
 
 
 class EmtauError(Exception):

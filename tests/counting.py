@@ -6,8 +6,8 @@ import pytest
 from dask.callbacks import Callback
 from zarr.storage import WrapperStore
 
-from emtau_dask.engine import merge_tree
-from emtau_dask.mixture import plan
+from emtau_dask.execution import merge_tree
+from emtau_dask.mixture.estep import plan
 
 
 class Tasks(Callback):

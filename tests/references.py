@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.statistics import block_statistics
+from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.mixture.model.statistics import block_statistics
 
 LONG = np.longdouble
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")

@@ -1,4 +1,1 @@
-"""Gaussian mixtures: parameters, covariance structures, sufficient statistics, E-step, M-step.
-
-Knows NumPy and SciPy; nothing of chunks, storage or iterations.
-"""
+"""Gaussian mixtures: parameters, sufficient statistics, E-step and M-step. Knows NumPy and SciPy only."""

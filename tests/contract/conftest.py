@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from emtau_dask.storage import GraphSource, as_source, open_source
+from emtau_dask.io.sources.dask_arrays import GraphSource
+from emtau_dask.io.sources.opening import as_source, open_source
 
 N, D = 23, 3
 ROWS = np.random.default_rng(0).normal(size=(N, D))

@@ -16,10 +16,12 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import MemoryStore
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.engine.checkpoint_reading import read_newest
+from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
-from emtau_dask.storage import exclusive, object_store, open_log
-from emtau_dask.storage.objects import each
+from emtau_dask.io.files import exclusive
+from emtau_dask.io.objects.base import each
+from emtau_dask.io.objects.commits import open_log
+from emtau_dask.io.objects.remote import object_store
 
 PLACES = {
     "folder": lambda path: str(path / "objects"),

@@ -10,16 +10,9 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.activity import (
-    ActivityPolicy,
-    Evidence,
-    NextPass,
-    PassSummary,
-    RowArray,
-    Schedule,
-    Traced,
-    as_policy,
-)
+from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary, RowArray, Schedule
+from emtau_dask.policies.registry import as_policy
+from emtau_dask.policies.traced import Traced
 
 K, N, MAX_ITER = 4, 60, 40
 

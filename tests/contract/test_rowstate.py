@@ -12,25 +12,19 @@ from numcodecs.zstd import Zstd
 from processes import process_of
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.activity import NextPass, RowArray, Schedule
-from emtau_dask.engine.fitting import FitPlan, FitState, row_fields, run_fit, temporary_journal
-from emtau_dask.engine.loop import EmSettings
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.problem import pose
-from emtau_dask.engine.starts import GivenParameters
-from emtau_dask.engine.state import RunState
-from emtau_dask.mixture.covariance import STRUCTURES
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage import (
-    RowFields,
-    RowStateWriter,
-    SlotState,
-    Witness,
-    as_source,
-    object_store,
-    rows_layout,
-)
-from emtau_dask.storage.stored import digest
+from emtau_dask.em.loop import EmSettings
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.em.problem import pose
+from emtau_dask.em.state import RunState
+from emtau_dask.fit.fit import FitPlan, FitState, row_fields, run_fit, temporary_journal
+from emtau_dask.init.methods import GivenParameters
+from emtau_dask.io.objects.encoding import digest
+from emtau_dask.io.objects.remote import object_store
+from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
+from emtau_dask.io.sources.opening import as_source
+from emtau_dask.mixture.covariance.types import STRUCTURES
+from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.policies.base import NextPass, RowArray, Schedule
 
 CHUNK_ROWS = (3, 0, 5, 1)
 SLOT_ROWS = 5
@@ -304,8 +298,8 @@ def files_in(folder):
 KEEPER = """
 import sys
 import dask, numpy as np
-from emtau_dask.engine.fitting import temporary_journal
-from emtau_dask.storage import RowFields
+from emtau_dask.fit.fit import temporary_journal
+from emtau_dask.io.objects import RowFields
 dask.config.set({"temporary-directory": sys.argv[1]})
 with temporary_journal(RowFields(("active",), ("bool",), 5), 1) as journal:
     state = journal.writer().write(0, {"active": np.ones(5, bool)})
@@ -371,7 +365,7 @@ class TestTemporaryJournal:
         def interrupted(file, operation):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("emtau_dask.storage.scratch.fcntl.flock", interrupted)
+        monkeypatch.setattr("emtau_dask.io.files.scratch.fcntl.flock", interrupted)
         with pytest.raises(KeyboardInterrupt) as held, temporary_journal(FIELDS, len(CHUNK_ROWS)):
             pass
         assert held.traceback  # It holds on to what it went through, as it does at the end of a command.

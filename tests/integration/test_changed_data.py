@@ -15,10 +15,11 @@ import zarr
 from clusters import name_of, processes, seen
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.engine import chunks, fitting
-from emtau_dask.engine.fingerprint import sampled
+from emtau_dask.checkpoint.fingerprints import sampled
+from emtau_dask.em import chunk as chunks
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.storage import as_source, open_source
+from emtau_dask.fit import fit as fitting
+from emtau_dask.io.sources.opening import as_source, open_source
 
 CHUNKS, CHUNK_ROWS = 176, 40
 _random = np.random.default_rng(4)
@@ -63,7 +64,7 @@ KINDS = [stored_as_zarr, stored_as_npy, stored_as_parquet, in_memory, computed]
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Of a .npy file, as many chunks; tasks one after another."""
-    monkeypatch.setattr("emtau_dask.storage.arrays.CHUNK_BYTES", CHUNK_ROWS * 16)
+    monkeypatch.setattr("emtau_dask.io.sources.checks.CHUNK_BYTES", CHUNK_ROWS * 16)
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
         warnings.simplefilter("ignore")
         yield
@@ -119,7 +120,7 @@ def test_a_worker_of_a_cluster_refuses_them_too(make, zygote, tmp_path):
 
 @pytest.mark.parametrize("make", KINDS)
 def test_shifted_rows_between_256_in_one_chunk(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("emtau_dask.storage.arrays.CHUNK_BYTES", ROWS.nbytes)
+    monkeypatch.setattr("emtau_dask.io.sources.checks.CHUNK_BYTES", ROWS.nbytes)
     monkeypatch.setattr(f"{__name__}.CHUNK_ROWS", len(ROWS))
     fit(make(ROWS, folder(tmp_path / "then")), tmp_path / "run.zarr")
     now = make(ONE_CHUNK, folder(tmp_path / "now"))

@@ -12,7 +12,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import CheckpointError, EmtauError, GaussianMixture, InvalidDataError
 from emtau_dask.errors import StoreUnreachableError
-from emtau_dask.storage import object_store, remote, urls
+from emtau_dask.io.objects import remote
+from emtau_dask.io.objects.remote import object_store
+from emtau_dask.io.remote import urls
 
 pytest_plugins = "s3server"
 

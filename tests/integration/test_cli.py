@@ -15,8 +15,8 @@ import zarr
 from click.testing import CliRunner, Result
 
 from emtau_dask import GaussianMixture
-from emtau_dask.face import runs
-from emtau_dask.face.cli import main
+from emtau_dask.cli.main import main
+from emtau_dask.runs import run as runs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def errors_of(result: Result) -> list[str]:
 def test_the_main_job_runs_on_a_fresh_machine(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
     run = subprocess.run(
-        [sys.executable, "-c", "from emtau_dask.face.cli import main; main()", "fit", "configs/digits.yaml"],
+        [sys.executable, "-c", "from emtau_dask.cli.main import main; main()", "fit", "configs/digits.yaml"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

@@ -20,9 +20,9 @@ from click.testing import CliRunner
 from distributed import LocalCluster, Security, default_client
 
 from emtau_dask import GaussianMixture
-from emtau_dask.face.cli import main
+from emtau_dask.cli.main import main
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 NOT_CONVERGED = 3
 
 

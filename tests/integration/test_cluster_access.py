@@ -15,9 +15,9 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import MemoryStore
 
 from emtau_dask import CheckpointError, ClusterError, EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.engine import access
-from emtau_dask.engine.cluster import environment
-from emtau_dask.storage.versions import software
+from emtau_dask.cluster import access
+from emtau_dask.cluster.environment import numerical_environment
+from emtau_dask.versions import software
 
 
 def fit(X, algorithm="em-tau", **settings):
@@ -80,7 +80,7 @@ class TestAWorkerElsewhere:
             assert fit(everywhere, checkpoint=here / "run").n_iter_ == 4
 
     def test_a_run_that_is_to_be_replaced_is_not_touched(self, client, here, everywhere):
-        from emtau_dask.face.fits import fit_estimator
+        from emtau_dask.estimator.fitting import fit_estimator
 
         with dask.config.set(scheduler="threads"):
             fit(everywhere, checkpoint=here / "old")
@@ -192,7 +192,7 @@ class Answers:
         return {worker: self.last[worker] for worker in workers}
 
 
-SIGHT = access._Sight(None, "", "", environment(), software())
+SIGHT = access._Sight(None, "", "", numerical_environment(), software())
 
 
 def proved(monkeypatch, *rounds):

@@ -18,10 +18,11 @@ from fits import CHUNKS, ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
-from emtau_dask.engine.cluster import cluster_errors
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits, resuming
-from emtau_dask.storage import as_source
+from emtau_dask.cluster.errors import cluster_errors
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fitting as fits
+from emtau_dask.estimator import resuming
+from emtau_dask.io.sources.opening import as_source
 
 ITERATIONS = 12
 

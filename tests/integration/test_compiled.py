@@ -13,8 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Judge
 
 from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.engine import compiling, scoring
-from emtau_dask.mixture import tiles
+from emtau_dask.em import compiling
+from emtau_dask.em import estep_task as scoring
+from emtau_dask.mixture.compiled import tiles
 
 POLICIES = {
     "em": FullEM(),

@@ -25,7 +25,7 @@ from dask.utils import parse_bytes
 from distributed import Client
 
 from emtau_dask import GaussianMixture
-from emtau_dask.face.config import load_config
+from emtau_dask.config.schema import load_config
 
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE = REPOSITORY / "docker-compose.yml"

@@ -19,9 +19,10 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
-from emtau_dask.activity import NextPass, RowArray, Schedule
-from emtau_dask.engine.fitting import WITNESS
-from emtau_dask.storage import LocalObjects, as_source
+from emtau_dask.fit.fit import WITNESS
+from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.sources.opening import as_source
+from emtau_dask.policies.base import NextPass, RowArray, Schedule
 
 CHUNKS = (40, 40, 0, 80, 40)
 """Chunks 0 and 4 hold a cluster far from all others, 1 and 3 one each of two that overlap, 2 nothing."""

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from disks import SmallDisk
 
 from emtau_dask import EmtauError, GaussianMixture
-from emtau_dask.face.cli import main
-from emtau_dask.face.progress import progress_to
+from emtau_dask.cli.main import main
+from emtau_dask.estimator.progress import progress_to
 
 LONG = "n" * 300
 X = np.random.default_rng(0).normal(size=(20_000, 2))
@@ -175,7 +175,7 @@ def test_reading_below_a_file(base, reader):
     assert str(base / "file") in failed(READERS[reader](base, base / "file" / "inner"))
 
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 
 
 def test_a_log_on_a_full_disk_ends_no_work(tmp_path):

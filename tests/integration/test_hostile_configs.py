@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emtau_dask.cli.main import main
+from emtau_dask.config.yaml import MAX_BYTES, in_yaml, parse_yaml
 from emtau_dask.errors import ConfigError
-from emtau_dask.face.cli import main
-from emtau_dask.face.config_yaml import MAX_BYTES, in_yaml, parse_yaml
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 GOOD = "data: {dataset: example1}\nmodel: {n_components: 2}\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.storage.commits import VERSION, sealed
+from emtau_dask.io.objects.commits import VERSION, sealed
 
 _random = np.random.default_rng(2)
 ROWS = _random.normal(size=(60, 2))

@@ -21,8 +21,9 @@ from distributed import Client
 from fits import ROWS, assert_same_bits, mixture, quietly
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.face.cli import main
-from emtau_dask.storage import as_dask, as_source, is_parquet, open_source
+from emtau_dask.cli.main import main
+from emtau_dask.io.sources.opening import as_dask, as_source, open_source
+from emtau_dask.io.sources.parquet import is_parquet
 
 pytest_plugins = "s3server"
 
@@ -373,7 +374,7 @@ def impatient(monkeypatch):
     """Nothing is tried again."""
     retries = {"mode": "standard", "total_max_attempts": 1}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": retries}})
-    monkeypatch.setattr("emtau_dask.storage.urls.FIRST_PAUSE", 0)
+    monkeypatch.setattr("emtau_dask.io.remote.urls.FIRST_PAUSE", 0)
 
 
 FAULTS = {

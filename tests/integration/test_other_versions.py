@@ -17,8 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 import emtau_dask
 from emtau_dask import ClusterError, EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fitting as fits
 
 OTHER = "2.99.9"
 BOTH = rf"zarr {OTHER}, the process that fits {zarr.__version__}"

@@ -7,8 +7,8 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from emtau_dask.face import labelling
-from emtau_dask.face.cli import main
+from emtau_dask.cli.main import main
+from emtau_dask.runs import labelling
 
 CONFIG = """
 data: {dataset: example1, path: data.zarr}

@@ -9,9 +9,9 @@ from oracles import starts
 from references import COVARIANCE_TYPES
 
 from emtau_dask import GaussianMixture
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face.labelling import write_labels
-from emtau_dask.storage import open_source
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.io.sources.opening import open_source
+from emtau_dask.runs.labelling import write_labels
 
 ROWS, _ = starts.mixture(200, 3, 3, separation=3.0, seed=3)
 ROWS.setflags(write=False)

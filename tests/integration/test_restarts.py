@@ -8,8 +8,9 @@ from fits import ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits, resuming
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fitting as fits
+from emtau_dask.estimator import resuming
 
 ITERATIONS, STARTS = 3, 3
 

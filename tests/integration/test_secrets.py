@@ -18,11 +18,12 @@ from click.testing import CliRunner
 from reliability.damage import manifest_of
 
 from emtau_dask import EmtauError, GaussianMixture
-from emtau_dask.face.cli import main
-from emtau_dask.storage import object_store, open_source
-from emtau_dask.storage.commits import sealed
+from emtau_dask.cli.main import main
+from emtau_dask.io.objects.commits import sealed
+from emtau_dask.io.objects.remote import object_store
+from emtau_dask.io.sources.opening import open_source
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 NOT_CONVERGED = 3
 ROWS = np.random.default_rng(0).normal(size=(200, 2))
 

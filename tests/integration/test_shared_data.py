@@ -14,10 +14,10 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import ZipStore
 
 from emtau_dask import CheckpointError, EMTau, GaussianMixture, InvalidDataError, StorageError
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits
-from emtau_dask.face.cli import main
-from emtau_dask.storage import open_source
+from emtau_dask.cli.main import main
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fitting as fits
+from emtau_dask.io.sources.opening import open_source
 
 WEIGHTS = np.linspace(0.5, 1.5, len(ROWS))
 KINDS = ("rows.zarr", "rows.npy", "rows.parquet")

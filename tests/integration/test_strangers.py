@@ -22,10 +22,10 @@ from click.testing import CliRunner
 from reliability.damage import manifest_of
 
 from emtau_dask import GaussianMixture
-from emtau_dask.face.cli import main
-from emtau_dask.storage.commits import sealed
+from emtau_dask.cli.main import main
+from emtau_dask.io.objects.commits import sealed
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.face.cli import main; main()"]
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 MORE = ("--set", "stop.max_iter=4")
 FAILED, BAD_USAGE, NOT_CONVERGED = 1, 2, 3
 

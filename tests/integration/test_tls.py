@@ -13,8 +13,8 @@ import pytest
 from distributed import LocalCluster, Security
 
 from emtau_dask import ClusterError
-from emtau_dask.face.computing import computing
-from emtau_dask.face.config import RunConfig, checked_config
+from emtau_dask.config.schema import RunConfig, checked_config
+from emtau_dask.runs.clusters import computing
 
 SCRIPT = Path(__file__).parents[2] / "containers" / "certificates.sh"
 

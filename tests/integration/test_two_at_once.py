@@ -12,8 +12,9 @@ from reliability.scenarios import Scenario
 from reliability.zygote import Zygote
 
 from emtau_dask import EMLazy, EMTau, GaussianMixture
-from emtau_dask.engine.checkpoint_reading import read_commit
-from emtau_dask.storage import CommitLog, LocalObjects, open_log
+from emtau_dask.checkpoint.reader import read_commit
+from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects.commits import CommitLog, open_log
 
 
 @pytest.fixture(scope="module")

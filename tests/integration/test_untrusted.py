@@ -10,8 +10,9 @@ from distributed import Client
 from fits import ROWS, assert_same_bits, mixture
 
 from emtau_dask import ConfigError, GaussianMixture, InvalidDataError
-from emtau_dask.activity import EMTau, RowArray
-from emtau_dask.storage import open_source
+from emtau_dask.io.sources.opening import open_source
+from emtau_dask.policies.base import RowArray
+from emtau_dask.policies.tau import EMTau
 
 
 @pytest.mark.parametrize("kind", [pa.int16(), pa.int64(), pa.bool_(), pa.float64()], ids=str)

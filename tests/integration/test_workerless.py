@@ -17,9 +17,9 @@ from distributed import Client
 from fits import ROWS, assert_same_bits
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
-from emtau_dask.engine import workerless
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face import fits
+from emtau_dask.cluster import workerless
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fitting as fits
 
 NONE = "has no workers"
 NOT_CONVERGED = 3
@@ -175,7 +175,7 @@ def test_a_warning_that_is_an_error_reaches_the_caller(zygote, stored, tmp_path,
         worker.join()
 
 
-EMTAU = "import sys; from emtau_dask.face.cli import main; sys.exit(main())"
+EMTAU = "import sys; from emtau_dask.cli.main import main; sys.exit(main())"
 
 
 def test_the_command_line_says_it(zygote, stored, tmp_path):

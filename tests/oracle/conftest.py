@@ -13,7 +13,7 @@ def fit(request, monkeypatch):
     import dask  # not at the top: the oracles' own tests run without the package
 
     import emtau_dask
-    from emtau_dask.engine import loop
+    from emtau_dask.em import loop
 
     setting = {"numpy": "never", "compiled": "always"}[request.param]
     chosen, kernels = [], loop.Kernels

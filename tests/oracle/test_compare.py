@@ -12,10 +12,10 @@ from rich.console import Console
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.face.compare import compare
-from emtau_dask.face.compare_tables import classification_error, confusion, print_comparison
-from emtau_dask.face.config import load_config
+from emtau_dask.compare.run import compare
+from emtau_dask.compare.tables import classification_error, confusion, print_comparison
+from emtau_dask.config.schema import load_config
+from emtau_dask.em.observer import SilentObserver
 
 N, K, SEED, CHUNK = 240, 3, 5, 70
 LISTED = [

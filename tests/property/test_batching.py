@@ -11,17 +11,19 @@ from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emtau_dask.engine import merge_tree
-from emtau_dask.engine.chunks import ChunkLoader
-from emtau_dask.engine.merge_tree import FAN_IN, batches_of
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.passes import NO_SOURCE, run_pass
-from emtau_dask.engine.scoring import EStepItem, EStepTask
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.plan import plan_kernel
-from emtau_dask.mixture.tiles import Kernels
-from emtau_dask.storage import ChunkPlace, RowFields, SlotState, as_source
+from emtau_dask.em.chunk import ChunkLoader
+from emtau_dask.em.estep_task import EStepItem, EStepTask
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.execution import merge_tree
+from emtau_dask.execution.merge_tree import FAN_IN, batches_of
+from emtau_dask.execution.passes import NO_SOURCE, run_pass
+from emtau_dask.io.objects.row_state import RowFields, SlotState
+from emtau_dask.io.sources.base import ChunkPlace
+from emtau_dask.io.sources.opening import as_source
+from emtau_dask.mixture.compiled.tiles import Kernels
+from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.estep.plan import plan_kernel
+from emtau_dask.mixture.model.parameters import MixtureParameters
 
 COSTS = st.dictionaries(
     st.integers(0, 5000), st.floats(0, 2**24) | st.floats(0, 2**10), min_size=1, max_size=200

@@ -15,7 +15,7 @@ from numcodecs.zstd import Zstd
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.errors import CheckpointError
-from emtau_dask.storage.commits import sealed
+from emtau_dask.io.objects.commits import sealed
 from reliability import scenarios
 
 MEGABYTES = 1000

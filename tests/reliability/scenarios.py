@@ -16,9 +16,12 @@ import dask.array as da
 import numpy as np
 
 from emtau_dask import EMLazy, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
-from emtau_dask.engine.checkpoint_reading import read_commit, read_newest
-from emtau_dask.face import fits, resuming
-from emtau_dask.storage import LocalObjects, exclusive, open_log
+from emtau_dask.checkpoint.reader import read_commit, read_newest
+from emtau_dask.estimator import fitting as fits
+from emtau_dask.estimator import resuming
+from emtau_dask.io.files import exclusive
+from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects.commits import open_log
 from reliability.boundaries import Boundaries
 
 CHUNKS = (28, 0, 30, 22)

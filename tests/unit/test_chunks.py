@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emtau_dask.engine.chunks import LARGEST, LoadedChunk
+from emtau_dask.em.chunk import LARGEST, LoadedChunk
 from emtau_dask.errors import UnusableRowError
 
 pytestmark = pytest.mark.filterwarnings("error")

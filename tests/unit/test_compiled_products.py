@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from emtau_dask.mixture import compiled, compiled_features, compiled_joint, compiled_products, tiles
-from emtau_dask.mixture.compiled_products import (
+from emtau_dask.mixture.compiled import features as compiled_features
+from emtau_dask.mixture.compiled import joint as compiled_joint
+from emtau_dask.mixture.compiled import loop as compiled
+from emtau_dask.mixture.compiled import products as compiled_products
+from emtau_dask.mixture.compiled import tiles
+from emtau_dask.mixture.compiled.products import (
     COLUMNS,
     VECTOR_BYTES,
     add_upper_squares,
@@ -254,8 +258,8 @@ def test_what_numba_keeps_of_the_loops_is_of_these_parts():
 
 OTHER_WIDTHS = """
 import numpy as np
-from emtau_dask.mixture.compiled_products import VECTOR_BYTES, multiply, multiply_transposed
-from emtau_dask.mixture.compiled_products import subtract_half_squares, add_upper_squares, side_of
+from emtau_dask.mixture.compiled.products import VECTOR_BYTES, multiply, multiply_transposed
+from emtau_dask.mixture.compiled.products import subtract_half_squares, add_upper_squares, side_of
 print(VECTOR_BYTES)
 for dtype in ("f4", "f8"):
     rng = np.random.default_rng(0)

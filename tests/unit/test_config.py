@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from emtau_dask.config.algorithms import ComparedKMeans, RunEM, RunEMTau
+from emtau_dask.config.data import MixtureOptions
+from emtau_dask.config.schema import RunConfig, load_config
 from emtau_dask.errors import ConfigError
-from emtau_dask.face.config import RunConfig, load_config
-from emtau_dask.face.config_algorithms import ComparedKMeans, RunEM, RunEMTau
-from emtau_dask.face.config_data import MixtureOptions
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -11,8 +11,8 @@ from references import COVARIANCE_TYPES, full_covariances, random_covariances, s
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
-from emtau_dask.mixture.covariance import STRUCTURES, THREADED, structure_named
-from emtau_dask.mixture.factor import covariance_of_factor, factor_of_precision, precision_factors
+from emtau_dask.mixture.covariance.types import STRUCTURES, THREADED, structure_named
+from emtau_dask.mixture.numerics.cholesky import covariance_of_factor, factor_of_precision, precision_factors
 
 K, D = 3, 4
 
@@ -127,7 +127,7 @@ def test_distances_are_traces(structure, covariances, factors):
 
 DISTANCES = """
 import numpy as np
-from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.mixture.covariance.types import STRUCTURES
 rng = np.random.default_rng(0)
 for _ in range(20):
     scatter, factors = rng.normal(size=(2, 3, 3, 3))

@@ -10,17 +10,17 @@ import pytest
 import sklearn.datasets
 import zarr
 
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.errors import EmtauError, InvalidDataError
-from emtau_dask.face.config_data import (
+from emtau_dask.config.data import (
     DatasetOptions,
     DigitsOptions,
     Example1Options,
     MixtureOptions,
     MnistOptions,
 )
-from emtau_dask.face.datasets import holds_dataset, make_dataset
-from emtau_dask.face.datasets_mixture import BLOCK_ROWS, mixture_parameters
+from emtau_dask.datasets.registry import holds_dataset, make_dataset
+from emtau_dask.datasets.synthetic import BLOCK_ROWS, mixture_parameters
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.errors import EmtauError, InvalidDataError
 
 
 def make(options: DatasetOptions, path: Path, **settings: Any) -> zarr.Group:

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from emtau_dask.engine.fingerprint import fingerprint, sampled
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.storage import RangeSource, as_source
+from emtau_dask.checkpoint.fingerprints import fingerprint, sampled
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.sources.opening import as_source
 
 MIB = 2**20
 

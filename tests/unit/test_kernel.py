@@ -9,15 +9,15 @@ import scipy.special
 import scipy.stats
 from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, naive_statistics
 
-from emtau_dask.mixture import joint
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.features import FORMS as FEATURES
-from emtau_dask.mixture.features import Frame, conditions
-from emtau_dask.mixture.kernel import BlockKernel
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.plan import Form, KernelPlan, block_bytes, block_rows, even_length, plan_kernel
-from emtau_dask.mixture.products import perform
-from emtau_dask.mixture.responsibilities import exponentials, normalise
+from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.estep import joint
+from emtau_dask.mixture.estep.block_kernel import BlockKernel
+from emtau_dask.mixture.estep.features import FORMS as FEATURES
+from emtau_dask.mixture.estep.features import Frame, conditions
+from emtau_dask.mixture.estep.plan import Form, KernelPlan, block_bytes, block_rows, even_length, plan_kernel
+from emtau_dask.mixture.estep.responsibilities import exponentials, normalise
+from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.mixture.numerics.products import perform
 
 N, K, D = 50, 3, 4
 

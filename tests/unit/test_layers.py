@@ -1,8 +1,9 @@
-"""Imports go downwards only, and importing the package changes nothing in the process."""
+"""Imports go downwards only and by the front door, state is not hidden, and importing changes nothing."""
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,72 +11,176 @@ import pytest
 import emtau_dask
 
 PACKAGE = Path(emtau_dask.__file__).parent
-LAYERS = ("shown", "errors", "mixture", "activity", "storage", "engine", "face")
+LAYERS = (
+    "messages",
+    "errors",
+    "checks",
+    "settings",
+    "versions",
+    "mixture.numerics",
+    "mixture.covariance",
+    "mixture.model",
+    "mixture.estep",
+    "mixture.compiled",
+    "policies",
+    "io.files",
+    "io.remote",
+    "io.zarr_format",
+    "io.sources",
+    "io.objects",
+    "io.cache",
+    "io.output",
+    "cluster",
+    "execution",
+    "em",
+    "init",
+    "checkpoint",
+    "fit",
+    "estimator",
+    "config",
+    "datasets",
+    "runs",
+    "compare",
+    "cli",
+)
 """From the bottom up; a module may import its own layer and those below it."""
-
+MOST_MODULES = 12
+"""Of a folder, beside its `__init__`."""
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-def _parts(path):
-    """`emtau_dask/engine/loop.py` -> ('emtau_dask', 'engine', 'loop')."""
-    return ("emtau_dask", *path.relative_to(PACKAGE).with_suffix("").parts)
+def dotted(path):
+    """`emtau_dask/em/loop.py` -> `em.loop`, and `emtau_dask/em/__init__.py` -> `em`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(path):
-    """Dotted names of everything of the package that a module imports, in functions too."""
-    module = _parts(path)
+NAMES = {dotted(path): path for path in MODULES}
+
+
+def folder_of(name):
+    """The folder of a module; a module beside the folders is one of its own."""
+    if NAMES[name].name == "__init__.py":
+        return name
+    return name.rpartition(".")[0] or name
+
+
+def imports_of(path):
+    """What a module imports of the package, in functions and for type checkers too: (module, line)."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = module[: len(module) - node.level] if node.level else ()
-            prefix = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+            assert not node.level, f"{path}:{node.lineno} imports relatively"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in found:
+            if name.partition(".")[0] == "emtau_dask":
+                inner = name.removeprefix("emtau_dask").lstrip(".")
+                yield inner if inner in NAMES else inner.rpartition(".")[0], node.lineno
 
 
-def _layer(dotted):
-    """The layer of a dotted name; None where it is outside the package."""
-    first, *rest = dotted.split(".")
-    if first != "emtau_dask":
-        return None
-    assert rest, "a module imports the whole package, that is, its topmost layer"
-    return rest[0]
+EDGES = {name: {other for other, _ in imports_of(path)} - {name, ""} for name, path in NAMES.items()}
+
+
+def circle(edges):
+    """A circle of imports, or nothing."""
+    finished, path = set(), []
+
+    def visit(name):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in finished:
+            return []
+        path.append(name)
+        found = next((found for other in sorted(edges[name]) if (found := visit(other))), [])
+        path.pop()
+        finished.add(name)
+        return found
+
+    return next((found for name in sorted(edges) if (found := visit(name))), [])
 
 
 def test_every_module_belongs_to_a_layer():
-    assert {_parts(path)[1] for path in MODULES} == set(LAYERS)
+    parents = {name for name in NAMES if any(other.startswith(f"{name}.") for other in LAYERS)}
+    assert {folder_of(name) for name in NAMES} - parents == set(LAYERS)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: ".".join(_parts(path)[1:]))
-def test_imports_go_downwards(path):
-    own = LAYERS.index(_parts(path)[1])
-    wrong = [name for name in _imports(path) if _layer(name) and LAYERS.index(_layer(name)) > own]
-    assert wrong == []
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_imports_go_downwards(name):
+    folder = folder_of(name)
+    own = LAYERS.index(folder) if folder in LAYERS else 0
+    assert [other for other in EDGES[name] if LAYERS.index(folder_of(other)) > own] == []
+
+
+def test_no_modules_import_each_other():
+    """A folder's `__init__` counts with its folder, which imports its modules and is imported by others."""
+    within = {
+        name: {other for other in others if NAMES[other].name != "__init__.py"}
+        for name, others in EDGES.items()
+    }
+    assert circle(within) == []
+
+
+def test_no_folders_import_each_other():
+    folders = defaultdict(set)
+    for name, others in EDGES.items():
+        folders[folder_of(name)] |= {folder_of(other) for other in others} - {folder_of(name)}
+    assert circle(folders) == []
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_nothing_reaches_past_the_door_of_another_folder(name):
+    past = [
+        f"{NAMES[name]}:{line} imports {other}"
+        for other, line in imports_of(NAMES[name])
+        if "." in other and folder_of(other) != folder_of(name) and NAMES[other].name != "__init__.py"
+    ]
+    assert past == []
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=str)
+def test_a_folder_is_small_and_says_what_lives_there(folder):
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert said
+    assert "\n\n" not in said
 
 
 def test_mixture_knows_numpy_and_scipy_only():
     """And numba, in the modules that compile; the package can do without."""
     allowed = {"numpy", "scipy", "emtau_dask", *sys.stdlib_module_names}
     compiling = {
-        "compiled": {"numba", "llvmlite"},
-        "compiled_products": {"numba", "llvmlite"},
-        "tiles": {"numba"},
+        "mixture.compiled.loop": {"numba", "llvmlite"},
+        "mixture.compiled.products": {"numba", "llvmlite"},
+        "mixture.compiled.tiles": {"numba"},
     }
     found = {
-        name.partition(".")[0]
-        for path in MODULES
-        if _parts(path)[1] == "mixture"
-        for name in _imports(path)
-        if name.partition(".")[0] not in compiling.get(path.stem, set())
+        (name, package)
+        for name, path in NAMES.items()
+        if name.startswith("mixture.")
+        for package in packages_of(path) - allowed - compiling.get(name, set())
     }
-    assert found <= allowed
+    assert found == set()
 
 
-def test_only_storage_and_above_know_dask_and_zarr():
-    low = [path for path in MODULES if LAYERS.index(_parts(path)[1]) < LAYERS.index("storage")]
-    assert [
-        p for p in low if {n.partition(".")[0] for n in _imports(p)} & {"dask", "zarr", "distributed"}
-    ] == []
+def packages_of(path):
+    """The packages that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_only_io_and_above_know_dask_and_zarr():
+    low = LAYERS[LAYERS.index("mixture.numerics") : LAYERS.index("io.files")]
+    known = {name for name, path in NAMES.items() if packages_of(path) & {"dask", "zarr", "distributed"}}
+    assert {name for name in known if folder_of(name) in low} == set()
 
 
 PROBE = """
@@ -100,7 +205,7 @@ import emtau_dask
 for module in pkgutil.walk_packages(emtau_dask.__path__, "emtau_dask."):
     importlib.import_module(module.name)
 after = seen()
-assert "emtau_dask.face.estimator" in sys.modules
+assert "emtau_dask.estimator.gaussian_mixture" in sys.modules
 print(json.dumps([name for name in before if before[name] != after[name]]))
 """
 

@@ -10,7 +10,7 @@ from multiprocessing.pool import ThreadPool
 import dask
 import pytest
 
-from emtau_dask.engine.local import compute_here, compute_in_threads
+from emtau_dask.execution.threads import compute_here, compute_in_threads
 
 
 def gathered(*found):

@@ -6,9 +6,8 @@ import scipy.stats
 from references import COVARIANCE_TYPES, full_covariances, naive_statistics, random_covariances, statistics_of
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
-from emtau_dask.mixture.arrays import frozen
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.parameters import (
+from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.model.parameters import (
     MixtureParameters,
     check_means,
     check_precisions,
@@ -17,7 +16,8 @@ from emtau_dask.mixture.parameters import (
     m_step,
     most_probable,
 )
-from emtau_dask.mixture.statistics import zero
+from emtau_dask.mixture.model.statistics import zero
+from emtau_dask.mixture.numerics.arrays import frozen
 
 N, K, D = 60, 3, 2
 

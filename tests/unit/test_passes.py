@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task, processed
 
-from emtau_dask.engine.merge_tree import batches_of
-from emtau_dask.engine.observer import SilentObserver
-from emtau_dask.engine.passes import NO_SOURCE, run_pass
+from emtau_dask.em.observer import SilentObserver
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.storage import GraphSource
+from emtau_dask.execution.merge_tree import batches_of
+from emtau_dask.execution.passes import NO_SOURCE, run_pass
+from emtau_dask.io.sources.dask_arrays import GraphSource
 
 
 def joined(parts):

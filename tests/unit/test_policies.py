@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.activity import Evidence, NextPass, PassSummary
-from emtau_dask.activity.star import heapify
+from emtau_dask.policies.base import Evidence, NextPass, PassSummary
+from emtau_dask.policies.star import heapify
 
 
 def evidence(labels, responsibilities=None, iteration=1):

@@ -9,8 +9,9 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.activity import RowArray, as_policy
 from emtau_dask.errors import ConfigError
+from emtau_dask.policies.base import RowArray
+from emtau_dask.policies.registry import as_policy
 
 IMPOSSIBLE = [
     (EMTau(tau=0), r"tau=0.*at least 1"),

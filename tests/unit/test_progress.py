@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emtau_dask.engine.history import IterationRecord
-from emtau_dask.engine.observer import FitObserver, SilentObserver
-from emtau_dask.face.progress import LineObserver, RichObserver, observer_for, progress_to
-from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.em.history import IterationRecord
+from emtau_dask.em.observer import FitObserver, SilentObserver
+from emtau_dask.estimator.progress import LineObserver, RichObserver, observer_for, progress_to
+from emtau_dask.mixture.model.parameters import MixtureParameters
 
 RECORD = IterationRecord(
     iteration=1,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emtau_dask.errors import CheckpointError, EmtauError, UnusableRowError
-from emtau_dask.shown import cause_of, masked, masked_url, masked_values, printable, short, shown
-from emtau_dask.storage.remote import object_store
-from emtau_dask.storage.urls import Url
+from emtau_dask.io.objects.remote import object_store
+from emtau_dask.io.remote.urls import Url
+from emtau_dask.messages import cause_of, masked, masked_url, masked_values, printable, short, shown
 
 URLS = {
     "http://user:SECRET@host:80/x.npy?X-Amz-Signature=SECRET": "http://…@host:80/x.npy?…",

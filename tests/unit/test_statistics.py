@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.statistics import Merger, PairwiseMerger, group_statistics, merge, merged, zero
+from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.model.statistics import Merger, PairwiseMerger, group_statistics, merge, merged, zero
 
 SHAPES = {"full": (3, 4, 4), "tied": (4, 4), "diag": (3, 4), "spherical": (3,)}
 FIELDS = ("weights", "means", "scatter")

@@ -19,17 +19,17 @@ from references import COVARIANCE_TYPES, full_covariances, naive_statistics
 from scipy.stats import multivariate_normal
 
 from emtau_dask import ConfigError
-from emtau_dask.engine.compiling import WORTH_IT, worth_compiling
-from emtau_dask.engine.planning import STATISTICS_HELD
-from emtau_dask.mixture import tiles
-from emtau_dask.mixture.compiled import _exponentiate, logarithm
-from emtau_dask.mixture.compiled_joint import conclude
-from emtau_dask.mixture.joint import statistics_of_joint
-from emtau_dask.mixture.kernel import BlockKernel, MostProbable
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.plan import Form, block_bytes, plan_kernel
-from emtau_dask.mixture.responsibilities import LEAST_EXPONENT
-from emtau_dask.mixture.tiles import Kernels, TileKernel, tiled
+from emtau_dask.em.compiling import WORTH_IT, worth_compiling
+from emtau_dask.fit.memory_estimate import STATISTICS_HELD
+from emtau_dask.mixture.compiled import tiles
+from emtau_dask.mixture.compiled.joint import conclude
+from emtau_dask.mixture.compiled.loop import _exponentiate, logarithm
+from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel, tiled
+from emtau_dask.mixture.estep.block_kernel import BlockKernel, MostProbable
+from emtau_dask.mixture.estep.joint import statistics_of_joint
+from emtau_dask.mixture.estep.plan import Form, block_bytes, plan_kernel
+from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
+from emtau_dask.mixture.model.parameters import MixtureParameters
 
 K, D = 3, 4
 TILE = tiles.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
@@ -562,7 +562,7 @@ class Broken:
             raise kind("numba is not what it should be")
 sys.meta_path.insert(0, Broken())
 from emtau_dask import ClusterError, ConfigError, GaussianMixture
-from emtau_dask.engine.compiling import WORTH_IT, check_compiler, worth_compiling
+from emtau_dask.em.compiling import WORTH_IT, check_compiler, worth_compiling
 assert not worth_compiling((WORTH_IT, 1), "diag", 1)
 dask.config.set({"emtau.compiled": "always"})
 for expected, call in [

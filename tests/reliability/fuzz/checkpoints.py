@@ -9,7 +9,7 @@ import yaml
 import zarr
 
 from emtau_dask import CheckpointError, GaussianMixture
-from emtau_dask.storage.commits import sealed
+from emtau_dask.io.objects.commits import sealed
 from reliability import damage, scenarios
 from reliability.fuzz import configs, documents
 from reliability.fuzz.commands import called, judged

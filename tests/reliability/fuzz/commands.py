@@ -10,8 +10,8 @@ import yaml
 import zarr
 
 from emtau_dask import EmtauError, GaussianMixture
-from emtau_dask.face.cli import main
-from emtau_dask.storage import as_source, open_source
+from emtau_dask.cli.main import main
+from emtau_dask.io.sources.opening import as_source, open_source
 from reliability.fuzz import configs, models, npy, parquet, rows, zarrs
 from reliability.fuzz.oracle import SLACK, ForeignError, WrongError, unprintable
 

@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from emtau_dask.face.config import load_config
+from emtau_dask.config.schema import load_config
 from reliability.fuzz import binaries, documents
 from reliability.fuzz.oracle import WrongError
 

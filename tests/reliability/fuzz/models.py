@@ -9,8 +9,8 @@ import numpy as np
 import zarr
 
 from emtau_dask import EMStar, EMTau, GaussianMixture
-from emtau_dask.engine.history import IterationRecord
-from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.em.history import IterationRecord
+from emtau_dask.mixture.covariance.types import STRUCTURES
 from reliability.fuzz import documents, zarrs
 from reliability.fuzz.oracle import WrongError
 

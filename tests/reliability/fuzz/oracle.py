@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from emtau_dask import EmtauError
-from emtau_dask.mixture import kernel
+from emtau_dask.mixture.estep import block_kernel as kernel
 from reliability.damage import RUNNING, WRITING
 from reliability.fuzz.binaries import WITNESS
 

@@ -14,7 +14,7 @@ import yaml
 import zarr
 from numpy.lib import format as npy_format
 
-from emtau_dask.storage import as_source, open_source
+from emtau_dask.io.sources.opening import as_source, open_source
 from reliability.fuzz import commands, npy, oracle, running
 
 oracle.SECONDS = 3
@@ -69,7 +69,7 @@ def any_yaml(case):
 
 def commands_without_a_word_of_ours(case):
     """A command meets another library's error where a model is damaged."""
-    with mock.patch("emtau_dask.face.modelfile.InvalidDataError", KeyError):
+    with mock.patch("emtau_dask.estimator.model_file.InvalidDataError", KeyError):
         return commands.target(case)
 
 

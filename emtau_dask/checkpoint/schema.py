@@ -1,0 +1,187 @@
+"""The manifest of a commit: what may stand in it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+MAX_COUNT = 2**48
+MAX_CHUNKS = 2**24
+MAX_SAMPLES = 16
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Attempt = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9a-f]{32}$")]
+ArrayKey = Annotated[
+    str, StringConstraints(pattern=r"^attempts/[0-9]{1,15}-[0-9a-f]{32}/[a-z_]{1,40}/c(\.[0-9]{1,15}){1,4}$")
+]
+StopReason = Literal["tol", "no-active-rows", "max-iter"]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ArrayRef(_Entry):
+    """An object: a chunk of an array of an attempt."""
+
+    key: ArrayKey
+    sha256: Sha256
+
+
+class ParametersEntry(_Entry):
+    """Mixture parameters; what is not given is None."""
+
+    weights: ArrayRef | None = None
+    means: ArrayRef | None = None
+    covariances: ArrayRef | None = None
+    precisions_cholesky: ArrayRef | None = None
+
+
+class HeldEntry(_Entry):
+    """What rows that are not active contribute."""
+
+    weights: ArrayRef
+    means: ArrayRef
+    scatter: ArrayRef
+    entropy: Number
+
+
+class HistoryEntry(_Entry):
+    """The records of a run, by column."""
+
+    iteration: list[Positive]
+    lower_bound: list[Number]
+    active_rows: list[Count]
+    full_pass: list[bool]
+    chunks_processed: list[Count]
+    chunks_skipped: list[Count]
+    bytes_read: list[Count]
+    seconds: list[Number]
+    rows: list[Positive]
+
+
+class RunEntry(_Entry):
+    """One run between two iterations."""
+
+    parameters: ParametersEntry
+    bound: Number | None
+    history: HistoryEntry
+    held: HeldEntry | None
+    since_reset: Count
+    afresh: bool
+    chunks: ArrayRef
+    digests: ArrayRef | None
+    stop_reason: StopReason | None
+
+
+class StartEntry(_Entry):
+    """K-means between two passes."""
+
+    centres: ArrayRef
+    tolerance: Number
+    n_iter: Count
+
+
+class FitEntry(_Entry):
+    """Where the fit is."""
+
+    run: Count
+    start: StartEntry | None
+    current: RunEntry | None
+    best: RunEntry | None
+    left_out: list[str]
+    finished: bool
+    notes: list[str]
+    contents: ArrayRef | None
+
+
+class AttemptEntry(_Entry):
+    """A process that wrote row state which this commit refers to."""
+
+    id: Attempt
+    fields: list[str]
+    dtypes: list[Literal["bool", "uint8", "uint16", "uint32", "uint64"]]
+
+
+class AlgorithmEntry(_Entry):
+    """The activity policy; ``name`` is None for a user's own."""
+
+    name: str | None
+    kind: str
+    params: dict[str, Any]
+
+
+class SampleEntry(_Entry):
+    """A chunk, and the SHA-256 of its values."""
+
+    chunk: Count
+    sha256: Sha256
+
+
+class SourceEntry(_Entry):
+    """The fingerprint of a source."""
+
+    shape: Annotated[list[Count], Field(min_length=1, max_length=2)]
+    dtype: str
+    chunks: Annotated[
+        list[Annotated[list[Count], Field(min_length=2, max_length=2)]], Field(max_length=MAX_CHUNKS)
+    ]
+    samples: Annotated[list[SampleEntry], Field(max_length=MAX_SAMPLES)]
+
+
+class ConfigEntry(_Entry):
+    """The settings of the fit."""
+
+    n_components: Positive
+    n_features: Positive
+    covariance_type: Literal["full", "tied", "diag", "spherical"]
+    algorithm: AlgorithmEntry
+    tol: Annotated[Number, Field(ge=0)]
+    reg_covar: Annotated[Number, Field(ge=0)]
+    max_iter: Count
+    n_init: Positive
+    init_params: Literal["kmeans", "k-means++", "random", "random_from_data"]
+    checkpoint_every: Positive
+    random_state: Count | None
+    warm_start: bool
+    seeds: Annotated[list[Count], Field(min_length=1)]
+    given: ParametersEntry
+    previous_bound: Number | None
+    feature_names: list[str] | None
+    run_config: dict[str, Any] | None
+
+
+class Manifest(_Entry):
+    """All that a commit says."""
+
+    run: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    number: Count
+    attempt: Attempt
+    attempts: list[AttemptEntry]
+    environment: dict[str, str]
+    written: str
+    config: ConfigEntry
+    data: SourceEntry
+    sample_weight: SourceEntry | None
+    responsibilities_init: SourceEntry | None
+    fit: FitEntry
+
+
+def references_of(entry: BaseModel) -> Iterator[ArrayRef]:
+    """Yield every array that an entry of a manifest refers to, at any depth."""
+    for _, value in entry:
+        if isinstance(value, ArrayRef):
+            yield value
+        elif isinstance(value, BaseModel):
+            yield from references_of(value)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where a manifest is wrong first, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

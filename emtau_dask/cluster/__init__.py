@@ -1,0 +1,29 @@
+"""Where tasks run: the scheduler that dask chooses, what workers see, and errors of a cluster translated."""
+
+from emtau_dask.cluster.access import differing_workers, prove_access, shared_data, shared_source
+from emtau_dask.cluster.environment import numerical_environment
+from emtau_dask.cluster.errors import cluster_errors
+from emtau_dask.cluster.payload import Sealed, in_use, opened
+from emtau_dask.cluster.scatter import check_portable, resident
+from emtau_dask.cluster.scheduler import active_client, in_process, local_scheduler, local_threads
+from emtau_dask.cluster.workerless import missing_workers_told, tell_if_there_are_none
+
+__all__ = [
+    "Sealed",
+    "active_client",
+    "check_portable",
+    "cluster_errors",
+    "differing_workers",
+    "in_process",
+    "in_use",
+    "local_scheduler",
+    "local_threads",
+    "missing_workers_told",
+    "numerical_environment",
+    "opened",
+    "prove_access",
+    "resident",
+    "shared_data",
+    "shared_source",
+    "tell_if_there_are_none",
+]

@@ -1,0 +1,295 @@
+"""Whether the workers of a cluster see the data and the checkpoint, and with what software.
+
+Before a fit each worker is asked. One that joins later proves the same by itself: the data when it first
+reads (`io.sources.shared`), the place of row state when it first uses it (`io.objects.row_state`).
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask.array as da
+import zarr
+
+from emtau_dask.cluster.environment import numerical_environment
+from emtau_dask.cluster.errors import cluster_errors, one_line
+from emtau_dask.cluster.payload import Sealed
+from emtau_dask.cluster.scheduler import active_client
+from emtau_dask.errors import CheckpointError, ClusterError, InvalidDataError
+from emtau_dask.io.files import this_process
+from emtau_dask.io.objects import ObjectStore, begun_elsewhere
+from emtau_dask.io.sources import (
+    GraphSource,
+    RangeSource,
+    SharedRows,
+    Source,
+    is_stored,
+    plain_zarr_of,
+    shared_rows,
+    zarr_beneath,
+    zarr_source,
+)
+from emtau_dask.versions import differences, other_versions, software
+
+PROOFS = 3
+SECRET_BYTES = 64
+ANSWER_SECONDS = 5.0
+"""How long the end of a fit waits for workers to say what software they have."""
+
+
+def shared_source(source: Source, name: str) -> Source:
+    """Return a source that the workers of the active client read only where they see what this process sees.
+
+    Reads samples of what is stored; without a client the source is left as it is.
+
+    Parameters
+    ----------
+    source : Source
+    name : str
+        What users call it.
+
+    Raises
+    ------
+    InvalidDataError
+        This process cannot read the samples.
+    """
+    if active_client() is None:
+        return source
+    if isinstance(source, GraphSource):
+        what = f"what {name} is made from"
+        beneath = tuple(shared_rows(found, what) for found in zarr_beneath(source.array))
+        return GraphSource(source.array, beneath) if beneath else source
+    if isinstance(source, RangeSource) and is_stored(source):
+        return replace(source, ranges=shared_rows(source, name))
+    return source
+
+
+def shared_data(data: Any, name: str) -> Any:
+    """Return lazy data, shared as by `shared_source` where they plainly are what is stored.
+
+    Parameters
+    ----------
+    data : dask array, zarr array or Source
+    name : str
+        What users call it.
+    """
+    if active_client() is None:
+        return data
+    if isinstance(data, da.Array):
+        plain = plain_zarr_of(data)
+        return data if plain is None else shared_source(zarr_source(plain, data.chunks[0]), name)
+    return shared_source(zarr_source(data) if isinstance(data, zarr.Array) else data, name)
+
+
+def _shared_by(source: Source) -> tuple[SharedRows, ...]:
+    """Return what workers prove of a source."""
+    if isinstance(source, GraphSource):
+        return source.beneath
+    ranges = getattr(source, "ranges", None)
+    return (ranges,) if isinstance(ranges, SharedRows) else ()
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """What a worker finds.
+
+    Attributes
+    ----------
+    secret : bytes or None
+        What it reads where this process wrote.
+    unusable : str
+        Why it cannot read or write there; empty where it can.
+    unseen : str
+        What of the data it does not see, or sees otherwise; empty where it sees all.
+    environment, software : dict
+        See `environment` and `software`.
+    unopened : str
+        Why it could not look, to follow its name; empty where it could.
+    """
+
+    secret: bytes | None
+    unusable: str
+    unseen: str
+    environment: dict[str, str]
+    software: dict[str, str]
+    unopened: str = ""
+
+
+_Told = tuple[ObjectStore | None, str, Sequence[SharedRows]]
+
+
+def _look(told: Sealed[_Told]) -> _Sight:
+    """Return what this process finds; sealed, lest a worker that cannot unpickle it says nothing else."""
+    secret, unusable, unseen = None, "", ""
+    try:
+        objects, folder, shared = told.value
+    except ClusterError as error:
+        why = str(error).removeprefix(f"{this_process()} ")
+        return _Sight(None, "", "", numerical_environment(), software(), unopened=why)
+    try:
+        if objects is not None:
+            secret = objects.get(f"{folder}secret", SECRET_BYTES)
+            objects.put(f"{folder}{uuid.uuid4().hex}", b"seen")
+    except Exception as error:
+        unusable = str(error)
+    for rows in shared:
+        unseen = unseen or rows.difference()
+    return _Sight(secret, unusable, unseen, numerical_environment(), software())
+
+
+def _sights(client: Any, told: Sealed[_Told]) -> dict[str, _Sight]:
+    """Return what the workers find, by address; those that go away meanwhile are left out."""
+    found: dict[str, _Sight] = {}
+    lost: dict[str, BaseException] = {}
+    for _ in range(PROOFS):
+        with cluster_errors():
+            waiting = [worker for worker in client.nthreads() if worker not in found]
+            answers = client.run(_look, told, workers=waiting, on_error="return") if waiting else {}
+        lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _Sight)}
+        found |= {worker: answer for worker, answer in answers.items() if worker not in lost}
+        for worker, error in lost.items():
+            if not isinstance(error, OSError):
+                raise ClusterError(
+                    f"the worker {worker} cannot run emtau_dask ({one_line(error)}). Install the same "
+                    "packages on every worker and on the scheduler."
+                ) from error
+        if not lost:
+            return found
+    for worker, error in lost.items():
+        if worker in client.nthreads():
+            raise ClusterError(
+                f"the worker {worker} does not answer ({one_line(error)}). Stop it, or start it anew."
+            ) from error
+    return found
+
+
+def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
+    """Let every worker prove that it reaches the checkpoint (or row state) and the data.
+
+    Parameters
+    ----------
+    objects : ObjectStore or None
+        Where row state will be; None where none is kept.
+    sources : mapping of str to Source
+        By name, for messages; those that are shared (see `shared_source`) are looked at.
+
+    Returns
+    -------
+    list of str
+        Warnings: workers whose library versions or CPU differ from this process's.
+
+    Raises
+    ------
+    CheckpointError
+        A worker does not see the checkpoint; names the worker.
+    CheckpointTakenError
+        Another process began a run there meanwhile.
+    InvalidDataError
+        A worker does not see the data, or sees other data.
+    ClusterError
+        A worker does not answer, lacks this package, or has another version of it.
+    """
+    client = active_client()
+    if client is None:
+        return []
+    shared = [rows for source in sources.values() for rows in _shared_by(source)]
+    folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
+    if objects is not None:
+        if not objects.shared:
+            raise CheckpointError(
+                f"{objects.location} lies in this process's memory, which workers cannot reach. Give a "
+                "folder that all of them see, or the URL of an object store."
+            )
+        objects.put(f"{folder}secret", secret)
+    try:
+        with cluster_errors():
+            told: Sealed[_Told] = Sealed.of((objects, folder, shared), made_with=software())
+        sights = _sights(client, told)
+        written = [] if objects is None else objects.list(folder)
+        if objects is not None and f"{folder}secret" not in written:
+            raise begun_elsewhere(objects)
+        arrived = len(written) - 1
+    finally:
+        if objects is not None:
+            with suppress(CheckpointError):
+                objects.delete(objects.list(folder))
+    for worker, sight in sights.items():
+        if sight.unopened:
+            raise ClusterError(f"the worker {worker} {sight.unopened}")
+        if objects is not None:
+            _check_place(worker, sight, secret, objects.location)
+        if sight.unseen:
+            raise InvalidDataError(f"the worker {worker} {sight.unseen}")
+    if objects is not None and arrived < len(sights):
+        raise CheckpointError(
+            f"of {len(sights)} workers that wrote to {objects.location}, {arrived} wrote where this process "
+            "can see it. Use a folder that is shared by all of them, or the URL of an object store."
+        )
+    return _notes(sights)
+
+
+def _check_place(worker: str, sight: _Sight, secret: bytes, place: str) -> None:
+    why = sight.unusable
+    if not why and sight.secret != secret:
+        why = "it does not find there what this process wrote"
+    if why:
+        raise CheckpointError(
+            f"the worker {worker} cannot use {place}, where row state goes: {why.rstrip('.')}. "
+            f"{other_versions(sight.software, software())}Give a checkpoint (or, without one, a dask "
+            "temporary-directory) that every worker sees under the same path, or the URL of an object store."
+        )
+
+
+def _notes(sights: Mapping[str, _Sight]) -> list[str]:
+    """Return what to tell of workers that differ from this process."""
+    found = []
+    last_bits = _differing(
+        {worker: sight.environment for worker, sight in sights.items()}, numerical_environment()
+    )
+    if last_bits:
+        found.append(
+            "workers differ from this process in what the last bits of a result depend on: "
+            f"{last_bits}. Another run need not give the same bits."
+        )
+    readers = _differing({worker: sight.software for worker, sight in sights.items()}, software())
+    if readers:
+        found.append(
+            "workers differ from this process in the packages that read data and row state: "
+            f"{readers}. Install the same versions on every worker."
+        )
+    return found
+
+
+def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str]) -> str:
+    """Return which workers differ, and in what; a package that only one side has may not be needed."""
+    told = {}
+    for worker, its in sorted(theirs.items()):
+        both = its.keys() & mine.keys()
+        told[worker] = differences(
+            {name: its[name] for name in mine if name in both},
+            {name: mine[name] for name in mine if name in both},
+        )
+    return ", ".join(f"{worker} ({difference})" for worker, difference in told.items() if difference)
+
+
+def differing_workers() -> list[str]:
+    """Return what `prove_access` would warn of now; nothing where a worker takes too long to answer."""
+    client = active_client()
+    if client is None:
+        return []
+    answers: dict[str, Any] = {}
+
+    def ask() -> None:
+        with suppress(Exception):
+            told = Sealed.of((None, "", ()), made_with=software())
+            answers.update(client.run(_look, told, on_error="ignore"))
+
+    asking = threading.Thread(target=ask, name="emtau-versions", daemon=True)
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    return _notes({worker: answer for worker, answer in answers.items() if isinstance(answer, _Sight)})

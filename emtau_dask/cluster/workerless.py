@@ -1,0 +1,89 @@
+"""What is said while a computation waits for a cluster that has no workers."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from emtau_dask.cluster.scheduler import active_client
+from emtau_dask.messages import shown
+
+LOOK_SECONDS = 2.0
+LEAVE_SECONDS = 1.0
+"""How long the end waits for the thread that looks, which may wait for a scheduler that is gone."""
+
+
+def _message(client: Any, what: str) -> str:
+    address = client.scheduler.address
+    return shown(
+        f"the scheduler at {address} has no workers: {what} waits until there is one. Start one (dask worker "
+        f"{address}), or end this with Ctrl-C or SIGTERM. Where dask's "
+        "distributed.scheduler.no-workers-timeout is set for the scheduler, the wait ends after that time "
+        "with an error."
+    )
+
+
+def _has_none(client: Any) -> bool:
+    """Return whether the scheduler says that it has no worker; False where it says nothing."""
+    with suppress(Exception):
+        return not client.nthreads()
+    return False
+
+
+@contextmanager
+def missing_workers_told(what: str) -> Iterator[None]:
+    """Warn while the block waits for the active client's cluster, whenever that has no workers left.
+
+    Parameters
+    ----------
+    what : str
+        What waits.
+
+    Warns
+    -----
+    UserWarning
+        Within some seconds; once until there are workers again.
+    """
+    client = active_client()
+    if client is None:
+        yield
+        return
+    over = threading.Event()
+    errors: list[Warning] = []
+
+    def look() -> None:
+        told = False
+        while not over.wait(LOOK_SECONDS):
+            none = _has_none(client)
+            if none and not told and not over.is_set():
+                try:
+                    warnings.warn(_message(client, what), stacklevel=1)
+                except Warning as error:
+                    errors.append(error)
+            told = none
+
+    looking = threading.Thread(target=look, name="emtau-workers", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join(LEAVE_SECONDS)
+    if errors:
+        raise errors[0]
+
+
+def tell_if_there_are_none(what: str) -> None:
+    """Warn where the active client's cluster has no workers now.
+
+    Parameters
+    ----------
+    what : str
+        What will wait for one.
+    """
+    client = active_client()
+    if client is not None and _has_none(client):
+        warnings.warn(_message(client, what), stacklevel=4)

@@ -1,0 +1,41 @@
+"""Run configs: what a YAML file may say, checked before any work starts."""
+
+from emtau_dask.config.algorithms import KMeansSettings, PublishedFigures, policy_of
+from emtau_dask.config.data import (
+    DataSection,
+    DatasetOptions,
+    DigitsOptions,
+    Example1Options,
+    MixtureOptions,
+    MnistOptions,
+)
+from emtau_dask.config.schema import (
+    ClusterSection,
+    OutputSection,
+    RunConfig,
+    load_config,
+    override_keys,
+    portable,
+    resumed_config,
+)
+from emtau_dask.config.yaml import in_yaml
+
+__all__ = [
+    "ClusterSection",
+    "DataSection",
+    "DatasetOptions",
+    "DigitsOptions",
+    "Example1Options",
+    "KMeansSettings",
+    "MixtureOptions",
+    "MnistOptions",
+    "OutputSection",
+    "PublishedFigures",
+    "RunConfig",
+    "in_yaml",
+    "load_config",
+    "override_keys",
+    "policy_of",
+    "portable",
+    "resumed_config",
+]

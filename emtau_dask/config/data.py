@@ -1,0 +1,109 @@
+"""The `data` section of a run config: a path, or a dataset that a run may make for itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from emtau_dask.config.algorithms import Section
+from emtau_dask.config.fields import choice, expected, optional, strings, text, whole
+
+MAX_SEED = 2**64 - 1
+
+ChunkRows = Annotated[int | None, optional(whole(1))]
+DatasetName = Literal["digits", "example1", "mnist", "mixture"]
+DATASET_NAMES: tuple[DatasetName, ...] = ("digits", "example1", "mnist", "mixture")
+
+
+class _Dataset(Section):
+    chunk_rows: ChunkRows = None
+
+
+class DigitsOptions(_Dataset):
+    """Options of the dataset `digits`."""
+
+    dataset: Literal["digits"] = "digits"
+
+
+class Example1Options(_Dataset):
+    """Options of the dataset `example1`."""
+
+    dataset: Literal["example1"] = "example1"
+    seed: Annotated[int, whole(0, MAX_SEED)] = 0
+
+
+class MnistOptions(_Dataset):
+    """Options of the dataset `mnist`; without `source` it is never fetched by a run."""
+
+    dataset: Literal["mnist"] = "mnist"
+    source: Annotated[str | None, optional(text("the path of an .npz file"))] = None
+
+
+class MixtureOptions(_Dataset):
+    """Options of the dataset `mixture`."""
+
+    dataset: Literal["mixture"] = "mixture"
+    rows: Annotated[int, whole(1)] = 1_000_000
+    features: Annotated[int, whole(1)] = 16
+    components: Annotated[int, whole(1)] = 16
+    seed: Annotated[int, whole(0, MAX_SEED)] = 0
+
+
+DatasetOptions = Annotated[
+    DigitsOptions | Example1Options | MnistOptions | MixtureOptions, Field(discriminator="dataset")
+]
+
+
+class DataSection(Section):
+    """Where the rows come from.
+
+    Attributes
+    ----------
+    path : str or None
+        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or an
+        fsspec URL. With `dataset`, where the dataset is kept (``<output.directory>/<dataset>.zarr`` if None).
+    dataset : str or None
+        A dataset that `emtau dataset` knows; made at `path` where that does not exist.
+    dataset_options : DatasetOptions or None
+        That dataset's options.
+    array : str or None
+        Member of a zarr group.
+    columns : tuple of str, or None
+        Columns of a parquet source.
+    weights, labels : str or None
+        Row weights, and known labels for `emtau compare`: a member of the group or a
+        column of the table that `path` names, or a path or URL of their own.
+    """
+
+    path: Annotated[str | None, optional(text("a path"))] = None
+    dataset: Annotated[DatasetName | None, optional(choice(*DATASET_NAMES))] = None
+    dataset_options: DatasetOptions | None = None
+    array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
+    columns: Annotated[tuple[str, ...] | None, optional(strings("column names"))] = None
+    weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+    labels: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_options(cls, content: Any) -> Any:
+        """Tell the options which dataset they are for."""
+        if not isinstance(content, dict):
+            return content
+        dataset, options = content.get("dataset"), content.get("dataset_options")
+        if dataset is None and options is not None:
+            raise expected("given a dataset where dataset_options are set")
+        if dataset not in DATASET_NAMES:
+            return {**content, "dataset_options": None}
+        options = {} if options is None else options
+        if not isinstance(options, dict):
+            return content
+        if options.get("dataset", dataset) != dataset:
+            raise expected(f"without dataset_options.dataset, which says {options['dataset']!r}")
+        return {**content, "dataset_options": {**options, "dataset": dataset}}
+
+    @model_validator(mode="after")
+    def _needs_a_source(self) -> DataSection:
+        if self.path is None and self.dataset is None:
+            raise expected("given a path or a dataset (digits, example1, mnist, mixture)")
+        return self

@@ -1,0 +1,145 @@
+"""Turn pydantic's findings about a run config into one message for a person.
+
+Every finding names the full dotted key, the value, what is allowed, and the
+nearest valid key or value.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from emtau_dask.messages import short
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+
+def explain(error: ValidationError, content: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """Describe every finding, in one line.
+
+    Parameters
+    ----------
+    error : ValidationError
+        What pydantic found.
+    content : mapping
+        The config as read.
+    model : type
+        The config's model, for the keys that it has.
+
+    Returns
+    -------
+    str
+        The findings, separated by semicolons.
+    """
+    keys = tuple(dict.fromkeys(valid_keys(model)))
+    tags = frozenset(_tags(model))
+    findings = error.errors(include_url=False)
+    return "; ".join(_describe(finding, _steps(finding["loc"], content, tags), keys) for finding in findings)
+
+
+def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of every key that `model` accepts, sections included."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        yield key
+        for inner in _models(field.annotation):
+            yield from valid_keys(inner, f"{key}.")
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
+
+
+def _tags(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the values that tell the variants of a section apart."""
+    for field in model.model_fields.values():
+        values = get_args(field.annotation)
+        if get_origin(field.annotation) is Literal and len(values) == 1:
+            yield values[0]
+        for inner in _models(field.annotation):
+            yield from _tags(inner)
+
+
+def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) -> list[int | str]:
+    """Return the keys that lead to a finding, without the tags that pydantic puts between them."""
+    steps: list[int | str] = []
+    for step in loc:
+        if isinstance(content, Mapping):
+            if step in tags and step not in content:
+                continue
+            content = content.get(step)
+        elif isinstance(content, list) and isinstance(step, int):
+            content = content[step]
+        steps.append(step)
+    return steps
+
+
+def _describe(finding: ErrorDetails, steps: list[int | str], keys: tuple[str, ...]) -> str:
+    key, value = _dotted(steps) or "the config", finding["input"]
+    context = finding.get("ctx", {})
+    match finding["type"]:
+        case "extra_forbidden":
+            variant = ("", *finding["loc"])[-2]
+            return f"{key} is not a known key (its value is {short(value)}); {_nearest(steps, variant, keys)}"
+        case "missing":
+            return f"{key} is missing; give it a value"
+        case "expected":
+            shown = key if isinstance(value, Mapping) else f"{key} = {short(value)}"
+            return f"{shown} {context['message']}"
+        case "union_tag_not_found":
+            return f"{key}.{_bare(context['discriminator'])} is missing; give it a value"
+        case "union_tag_invalid":
+            names = [_bare(name) for name in context["expected_tags"].split(",")]
+            near = difflib.get_close_matches(str(context["tag"]), names, n=1)
+            hint = f"; the nearest valid value is {near[0]}" if near else ""
+            tag = f"{key}.{_bare(context['discriminator'])} = {context['tag']!r}"
+            return f"{tag} must be one of {', '.join(names)}{hint}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{key} = {short(value)} must be a section with keys of its own: {_inside(steps, keys)}"
+        case "tuple_type":
+            return f"{key} = {short(value)} must be a list"
+        case _:
+            return f"{key} = {short(value)}: {finding['msg']}"
+
+
+def _dotted(steps: list[int | str]) -> str:
+    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+    return "".join(parts).lstrip(".")
+
+
+def _plain(steps: list[int | str]) -> str:
+    return ".".join(step for step in steps if isinstance(step, str))
+
+
+def _nearest(steps: list[int | str], variant: int | str, keys: tuple[str, ...]) -> str:
+    """Say which valid key is nearest to an unknown one of a section's `variant`."""
+    key = _plain(steps)
+    section, _, leaf = key.rpartition(".")
+    if key in keys:
+        return f"{variant} does not take it: leave it out, or set {section} as a whole"
+    siblings = [name for name in keys if name.rpartition(".")[0] == section]
+    leaves = [name.rpartition(".")[2] for name in siblings]
+    if near := difflib.get_close_matches(leaf, leaves, n=1) or [name for name in leaves if leaf in name]:
+        return f"the nearest valid key is {siblings[leaves.index(near[0])]}"
+    if same := [name for name in keys if name.rpartition(".")[2] == leaf]:
+        return f"the nearest valid key is {same[0]}"
+    if near := difflib.get_close_matches(key, keys, n=1):
+        return f"the nearest valid key is {near[0]}"
+    return f"valid keys are {', '.join(siblings)}"
+
+
+def _inside(steps: list[int | str], keys: tuple[str, ...]) -> str:
+    section = _plain(steps)
+    return ", ".join(name for name in keys if name.rpartition(".")[0] == section)
+
+
+def _bare(name: str) -> str:
+    return name.strip(" '")

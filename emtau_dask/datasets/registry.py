@@ -1,0 +1,257 @@
+"""Datasets that `emtau dataset` writes: a zarr group with `X` (rows × features) and `labels` (rows)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from emtau_dask.config import DatasetOptions, DigitsOptions, Example1Options, MixtureOptions, MnistOptions
+from emtau_dask.datasets.synthetic import mixture_blocks, mixture_parameters
+from emtau_dask.errors import EmtauError, InvalidDataError
+from emtau_dask.io.files import check_regular
+from emtau_dask.io.output import RowWriter, new_group
+from emtau_dask.io.zarr_format import own_group
+
+if TYPE_CHECKING:
+    from emtau_dask.em import FitObserver
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int32]
+
+MNIST_DIGITS = (1, 2, 4, 5, 6)
+MNIST_FEATURES = 42
+MNIST_TRAINING_ROWS = 60_000
+MNIST_MOST_BYTES = 2**30
+"""What all its images take as float64, twice."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A dataset before it is stored.
+
+    `blocks` yields consecutive rows and their labels; `extra` holds small arrays
+    that are stored beside them.
+    """
+
+    rows: int
+    features: int
+    blocks: Iterator[tuple[Floats, Labels]]
+    description: str
+    chunk_rows: int
+    compressed: bool = True
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def make_dataset(
+    options: DatasetOptions, path: Path, *, observer: FitObserver, overwrite: bool = False
+) -> tuple[int, int]:
+    """Write a dataset to a new zarr v3 group, chunk by chunk.
+
+    Parameters
+    ----------
+    options : DatasetOptions
+        Which dataset, and its options.
+    path : Path
+        The group's path.
+    observer : FitObserver
+        Told of every chunk.
+    overwrite : bool
+        Replace zarr data at `path`.
+
+    Returns
+    -------
+    rows, features : int
+        The shape of `X`.
+
+    Raises
+    ------
+    EmtauError
+        If something at `path` may not be replaced.
+    InvalidDataError
+        If the dataset cannot be made: a source that does not fit, no network, no room on the disk.
+    """
+    with new_group(path, overwrite=overwrite) as group:
+        content = _CONTENTS[options.dataset](options)
+        _check_room(content, path)
+        stored = {**_stored_options(options), "chunk_rows": content.chunk_rows}
+        group.attrs.update(
+            {"dataset": options.dataset, "options": stored, "description": content.description}
+        )
+        _fill(group, content, options.dataset, observer)
+    return content.rows, content.features
+
+
+def holds_dataset(options: DatasetOptions, path: Path) -> bool:
+    """Return whether the zarr data at `path` is the dataset that `options` describe."""
+    group = own_group(path)
+    if group is None:
+        return False
+    attributes = group.attributes
+    stored = attributes.get("options")
+    wanted = _stored_options(options)
+    if attributes.get("dataset") != options.dataset or not isinstance(stored, dict):
+        return False
+    if options.chunk_rows is None:
+        wanted["chunk_rows"] = stored.get("chunk_rows")
+    return stored == wanted
+
+
+def _stored_options(options: DatasetOptions) -> dict[str, Any]:
+    return options.model_dump(exclude={"dataset", "source"})
+
+
+def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver) -> None:
+    n, d = content.rows, content.features
+    chunk_rows = content.chunk_rows
+    rows = RowWriter(
+        group, "X", (n, d), np.dtype(np.float64), chunk_rows=chunk_rows, compressed=content.compressed
+    )
+    labels = RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
+    observer.stage(f"dataset {name}", -(-n // chunk_rows))
+    for block, block_labels in content.blocks:
+        labels.append(block_labels)
+        for _ in range(rows.append(block)):
+            observer.chunks_done(1)
+    labels.flush()
+    for _ in range(rows.flush()):
+        observer.chunks_done(1)
+    for key, values in content.extra.items():
+        group.create_array(key, data=values)
+
+
+def _check_room(content: _Content, path: Path) -> None:
+    needed = content.rows * (content.features * 8 + 4)
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise InvalidDataError(
+            f"{content.rows:,} rows of {content.features} features take {needed / 1e9:.3g} GB, but the disk "
+            f"of {path.parent} has {free / 1e9:.3g} GB free; ask for fewer rows or choose another place"
+        )
+
+
+def _digits(options: DigitsOptions) -> _Content:
+    from sklearn.datasets import load_digits
+
+    pixels, digit = load_digits(return_X_y=True)
+    return _whole(
+        np.asarray(pixels, dtype=np.float64),
+        digit,
+        options.chunk_rows or 600,
+        "Handwritten digits bundled with scikit-learn (UCI, 8x8 pixels from 0 to 16); labels: the digit.",
+    )
+
+
+def _example1(options: Example1Options) -> _Content:
+    rng = np.random.default_rng(options.seed)
+    component = (rng.random(1000) >= 0.3).astype(np.int32)
+    values = np.where(component == 0, -2.0, 2.0) + rng.standard_normal(1000)
+    return _whole(
+        values[:, np.newaxis],
+        component,
+        options.chunk_rows or 1000,
+        "Example 1 of the EM-Tau paper: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1); labels: the component.",
+    )
+
+
+def _mnist(options: MnistOptions) -> _Content:
+    from sklearn.decomposition import PCA
+
+    pixels, digit = _fetch_mnist() if options.source is None else _read_mnist(Path(options.source))
+    keep = np.isin(digit, MNIST_DIGITS)
+    if (rows := int(keep.sum())) < MNIST_FEATURES:
+        raise InvalidDataError(
+            f"{options.source or 'mnist_784'} holds {rows} images of the digits 1, 2, 4, 5 and 6, but "
+            f"{MNIST_FEATURES} principal components need at least {MNIST_FEATURES}; give the MNIST images"
+        )
+    scaled = pixels[keep].astype(np.float64) / 255.0
+    scores = PCA(MNIST_FEATURES, svd_solver="full").fit_transform(scaled)
+    return _whole(
+        np.ascontiguousarray(scores),
+        digit[keep],
+        options.chunk_rows or rows,
+        "MNIST training images of the digits 1, 2, 4, 5 and 6: pixels/255, then their first 42 principal "
+        "components (Example 2 of the EM-Tau paper); labels: the digit. MNIST: Y. LeCun, C. Cortes, "
+        "C. J. C. Burges, CC BY-SA 3.0.",
+    )
+
+
+def _read_mnist(source: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        check_regular(source)
+        with np.load(source, allow_pickle=False) as archive:
+            size = sum(member.file_size for member in archive.zip.infolist())
+            if size > MNIST_MOST_BYTES:
+                raise ValueError(f"its arrays have {size:,} bytes, at most {MNIST_MOST_BYTES:,} are read")
+            arrays = {name: archive[name] for name in ("X", "y") if name in archive}
+            names = list(archive)
+    except EmtauError:
+        raise
+    except AttributeError:
+        raise InvalidDataError(f"{source} holds one array; give an .npz file with X and y") from None
+    except Exception as error:  # whatever NumPy and zipfile say of damage
+        raise InvalidDataError(f"{source} cannot be read as an .npz file: {error}") from error
+    if len(arrays) < 2:
+        raise InvalidDataError(f"{source} holds {names}; it must hold X (images × 784 pixels) and y (digits)")
+    pixels, digit = arrays["X"], arrays["y"]
+    pixels = pixels.reshape(len(pixels), -1)
+    if pixels.shape != (len(digit), 784) or pixels.dtype.kind not in "uif":
+        raise InvalidDataError(
+            f"{source} holds X of shape {arrays['X'].shape} and dtype {pixels.dtype} and y of shape "
+            f"{digit.shape}; X must be images × 784 pixels from 0 to 255, with a digit in y for each"
+        )
+    return pixels, digit
+
+
+def _fetch_mnist() -> tuple[NDArray[Any], NDArray[Any]]:
+    from sklearn.datasets import fetch_openml
+
+    try:
+        pixels, digit = fetch_openml("mnist_784", version=1, return_X_y=True, as_frame=False)
+    except Exception as error:
+        raise InvalidDataError(
+            f"MNIST cannot be fetched from openml.org ({type(error).__name__}: {error}); connect to the "
+            "network, or give the images with --source FILE.npz (arrays X: images × 784 pixels, y: digits)"
+        ) from error
+    return pixels[:MNIST_TRAINING_ROWS], digit[:MNIST_TRAINING_ROWS].astype(np.int32)
+
+
+def _mixture(options: MixtureOptions) -> _Content:
+    truth = mixture_parameters(options.components, options.features, options.seed)
+    return _Content(
+        rows=options.rows,
+        features=options.features,
+        blocks=mixture_blocks(truth, options.rows, options.seed),
+        description=(
+            f"Synthetic Gaussian mixture of {options.components} full-covariance components, drawn from the "
+            "parameters in true_weights, true_means and true_covariances; labels: the component."
+        ),
+        chunk_rows=min(options.rows, options.chunk_rows or 1_000_000),
+        compressed=False,
+        extra={
+            "true_weights": truth.weights,
+            "true_means": truth.means,
+            "true_covariances": truth.covariances,
+        },
+    )
+
+
+def _whole(rows: Floats, labels: NDArray[Any], chunk_rows: int, description: str) -> _Content:
+    """Return a dataset that fits in memory."""
+    n, d = rows.shape
+    blocks = iter([(rows, labels.astype(np.int32))])
+    return _Content(n, d, blocks, description, chunk_rows=min(n, chunk_rows))
+
+
+_CONTENTS: dict[str, Callable[..., _Content]] = {
+    "digits": _digits,
+    "example1": _example1,
+    "mnist": _mnist,
+    "mixture": _mixture,
+}

@@ -1,0 +1,51 @@
+"""EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
+
+from emtau_dask.em.chunk import ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.em.compiling import compile_setting, worth_compiling
+from emtau_dask.em.contents import CONTENTS_BYTES, ReadContents
+from emtau_dask.em.estep_task import EStepItem, HeldRows
+from emtau_dask.em.history import FitHistory, IterationRecord
+from emtau_dask.em.loop import EmSettings, iterate
+from emtau_dask.em.observer import FitObserver, SilentObserver
+from emtau_dask.em.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
+from emtau_dask.em.problem import (
+    SCAN_ROWS,
+    Problem,
+    check_counts,
+    chunk_costs,
+    first_unusable_row_named,
+    pose,
+)
+from emtau_dask.em.state import FitState, KMeansProgress, RunState
+
+__all__ = [
+    "CONTENTS_BYTES",
+    "LABELS",
+    "LOG_LIKELIHOODS",
+    "RESPONSIBILITIES",
+    "SCAN_ROWS",
+    "ChunkLoader",
+    "EStepItem",
+    "EmSettings",
+    "FitHistory",
+    "FitObserver",
+    "FitState",
+    "HeldRows",
+    "IterationRecord",
+    "KMeansProgress",
+    "LoadedChunk",
+    "Problem",
+    "ReadContents",
+    "RunState",
+    "Scoring",
+    "SilentObserver",
+    "check_counts",
+    "chunk_costs",
+    "compile_setting",
+    "first_unusable_row_named",
+    "iterate",
+    "loaded_bytes",
+    "pose",
+    "score_chunk",
+    "worth_compiling",
+]

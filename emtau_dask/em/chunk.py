@@ -1,0 +1,318 @@
+"""A chunk in memory: how a task loads it, its rows a block at a time, the bytes that it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em.contents import check_contents, chunk_contents
+from emtau_dask.errors import UnusableRowError
+from emtau_dask.execution import hold_for_process, this_process
+from emtau_dask.io.cache import CachedRows, RowCache
+from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, describe_bad_value
+from emtau_dask.mixture.estep import Absorbed, ScoredBlock
+from emtau_dask.mixture.numerics import Floats, Ints, squared_length
+
+LARGEST = np.float64(1e150)
+"""Largest magnitude of a value: its square, summed over rows and features, stays within float64.
+NumPy would make a plain float one of float32, infinity, to compare float32 values with it."""
+ROW_BYTES = 16
+"""Of a loaded row beside its values: its position, and its row state."""
+KEPT_POSITIONS = 2**20
+"""Of a chunk, the most that are kept for the next: to write them takes a fiftieth of the time in which rows
+of 4 features are scored."""
+DOUBLE = np.dtype(np.float64)
+
+
+@lru_cache(maxsize=1)
+def _same_positions(n_rows: int) -> Ints:
+    positions = np.arange(n_rows)
+    positions.setflags(write=False)
+    return positions
+
+
+def _all_positions(n_rows: int) -> Ints:
+    """Return 0 to ``n_rows``; of chunks of one length, that are not too long, the same array."""
+    return _same_positions(n_rows) if n_rows <= KEPT_POSITIONS else np.arange(n_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedChunk:
+    """A chunk in memory, as stored, with the rows of positive weight picked out.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n, d)
+        All rows of the chunk, or those at ``held``.
+    weights : ndarray of shape (n,) or None
+        None where every row weighs 1.
+    present : ndarray of intp or None
+        Positions of the rows of positive weight; None where all are.
+    start : int or None
+        Global number of the first row; None where chunk sizes are unknown.
+    bytes_read : int
+    chunk : int
+    held : ndarray of intp or None
+        Positions in the chunk of the only rows that are here, ascending; None
+        where all are.
+    source_bytes : int
+        Bytes that were read from the source for the whole chunk.
+    contents : bytes
+        Its `chunk_contents`; empty where nobody asked.
+    """
+
+    rows: NDArray[Any]
+    weights: Floats | None
+    present: Ints | None
+    start: int | None
+    bytes_read: int
+    chunk: int
+    held: Ints | None = None
+    source_bytes: int = 0
+    contents: bytes = b""
+
+    def positions(self) -> Ints:
+        """Return the positions of the rows of positive weight; not to be written."""
+        return _all_positions(len(self.rows)) if self.present is None else self.present
+
+    def blocks(
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Give rows a block at a time, in C order, whose values have been checked.
+
+        Parameters and what is given are those of `unchecked_blocks`.
+
+        Raises
+        ------
+        UnusableRowError
+            A row holds NaN, infinity or a number too large to be squared.
+        """
+        for where, rows in self.unchecked_blocks(positions, size, dtype):
+            self.check_values(positions[where], rows, squared_length(rows))
+            yield where, rows
+
+    def unchecked_blocks(
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Give rows a block at a time, in C order.
+
+        Parameters
+        ----------
+        positions : ndarray of intp
+            Rows of the chunk, in order.
+        size : int
+            Rows of a block.
+        dtype : dtype
+            What they are converted to.
+
+        Yields
+        ------
+        where : slice
+            The block's place in ``positions``.
+        rows : ndarray of shape (at most ``size``, d)
+            Not to be changed, and valid until the next block: a view of the
+            chunk where that will do, else of one buffer into which rows are gathered.
+        """
+        everything = len(positions) == len(self.rows)
+        direct = (
+            everything
+            and self.rows.dtype == dtype
+            and self.rows.flags.c_contiguous
+            and self.rows.flags.aligned
+        )
+        shape = (0 if direct else min(size, len(positions)), self.rows.shape[1])
+        gathered = np.empty(shape, dtype=dtype)
+        for begin in range(0, len(positions), size):
+            where = slice(begin, min(begin + size, len(positions)))
+            if direct:
+                block = self.rows[where]
+            else:
+                block = gathered[: where.stop - begin]
+                if everything:
+                    block[...] = self.rows[where]
+                elif self.rows.dtype == dtype:  # without "clip" NumPy copies once more; no place is beyond
+                    np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
+                else:
+                    block[...] = self.rows[self._places(positions[where])]
+            yield where, block
+
+    def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
+        """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.
+
+        Parameters
+        ----------
+        positions : ndarray of intp
+            Of the rows.
+        rows : ndarray
+        squared : float
+            The sum of their squares: where it is small enough, so is every value.
+        """
+        if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
+            return
+        place, value = describe_bad_value(rows, LARGEST)
+        raise self._unusable(
+            int(positions[place]),
+            f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
+        )
+
+    def check_reach(self, positions: Ints, scored: ScoredBlock | Absorbed) -> None:
+        """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
+        if math.isfinite(scored.total):
+            return
+        finite = np.isfinite(scored.log_likelihoods)
+        if not finite.all():
+            raise self._unusable(
+                int(positions[np.argmin(finite)]),
+                "is so far from every component that its density is beyond the range of float64 (distances "
+                "above about 1e154 standard deviations). Remove the row or scale the features.",
+            )
+
+    def _unusable(self, row: int, why: str) -> UnusableRowError:
+        if self.start is None:
+            return UnusableRowError(f"row {row} of chunk {self.chunk} of X {why}", row)
+        number = self.start + row
+        return UnusableRowError(f"row {number} (chunk {self.chunk}, its row {row}) of X {why}", number)
+
+    def weights_at(self, positions: Ints) -> Floats | None:
+        """Return the weights of ``positions``, None where every row weighs 1."""
+        return None if self.weights is None else self.weights[self._places(positions)]
+
+    def taken(self, positions: Ints) -> CachedRows:
+        """Return copies of the rows at ``positions``, and of their weights."""
+        last = int(positions[-1]) if len(positions) else 0
+        rows = np.ascontiguousarray(self.rows[self._places(positions)])
+        compact = positions.astype(np.min_scalar_type(last))
+        return CachedRows(compact, rows, self.weights_at(positions), self.source_bytes)
+
+    def _places(self, positions: Ints) -> Ints:
+        """Return where in ``rows`` the rows at ``positions`` are."""
+        return positions if self.held is None else np.searchsorted(self.held, positions)
+
+
+@dataclass(frozen=True)
+class ChunkLoader:
+    """Loads a chunk's rows and weights inside a task.
+
+    Attributes
+    ----------
+    rows : ChunkReader
+    weights : ChunkReader or None
+        None where every row weighs 1.
+    cache : RowCache or None
+        Where active rows are kept between passes; None where they are not.
+    made_in : str
+        The process that made it, and holds what its tasks need for as long as the fit lasts.
+    known : mapping of int to bytes
+        What chunks held in a run that is gone on with, by chunk; those are compared.
+    noted : frozenset of int
+        The chunks whose contents are noted.
+    """
+
+    rows: ChunkReader
+    weights: ChunkReader | None
+    cache: RowCache | None = None
+    made_in: str = field(default_factory=this_process)
+    known: Mapping[int, bytes] = field(default_factory=dict)
+    noted: frozenset[int] = frozenset()
+
+    def load(
+        self,
+        place: ChunkPlace,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> LoadedChunk:
+        """Return the chunk.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            It does not hold what it held in the run that is gone on with.
+        """
+        self._hold()
+        rows, bytes_read = self.rows.load(place, row_blocks)
+        weights, present = None, None
+        if self.weights is not None:
+            stored, weight_bytes = self.weights.load(place, weight_blocks)
+            weights = stored.astype(np.float64)
+            bytes_read += weight_bytes
+            if not (weights > 0).all():
+                present = np.flatnonzero(weights > 0)
+        return LoadedChunk(
+            rows,
+            weights,
+            present,
+            place.start,
+            bytes_read,
+            place.chunk,
+            source_bytes=bytes_read,
+            contents=self._contents(place, rows, weights),
+        )
+
+    def _contents(self, place: ChunkPlace, rows: NDArray[Any], weights: Floats | None) -> bytes:
+        known = self.known.get(place.chunk)
+        if known is None and place.chunk not in self.noted:
+            return b""
+        contents = chunk_contents(rows, weights)
+        if known is not None:
+            check_contents(place, contents, known)
+        return contents
+
+    def load_active(
+        self,
+        place: ChunkPlace,
+        positions: Ints,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> LoadedChunk:
+        """Return the chunk, or only some rows of it from the cache, among them those at ``positions``."""
+        found = None if self.cache is None else self.cache.find(place.chunk, positions)
+        if found is None:
+            return self.load(place, row_blocks, weight_blocks)
+        self._hold()
+        cached, bytes_read = found
+        return LoadedChunk(
+            cached.rows,
+            cached.weights,
+            None,
+            place.start,
+            bytes_read + sum(block.nbytes for block in weight_blocks),
+            place.chunk,
+            held=cached.positions.astype(np.intp),
+            source_bytes=cached.source_bytes,
+        )
+
+    def _hold(self) -> None:
+        """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""
+        if self.made_in != this_process():
+            hold_for_process()
+
+    def keep_active(self, loaded: LoadedChunk, positions: Ints) -> None:
+        """Keep the rows at ``positions`` for the next pass, once they are at most half of those loaded."""
+        if self.cache is None:
+            return
+        if 0 < 2 * len(positions) <= len(loaded.rows):
+            self.cache.keep(loaded.chunk, loaded.taken(positions))
+        elif not len(positions) or loaded.held is None:
+            self.cache.drop(loaded.chunk)
+
+
+def loaded_bytes(sources: Sequence[Source], chunk_rows: Sequence[int]) -> dict[int, int]:
+    """Return the bytes that each chunk takes when it is loaded, by chunk.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        The rows, and what is read beside them.
+    chunk_rows : sequence of int
+        Rows of each chunk.
+    """
+    width = ROW_BYTES + sum(
+        math.prod(source.shape[1:]) * max(source.dtype.itemsize, DOUBLE.itemsize) for source in sources
+    )
+    return {chunk: rows * width for chunk, rows in enumerate(chunk_rows) if rows}

@@ -1,0 +1,85 @@
+"""Whether the rows of a fit go by compiled tiles, in this process and in those that run its tasks."""
+
+from __future__ import annotations
+
+import dask
+
+from emtau_dask.cluster import active_client, cluster_errors
+from emtau_dask.errors import ClusterError, ConfigError
+from emtau_dask.mixture.compiled import why_not_compiled
+from emtau_dask.mixture.estep import FORMS, Form, form_of
+
+KEY = "emtau.compiled"
+WORTH_IT = 2**26
+"""Products of features and coefficients, in an iteration, from which on a fit is compiled for: some ten
+milliseconds of a core, beside half a second to import numba and, once on a machine, a few to compile."""
+
+
+def compile_setting() -> str:
+    """Return dask's ``emtau.compiled``: ``"auto"``, ``"always"`` or ``"never"``.
+
+    Raises
+    ------
+    ConfigError
+        The setting is none of the three, or ``"always"`` where nothing can be compiled.
+    """
+    setting = dask.config.get(KEY, "auto")
+    if setting not in ("auto", "always", "never"):
+        raise ConfigError(f"dask's setting {KEY} is {setting!r}; give 'auto', 'always' or 'never'.")
+    if setting == "always" and (why_not := why_not_compiled()) is not None:
+        raise ConfigError(
+            f"dask's setting {KEY} is 'always', but nothing can be compiled here ({why_not}). Install numba "
+            "with pip install 'emtau_dask[compiled]', or set 'auto'."
+        )
+    return str(setting)
+
+
+def worth_compiling(shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
+    """Return whether a fit goes by compiled tiles where it can: as dask's ``emtau.compiled`` says.
+
+    By default fits of some size, where this process and all workers there are can compile,
+    but none whose components go centred.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Rows and features.
+    covariance_type : str
+    n_components : int
+
+    Raises
+    ------
+    ConfigError
+        The setting cannot be used.
+    """
+    setting = compile_setting()
+    if setting != "auto":
+        return setting == "always"
+    n_rows, n_features = shape
+    size = n_rows * n_components * FORMS[covariance_type].count(n_features)
+    if size < WORTH_IT or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
+        return False
+    return why_not_compiled() is None and _workers_can_compile()
+
+
+def _workers_can_compile() -> bool:
+    """Return whether all workers of the active client can, True where there is no client.
+
+    One that goes away meanwhile does not count; should it only have seemed to, `check_compiler` says so.
+    """
+    client = active_client()
+    if client is None:
+        return True
+    with cluster_errors():
+        answers = client.run(why_not_compiled, on_error="return")
+    return all(answer is None or isinstance(answer, OSError) for answer in answers.values())
+
+
+def check_compiler() -> None:
+    """Raise `ClusterError` in a worker that cannot compile, where the fitting process could."""
+    why_not = why_not_compiled()
+    if why_not is not None:
+        raise ClusterError(
+            f"this worker cannot compile ({why_not}), but the process that fits can. Install numba on every "
+            f"worker (pip install 'emtau_dask[compiled]'), or set dask's {KEY} to 'never'."
+        )

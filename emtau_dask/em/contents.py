@@ -1,0 +1,117 @@
+"""What the chunks of the data held when they were first read, so that a resume knows them again.
+
+A part of every chunk is looked at, in strips that are spread evenly: so much as takes less than a
+hundredth of a pass. The chunks that `fingerprint` samples are looked at whole, beside this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import CheckpointMismatchError
+from emtau_dask.io.sources import ChunkPlace
+from emtau_dask.mixture.numerics import Floats
+
+LINE, LINES, STRIPS = 64, 16, 32
+"""Words of 8 bytes to a line, lines to a strip of 8 KiB, and of how many strips one is looked at."""
+STRIP_BYTES = 8 * LINE * LINES
+PERIOD_BYTES = STRIPS * STRIP_BYTES
+HALF_BYTES = 16
+CONTENTS_BYTES = 2 * HALF_BYTES
+
+
+def strips_digest(values: NDArray[Any]) -> bytes:
+    """Return 16 bytes that depend on one strip of values in 32.
+
+    Of the values' bytes in C order each strip of 8 KiB that begins a period of 256 KiB is taken as 16
+    lines of 64 words, little-endian integers of 8 bytes, which are added up modulo 2⁶⁴: such sums do
+    not depend on the machine, and take a tenth of the time of a hash.
+
+    Parameters
+    ----------
+    values : ndarray
+        Of any dtype and memory order.
+
+    Returns
+    -------
+    bytes
+        The beginning of the SHA-256 of the sums, 64 of each period in order, of what of the strip that
+        begins the last, shorter period is there, and of the number of bytes.
+    """
+    periods = values.nbytes // PERIOD_BYTES
+    if values.flags.c_contiguous:
+        flat = values.reshape(-1).view(np.uint8)
+        strips = flat[: periods * PERIOD_BYTES].reshape(periods, PERIOD_BYTES)[:, :STRIP_BYTES]
+        rest = flat[periods * PERIOD_BYTES :][:STRIP_BYTES]
+    else:
+        strips = np.empty((periods, STRIP_BYTES), np.uint8)
+        for period in range(periods):
+            strips[period] = _bytes_at(values, period * PERIOD_BYTES)
+        rest = _bytes_at(values, periods * PERIOD_BYTES)
+    sums = np.add.reduce(strips.view("<u8").reshape(periods, LINES, LINE), axis=1, dtype="<u8")
+    found = sha256(sums.tobytes())
+    found.update(rest.tobytes())
+    found.update(str(values.nbytes).encode())
+    return found.digest()[:HALF_BYTES]
+
+
+def _bytes_at(values: NDArray[Any], begin: int) -> NDArray[np.uint8]:
+    """Return a strip of the bytes that ``values`` would have in C order."""
+    row_bytes = max(1, values.nbytes // max(1, len(values)))
+    first, end = begin // row_bytes, -(-(begin + STRIP_BYTES) // row_bytes)
+    found = np.ascontiguousarray(values[first:end]).reshape(-1).view(np.uint8)
+    return found[begin - first * row_bytes :][:STRIP_BYTES]
+
+
+def chunk_contents(rows: NDArray[Any], weights: Floats | None) -> bytes:
+    """Return the `strips_digest` of a chunk's rows, and that of its weights, or zeros."""
+    return strips_digest(rows) + (bytes(HALF_BYTES) if weights is None else strips_digest(weights))
+
+
+def check_contents(place: ChunkPlace, found: bytes, known: bytes) -> None:
+    """Raise `CheckpointMismatchError` where a chunk no longer holds what it held; names it."""
+    if found == known:
+        return
+    what, half = "sample_weight", slice(HALF_BYTES, None)
+    if found[:HALF_BYTES] != known[:HALF_BYTES]:
+        what, half = "X", slice(HALF_BYTES)
+    raise CheckpointMismatchError(
+        f"{what} holds other values than in the checkpointed run: chunk {place.chunk} (rows {place.start} to "
+        f"{place.stop}) has the digest {found[half].hex()[:12]}…, then {known[half].hex()[:12]}…. Give the "
+        "same data, or begin a new run with this."
+    )
+
+
+class ReadContents:
+    """What the chunks of a fit's data hold, as far as the fit has read them.
+
+    Parameters
+    ----------
+    known : mapping of int to bytes
+        The `chunk_contents` that an earlier process of the run found, by chunk.
+
+    Attributes
+    ----------
+    known : mapping of int to bytes
+        Also what this process found; another object whenever it says more.
+    """
+
+    def __init__(self, known: Mapping[int, bytes]) -> None:
+        self.known = known
+        self._looked_at: set[int] = set()
+
+    def to_compare(self) -> dict[int, bytes]:
+        """Return what chunks should hold that this process has not yet looked at, by chunk."""
+        return {chunk: told for chunk, told in self.known.items() if chunk not in self._looked_at}
+
+    def found(self, contents: Mapping[int, bytes]) -> None:
+        """Take note of what chunks hold, which has been compared."""
+        self._looked_at |= contents.keys()
+        new = {chunk: told for chunk, told in contents.items() if chunk not in self.known}
+        if new:
+            self.known = {**self.known, **new}

@@ -1,0 +1,98 @@
+"""Scoring rows with a fitted mixture, block by block: labels, responsibilities, log-likelihoods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em.chunk import LoadedChunk
+from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length
+from emtau_dask.mixture.model import most_probable
+from emtau_dask.mixture.numerics import Floats
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One thing to compute for every row.
+
+    Attributes
+    ----------
+    name : str
+    pick : callable (responsibilities (K, n), log_likelihoods (n,)) -> ndarray
+    dtype : dtype
+    per_component : bool
+        Whether it has a column for each component.
+    """
+
+    name: str
+    pick: Callable[[Floats, Floats], NDArray[Any]]
+    dtype: np.dtype[Any]
+    per_component: bool = False
+
+    @property
+    def __name__(self) -> str:
+        """What dask calls the tasks."""
+        return f"emtau-{self.name}"
+
+    def row_shape(self, n_components: int) -> tuple[int, ...]:
+        """Return the shape of one row's values."""
+        return (n_components,) if self.per_component else ()
+
+    def __call__(self, rows: NDArray[Any], plan: KernelPlan, block_info: Any = None) -> NDArray[Any]:
+        """Return it for ``rows`` (n, d); ``block_info`` is dask's, for messages.
+
+        Raises
+        ------
+        InvalidDataError
+            A row holds NaN or infinity.
+        """
+        start: int | None = 0
+        chunk = 0
+        if block_info:
+            chunk = block_info[0]["chunk-location"][0]
+            location = block_info[0]["array-location"][0][0]
+            start = None if np.isnan(location) else int(location)
+        loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
+        return score_chunk(loaded, plan, [self])[0]
+
+
+def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:
+    """Return several things about every row of a chunk, in one pass over it, by a plan for float64.
+
+    Raises
+    ------
+    UnusableRowError
+        A row holds NaN, infinity or a number too large to be squared, or is
+        beyond the reach of every component.
+    """
+    n_components, n_rows = plan.parameters.n_components, len(loaded.rows)
+    results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
+    positions = loaded.positions()
+    kernel = BlockKernel(plan, even_length(len(positions), plan.block_rows))
+    for where, rows in loaded.blocks(positions, kernel.n_rows):
+        scored = kernel.score(rows)
+        loaded.check_reach(positions[where], scored)
+        for scoring, result in zip(scorings, results, strict=True):
+            result[where] = scoring.pick(scored.responsibilities, scored.log_likelihoods)
+    return results
+
+
+def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+    return most_probable(responsibilities)[0].astype(np.intp)
+
+
+def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+    return responsibilities.T
+
+
+def _log_likelihoods(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+    return log_likelihoods
+
+
+LABELS = Scoring("labels", _labels, np.dtype(np.intp))
+RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), per_component=True)
+LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64))

@@ -1,0 +1,263 @@
+"""What is fitted: the rows, their weights, and the shape of the mixture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em.chunk import LARGEST, ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.em.contents import ReadContents
+from emtau_dask.em.observer import FitObserver
+from emtau_dask.errors import InvalidDataError, UnusableRowError
+from emtau_dask.execution import AheadBudget, ReadingTask, read_ahead_limit, run_pass
+from emtau_dask.io.cache import RowCache
+from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, is_stored, places_of
+from emtau_dask.mixture.covariance import CovarianceStructure
+
+SCAN_ROWS = 2**12
+
+
+def chunk_costs(source: Source) -> dict[int, float]:
+    """Return the numbers that each chunk holds, by chunk."""
+    width = math.prod(source.shape[1:])
+    return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data and the mixture's shape; the counts are of rows of positive weight.
+
+    Attributes
+    ----------
+    rows : Source
+        (N, d).
+    weights : Source or None
+        (N,), in the same chunks.
+    n_components : int
+    structure : CovarianceStructure
+    n_present : int
+        Rows of positive weight.
+    total_weight : float
+        ``Σ s_n``.
+    cache : RowCache or None
+        Where row state and active rows are kept between passes; None where they are not.
+    read_ahead : int
+        Bytes that a pass may hold read ahead.
+    compiled : bool
+        Whether rows go by compiled tiles where they can.
+    contents : ReadContents or None
+        What chunks hold, for a checkpoint; None where there is none.
+    """
+
+    rows: Source
+    weights: Source | None
+    n_components: int
+    structure: CovarianceStructure
+    n_present: int
+    total_weight: float
+    cache: RowCache | None = None
+    read_ahead: int = 0
+    compiled: bool = False
+    contents: ReadContents | None = None
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self.rows.shape[1]
+
+    @cached_property
+    def places(self) -> dict[int, ChunkPlace]:
+        """The places of the chunks that hold rows, by chunk."""
+        return places_of(self.rows.chunk_rows)
+
+    @property
+    def chunks(self) -> list[int]:
+        """The chunks that hold rows."""
+        return list(self.places)
+
+    @cached_property
+    def costs(self) -> dict[int, float]:
+        """The numbers that each chunk holds, by chunk."""
+        return chunk_costs(self.rows)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources that a pass over the rows reads."""
+        return [self.rows] if self.weights is None else [self.rows, self.weights]
+
+    @cached_property
+    def ahead(self) -> AheadBudget | None:
+        """What a pass over the rows may read ahead; None for rows that are not stored, or no bytes."""
+        if not self.read_ahead or not is_stored(self.rows):
+            return None
+        return AheadBudget(self.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
+
+    def loader(self, *, noting: bool = False) -> ChunkLoader:
+        """Return what tasks take along to load chunks; rows that are not stored gain nothing from a cache.
+
+        Parameters
+        ----------
+        noting : bool
+            Whether the pass tells what chunks hold of which that is not known.
+        """
+        weights = None if self.weights is None else self.weights.reader()
+        loader = ChunkLoader(self.rows.reader(), weights, self.cache if is_stored(self.rows) else None)
+        if self.contents is None:
+            return loader
+        unknown = self.places.keys() - self.contents.known.keys() if noting else ()
+        return replace(loader, known=self.contents.to_compare(), noted=frozenset(unknown))
+
+
+@dataclass(frozen=True)
+class _WeightTotals:
+    weight: float
+    present: int
+    first_bad: str | None
+
+    def plus(self, other: _WeightTotals) -> _WeightTotals:
+        return _WeightTotals(
+            self.weight + other.weight, self.present + other.present, self.first_bad or other.first_bad
+        )
+
+
+@dataclass(frozen=True)
+class _WeightTask:
+    reader: ChunkReader
+
+    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
+        weights, _ = self.reader.load(place, blocks)
+        good = (weights >= 0) & (weights <= LARGEST)
+        if not good.all():
+            position = int(np.argmin(good))
+            where = f"row {place.start + position} (chunk {place.chunk})"
+            return _WeightTotals(0.0, 0, f"sample_weight is {weights[position]} at {where}")
+        return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)), None)
+
+
+def check_counts(rows: Source, weights: Source | None, n_components: int) -> None:
+    """Raise `InvalidDataError` for no rows, fewer than components, or not one weight for each."""
+    n_rows = rows.shape[0]
+    if n_rows == 0:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={rows.shape}) while a minimum of 1 is required."
+        )
+    if n_rows < n_components:
+        raise _too_few_rows(n_components, n_rows, "")
+    if weights is not None and weights.shape[0] != n_rows:
+        raise InvalidDataError(
+            f"sample_weight has {weights.shape[0]} values, X has {n_rows} rows; give one for each row."
+        )
+
+
+def pose(
+    rows: Source,
+    weights: Source | None,
+    n_components: int,
+    structure: CovarianceStructure,
+    observer: FitObserver,
+    *,
+    compiled: bool,
+) -> Problem:
+    """Return the problem after checking it; reads the weights, where there are any, and no rows.
+
+    Raises
+    ------
+    InvalidDataError
+        No rows, fewer rows of positive weight than components, or weights that
+        are negative, not finite, all zero, or not one for each row.
+    """
+    check_counts(rows, weights, n_components)
+    n_present, total_weight = rows.shape[0], float(rows.shape[0])
+    if weights is not None:
+        weights = weights.aligned(rows.chunk_rows)
+        totals = run_pass(
+            _WeightTask(weights.reader()),
+            partial(reduce, _WeightTotals.plus),
+            [weights],
+            places_of(rows.chunk_rows),
+            costs=chunk_costs(weights),
+            name="weights",
+            stage="weights",
+            observer=observer,
+        )
+        assert totals is not None
+        n_present, total_weight = totals.present, totals.weight
+        if totals.first_bad is not None:
+            raise InvalidDataError(
+                f"{totals.first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g})."
+            )
+        if n_present == 0:
+            raise InvalidDataError(
+                "every sample_weight is zero; at least one row must have a positive weight."
+            )
+    if n_present < n_components:
+        raise _too_few_rows(n_components, n_present, " of positive weight")
+    return Problem(
+        rows,
+        weights,
+        n_components,
+        structure,
+        n_present,
+        total_weight,
+        read_ahead=read_ahead_limit(),
+        compiled=compiled,
+    )
+
+
+def _too_few_rows(n_components: int, n_rows: int, counted: str) -> InvalidDataError:
+    return InvalidDataError(
+        f"Expected n_samples >= n_components but got n_components = {n_components}, "
+        f"n_samples = {n_rows}{counted}. Lower n_components or give more rows."
+    )
+
+
+def _earlier(a: UnusableRowError | None, b: UnusableRowError | None) -> UnusableRowError | None:
+    return a or b
+
+
+@dataclass(frozen=True)
+class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
+    loader: ChunkLoader
+
+    def read(self, item: ChunkPlace, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        return self.loader.load(item, *blocks)
+
+    def compute(self, item: ChunkPlace, found: LoadedChunk) -> UnusableRowError | None:
+        positions = found.positions()
+        try:
+            for _ in found.blocks(positions, SCAN_ROWS):
+                pass
+        except UnusableRowError as error:
+            return error
+        return None
+
+
+@contextmanager
+def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterator[None]:
+    """Raise the `UnusableRowError` of the first unusable row, whichever a pass stumbled over.
+
+    Chunks run side by side, so a pass may meet a later one first; another pass
+    then looks at them all.
+    """
+    try:
+        yield
+    except UnusableRowError as error:
+        first = run_pass(
+            _ScanTask(problem.loader()),
+            partial(reduce, _earlier),
+            problem.sources,
+            problem.places,
+            costs=problem.costs,
+            name="scan",
+            stage="looking for the first unusable row",
+            observer=observer,
+            ahead=problem.ahead,
+        )
+        raise (first or error) from None

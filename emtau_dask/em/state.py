@@ -1,0 +1,118 @@
+"""All that a fit remembers between one pass and the next, as frozen records.
+
+A fit is a function from such a record and the data to the next one, so that to
+go on after an interruption is nothing but to begin from an earlier record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emtau_dask.em.estep_task import HeldRows
+from emtau_dask.em.history import FitHistory, IterationRecord
+from emtau_dask.io.objects import SlotState
+from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.numerics import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class KMeansProgress:
+    """K-means between two passes.
+
+    Attributes
+    ----------
+    centres : ndarray of shape (K, d)
+    tolerance : float
+        Squared movement of the centres at which it stops.
+    n_iter : int
+        Passes made.
+    """
+
+    centres: Floats
+    tolerance: float
+    n_iter: int
+
+
+@dataclass(frozen=True, eq=False)
+class RunState:
+    """One run of EM between two iterations.
+
+    Attributes
+    ----------
+    parameters : MixtureParameters
+        Of the last M-step, or Θ₀.
+    bound : float or None
+        What the next iteration's bound is compared with.
+    records : tuple of IterationRecord
+    held : HeldRows or None
+        What the rows that are not active contribute.
+    since_reset : int
+        Iterations since every row was last made active.
+    afresh : bool
+        Whether the next iteration scores every row, its state begun anew.
+    remaining : mapping of int to int
+        Rows left active, by chunk; chunks without any may be absent.
+    slots : mapping of int to SlotState
+        Where the last row state of each chunk is.
+    stop_reason : str or None
+        None while it goes on.
+    """
+
+    parameters: MixtureParameters
+    bound: float | None
+    records: tuple[IterationRecord, ...] = ()
+    held: HeldRows | None = None
+    since_reset: int = 0
+    afresh: bool = True
+    remaining: Mapping[int, int] = field(default_factory=dict)
+    slots: Mapping[int, SlotState] = field(default_factory=dict)
+    stop_reason: str | None = None
+
+    @property
+    def iteration(self) -> int:
+        """Iterations made."""
+        return len(self.records)
+
+    @property
+    def history(self) -> FitHistory:
+        """The records as users see them."""
+        return FitHistory(self.records)
+
+    @property
+    def lower_bound(self) -> float:
+        """The last iteration's bound, nats per row; −inf where there was none."""
+        return self.records[-1].lower_bound if self.records else -np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class FitState:
+    """A fit of one or more runs.
+
+    Attributes
+    ----------
+    run : int
+        The run under way, from 0.
+    start : KMeansProgress or None
+        Where its k-means start has got to.
+    current : RunState or None
+        None until its Θ₀ is known.
+    best : RunState or None
+        Of the runs that ended, the one with the best final bound.
+    left_out : tuple of str
+        Why runs collapsed.
+    finished : bool
+        Whether all runs ended; ``current`` is then the best of them.
+    notes : tuple of str
+        What users should know of how the fit went.
+    """
+
+    run: int = 0
+    start: KMeansProgress | None = None
+    current: RunState | None = None
+    best: RunState | None = None
+    left_out: tuple[str, ...] = ()
+    finished: bool = False
+    notes: tuple[str, ...] = ()

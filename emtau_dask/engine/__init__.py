@@ -1,1 +1,0 @@
-"""One chunk's task, passes over chunks, starts, K-means and the iteration loop."""

@@ -1,0 +1,20 @@
+"""`GaussianMixture`, and what prepares its fits and publishes their results."""
+
+from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import checked_lazy
+from emtau_dask.estimator.progress import progress_to, watching
+from emtau_dask.estimator.resuming import mixture_in, open_saved, resume_estimator
+from emtau_dask.estimator.seeds import Seeds
+
+__all__ = [
+    "GaussianMixture",
+    "Seeds",
+    "checked_lazy",
+    "fit_estimator",
+    "mixture_in",
+    "open_saved",
+    "progress_to",
+    "resume_estimator",
+    "watching",
+]

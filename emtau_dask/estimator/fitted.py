@@ -1,0 +1,232 @@
+"""What a fitted mixture can do: label and score rows, draw samples, be saved."""
+
+from __future__ import annotations
+
+from copy import copy
+from numbers import Integral
+from typing import Any, Self
+
+import dask
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from sklearn.utils.validation import check_is_fitted
+
+from emtau_dask.cluster import missing_workers_told, shared_data, tell_if_there_are_none
+from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.estimator.inputs import checked_array, checked_lazy
+from emtau_dask.estimator.model_file import load_model, save_model
+from emtau_dask.estimator.seeds import Seeds
+from emtau_dask.execution import interrupts_as_they_are
+from emtau_dask.io.sources import as_dask
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep import plan_kernel
+from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.numerics import frozen
+
+_COPIED = (
+    "weights_",
+    "means_",
+    "covariances_",
+    "precisions_",
+    "precisions_cholesky_",
+    "converged_",
+    "n_iter_",
+    "lower_bound_",
+    "lower_bounds_",
+    "n_features_in_",
+    "feature_names_in_",
+)
+"""Fitted attributes that scikit-learn's mixture has under the same names."""
+
+_SHARED = (
+    "n_components",
+    "tol",
+    "reg_covar",
+    "max_iter",
+    "n_init",
+    "init_params",
+    "random_state",
+    "warm_start",
+)
+"""Settings likewise."""
+
+
+class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
+    """The methods of `GaussianMixture` that need a fit; its base class."""
+
+    @property
+    def parameters_(self) -> MixtureParameters:
+        """The fitted parameters as one frozen record."""
+        check_is_fitted(self)
+        return MixtureParameters(
+            self._fitted_type,
+            frozen(self.weights_),
+            frozen(self.means_),
+            frozen(self.covariances_),
+            frozen(self.precisions_cholesky_),
+        )
+
+    def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
+        self._fitted_type = parameters.covariance_type
+        self.weights_ = np.array(parameters.weights)
+        self.means_ = np.array(parameters.means)
+        self.covariances_ = np.array(parameters.covariances)
+        self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
+        self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
+        self.history_ = history
+        self.n_iter_ = len(history)
+        self.lower_bounds_ = [record.lower_bound for record in history]
+        self.lower_bound_ = self.lower_bounds_[-1] if self.lower_bounds_ else -np.inf
+        self.stop_reason_ = stop_reason
+        self.converged_ = stop_reason == "tol"
+
+    def _score(self, X: Any, scoring: Scoring) -> Any:
+        plan = plan_kernel(self.parameters_)
+        lazy = checked_lazy(self, X)
+        if lazy is None:
+            return scoring(checked_array(self, X, reset=False), plan)
+        array = as_dask(shared_data(lazy, "X")).rechunk({1: -1})
+        layout: dict[str, Any] = (
+            {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
+            if scoring.per_component
+            else {"drop_axis": 1}
+        )
+        return da.map_blocks(
+            scoring,
+            array,
+            plan,
+            dtype=scoring.dtype,
+            meta=np.empty((0,) * (1 + scoring.per_component), scoring.dtype),
+            **layout,
+        )
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable component of each row.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask and zarr, of shape (n_samples,), intp
+        """
+        return _told(self._score(X, LABELS))
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return responsibilities, (n_samples, n_components) float64; lazy for dask and zarr."""
+        return _told(self._score(X, RESPONSIBILITIES))
+
+    def score_samples(self, X: Any) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
+        return _told(self._score(X, LOG_LIKELIHOODS))
+
+    def _log_likelihood(self, X: Any) -> tuple[float, int]:
+        """Return the log-likelihood of X (nats) and its rows, in one pass; chunk sizes may be unknown."""
+        values = self._score(X, LOG_LIKELIHOODS)
+        if isinstance(values, da.Array):
+            with interrupts_as_they_are(), missing_workers_told("the score"):
+                total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
+        else:
+            total, rows = values.sum(), len(values)
+        if rows == 0:
+            raise InvalidDataError("X has no rows; a score needs at least one.")
+        return float(total), int(rows)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log-likelihood of X, nats per row; computes where X is lazy."""
+        total, rows = self._log_likelihood(X)
+        return total / rows
+
+    def _n_parameters(self) -> int:
+        K, d = self.means_.shape
+        return int(structure_named(self._fitted_type).n_parameters(K, d) + K * d + K - 1)
+
+    def bic(self, X: Any) -> float:
+        """Return the Bayesian information criterion on X; lower is better."""
+        total, rows = self._log_likelihood(X)
+        return -2 * total + self._n_parameters() * float(np.log(rows))
+
+    def aic(self, X: Any) -> float:
+        """Return the Akaike information criterion on X; lower is better."""
+        total, _ = self._log_likelihood(X)
+        return -2 * total + 2 * self._n_parameters()
+
+    def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Draw rows from the fitted mixture, in order of component.
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features)
+        y : ndarray of shape (n_samples,)
+            Components.
+        """
+        check_is_fitted(self)
+        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 1:
+            raise InvalidDataError(
+                f"Invalid value for 'n_samples': {n_samples!r}. The sampling requires at least one sample; "
+                "give an integer of at least 1."
+            )
+        generator = np.random.default_rng(Seeds(self.random_state).draw())
+        counts = generator.multinomial(int(n_samples), self.weights_ / self.weights_.sum())
+        structure = structure_named(self._fitted_type)
+        normals = generator.standard_normal((int(n_samples), self.n_features_in_))
+        labels = np.repeat(np.arange(len(counts)), counts)
+        rows = np.empty_like(normals)
+        for k in range(len(counts)):
+            members = labels == k
+            rows[members] = self.means_[k] + structure.draw(normals[members], self.covariances_, k)
+        return rows, labels
+
+    def save(self, path: Any) -> None:
+        """Write the fitted model as a zarr group, without pickle.
+
+        Parameters
+        ----------
+        path : str, Path or zarr store
+            Must not hold anything yet.
+
+        Raises
+        ------
+        InvalidDataError
+            Something is there already.
+        """
+        check_is_fitted(self)
+        save_model(self, path)
+
+    @classmethod
+    def load(cls, path: Any) -> Self:
+        """Read a model that `save` wrote; runs no code from it.
+
+        Raises
+        ------
+        InvalidDataError
+            It holds no model of this version.
+        """
+        model: Self = load_model(cls, path)
+        return model
+
+    def to_sklearn(self) -> SklearnMixture:
+        """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters."""
+        check_is_fitted(self)
+        settings = {name: value for name, value in self.get_params(deep=False).items() if name in _SHARED}
+        twin = SklearnMixture(covariance_type=self._fitted_type, **settings)
+        for name in _COPIED:
+            if hasattr(self, name):
+                setattr(twin, name, copy(getattr(self, name)))
+        return twin
+
+
+def _told(values: Any) -> Any:
+    """Return values, after a warning where they are lazy and nobody is there to compute them."""
+    if isinstance(values, da.Array):
+        tell_if_there_are_none("computing what this call returns")
+    return values
+
+
+def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    return np.ones(values.shape, dtype=np.intp)

@@ -1,0 +1,273 @@
+"""`GaussianMixture`: the estimator that users of scikit-learn and dask expect."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask.estimator.fitted import FittedMixture
+from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.estimator.resuming import resume_estimator
+from emtau_dask.policies import ALGORITHMS, as_policy
+
+
+class GaussianMixture(FittedMixture):
+    """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
+
+    Parameters
+    ----------
+    n_components : int, default=1
+        Number of components K.
+    covariance_type : {"full", "tied", "diag", "spherical"}, default="full"
+    algorithm : {"em", "em-tau", "em-star", "em-lazy"} or policy, default="em-tau"
+        Which rows each E-step scores: a name, for the policy's defaults, or an
+        object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, or one's own with the
+        methods of `emtau_dask.policies.ActivityPolicy`.
+    tol : float, default=1e-5
+        The fit stops when the lower bound changes by less; nats per row. 0
+        never stops by it.
+    reg_covar : float, default=1e-6
+        Added to every variance.
+    max_iter : int, default=500
+    n_init : int, default=1
+        Starts to try; the one with the best final bound supplies every fitted
+        attribute. A start that is given whole is tried once.
+    init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
+        Bounded memory on data of any size; a seed gives the same start under
+        any chunking. ``"k-means++"`` and ``"random_from_data"`` assign every row
+        to its nearest seed.
+    weights_init : array-like of shape (n_components,), optional
+        Above 0, summing to 1.
+    means_init : array-like of shape (n_components, n_features), optional
+    precisions_init : array-like, optional
+        Inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+    random_state : int, RandomState, Generator or None
+    warm_start : bool, default=False
+        Start from the parameters of the last fit, unless ``responsibilities_init``
+        is given; ``n_init`` is then ignored.
+    checkpoint : str, Path or zarr store, optional
+        A path or URL (``s3://``, ``gs://`` and other fsspec URLs) where the fit
+        is committed, so that `resume` can go on with it. It must not hold a run
+        yet.
+    checkpoint_every : int, default=1
+        Iterations (and passes of a k-means start) between commits.
+    verbose : int, default=0
+        1 prints progress to standard output.
+
+    Attributes
+    ----------
+    weights_ : ndarray of shape (n_components,), float64
+    means_ : ndarray of shape (n_components, n_features), float64
+    covariances_, precisions_, precisions_cholesky_ : ndarray, float64
+        (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+    stop_reason_ : {"tol", "no-active-rows", "max-iter"}
+    converged_ : bool
+        True iff ``stop_reason_`` is ``"tol"``. For ``EMTau(revisit=None)`` and
+        `EMStar` that does not imply a stationary point of the log-likelihood:
+        the parameters may stop because the rows froze.
+    n_iter_ : int
+    lower_bound_ : float
+        Last lower bound of the log-likelihood, before the last M-step; nats per
+        (weighted) row.
+    lower_bounds_ : list of float
+        Of every iteration.
+    history_ : FitHistory
+        One `IterationRecord` an iteration; ``history_.work`` is the number of
+        passes over the data that the scored rows amount to.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features,)
+        Where the data names its features.
+
+    References
+    ----------
+    Fajardo and Liang, "On the EM-Tau Algorithm: a new EM style algorithm with
+    partial E-steps". Neal and Hinton 1998, "A view of the EM algorithm that
+    justifies incremental, sparse, and other variants".
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from emtau_dask import EMTau, GaussianMixture
+    >>> X = da.random.default_rng(0).normal(size=(1000, 2), chunks=(250, 2))
+    >>> gm = GaussianMixture(2, algorithm=EMTau(tau=20), random_state=0).fit(X)
+    >>> gm.means_.shape
+    (2, 2)
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: str = "full",
+        algorithm: Any = "em-tau",
+        tol: float = 1e-5,
+        reg_covar: float = 1e-6,
+        max_iter: int = 500,
+        n_init: int = 1,
+        init_params: str = "kmeans",
+        weights_init: Any = None,
+        means_init: Any = None,
+        precisions_init: Any = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+        checkpoint: Any = None,
+        checkpoint_every: int = 1,
+        verbose: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.algorithm = algorithm
+        self.tol = tol
+        self.reg_covar = reg_covar
+        self.max_iter = max_iter
+        self.n_init = n_init
+        self.init_params = init_params
+        self.weights_init = weights_init
+        self.means_init = means_init
+        self.precisions_init = precisions_init
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.checkpoint = checkpoint
+        self.checkpoint_every = checkpoint_every
+        self.verbose = verbose
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm."""
+        nested = any(name.startswith("algorithm__") for name in params)
+        algorithm = params.get("algorithm", self.algorithm)
+        if nested and isinstance(algorithm, str) and algorithm in ALGORITHMS:
+            params = {
+                "algorithm": as_policy(algorithm),
+                **{k: v for k, v in params.items() if k != "algorithm"},
+            }
+        super().set_params(**params)
+        return self
+
+    def fit(
+        self, X: Any, y: Any = None, *, sample_weight: Any = None, responsibilities_init: Any = None
+    ) -> Self:
+        """Fit the mixture.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            A str is the path or URL of stored rows: zarr, parquet or ``.npy``.
+        y : ignored
+        sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
+            At least 0; a row of weight 0 is as if absent.
+        responsibilities_init : dask array, zarr array or array-like, optional
+            Shape (n_samples, n_components); the start, instead of every other; rows sum to 1
+            within 1e-6.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            The data, weights or starting values cannot be used.
+        ConfigError
+            A setting is impossible.
+        SingularComponentError
+            A component collapsed; names the remedies.
+        CheckpointExistsError
+            The checkpoint's place holds a run already.
+        CheckpointTakenError
+            Another process has continued this run.
+        CheckpointError
+            The checkpoint cannot be written; says what can be resumed.
+        StorageError
+            Row state cannot be written; without a checkpoint.
+        ClusterError
+            The dask cluster cannot be used, or failed.
+
+        Warns
+        -----
+        ConvergenceWarning
+            ``max_iter`` was reached first.
+        """
+        fit_estimator(self, X, sample_weight, responsibilities_init)
+        self._warn_unless_converged()
+        return self
+
+    def _warn_unless_converged(self) -> None:
+        if self.stop_reason_ == "max-iter" and self.max_iter > 0:
+            warnings.warn(
+                "Best performing initialization did not converge. Try different init parameters, or "
+                "increase max_iter, tol, or check for degenerate data.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    @classmethod
+    def resume(
+        cls,
+        checkpoint: Any,
+        X: Any,
+        *,
+        sample_weight: Any = None,
+        responsibilities_init: Any = None,
+        algorithm: Any = None,
+        max_iter: int | None = None,
+        checkpoint_every: int | None = None,
+        verbose: int = 0,
+    ) -> Self:
+        """Go on with a checkpointed run where it stopped, bit for bit.
+
+        Every object of the last commit is verified first; where one is damaged,
+        the commit before it is used, with a warning. A finished run gives its
+        model; one that stopped at ``max_iter`` goes on with a larger one.
+
+        Parameters
+        ----------
+        checkpoint : str, Path or zarr store
+            A path or URL.
+        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+            The data that the run was begun with, in the same chunks.
+        sample_weight : array-like of shape (n_samples,), optional
+            Those that the run was begun with.
+        responsibilities_init : array-like of shape (n_samples, n_components), optional
+            Needed only where the run was begun with them and has no statistics
+            yet; not looked at otherwise.
+        algorithm : policy, optional
+            Only for a user's own policy, which must match by name and parameters.
+        max_iter, checkpoint_every : int, optional
+            In place of the run's.
+        verbose : int, default=0
+
+        Returns
+        -------
+        GaussianMixture
+            Fitted, with the run's settings.
+
+        Raises
+        ------
+        CheckpointError
+            There is no run, or the store cannot be used.
+        CheckpointMismatchError
+            The data, the weights, the policy or the format version differ.
+        CheckpointCorruptError
+            No commit is whole.
+        CheckpointTakenError
+            Another process has continued the run.
+        """
+        mixture: Self = resume_estimator(
+            cls,
+            checkpoint,
+            X,
+            sample_weight=sample_weight,
+            responsibilities_init=responsibilities_init,
+            algorithm=algorithm,
+            max_iter=max_iter,
+            checkpoint_every=checkpoint_every,
+            verbose=verbose,
+        )
+        mixture._warn_unless_converged()
+        return mixture
+
+    def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""
+        return self.fit(X, y, **fit_params).predict(X)

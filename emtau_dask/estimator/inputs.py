@@ -1,0 +1,161 @@
+"""What users pass as X, as the engine's sources, with scikit-learn's checks for arrays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from sklearn.utils.validation import check_array, validate_data
+
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError
+from emtau_dask.io.sources import (
+    RangeSource,
+    Source,
+    as_source,
+    check_dtype,
+    check_shape,
+    group_source,
+    is_lazy,
+    open_source,
+)
+
+
+def _opened(data: Any) -> Any:
+    """Return what stands behind a path, a zarr group or a dask dataframe; anything else as it is."""
+    if isinstance(data, (str, Path)):
+        return open_source(str(data))
+    if isinstance(data, zarr.Group):
+        return group_source(data, None, str(data.store_path))
+    return data.to_dask_array() if hasattr(data, "to_dask_array") else data
+
+
+def _feature_names(data: Any, opened: Any) -> list[str] | None:
+    if isinstance(opened, RangeSource):
+        return None if opened.names is None else list(opened.names)
+    columns = getattr(data, "columns", None)
+    return None if columns is None else [str(name) for name in columns]
+
+
+@contextmanager
+def _as_invalid_data(what: str) -> Iterator[None]:
+    """Turn scikit-learn's refusals into ours, under the name of what was refused."""
+    try:
+        yield
+    except TypeError as error:
+        raise InvalidDtypeError(f"{what}: {error}") from error
+    except ValueError as error:
+        raise InvalidDataError(f"{what}: {error}") from error
+    except OverflowError as error:
+        raise InvalidDataError(f"{what}: {error}. Remove or scale such values.") from error
+
+
+def _refuse_kinds(data: Any, what: str) -> None:
+    """Refuse what scikit-learn would convert to numbers without a word: strings, dates, records."""
+    if isinstance(data, np.ma.MaskedArray):
+        raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
+    if isinstance(data, (np.ndarray, list, tuple)):
+        with _as_invalid_data(what):
+            dtype = np.asarray(data).dtype
+        if dtype.kind in "USMmV":
+            check_dtype(dtype, what)
+
+
+def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
+    """Return array-like ``data`` as an array of real numbers, rows x features, checked by scikit-learn.
+
+    An array of numbers is passed on as it is (and converted block by block
+    later), not copied whole.
+
+    Raises
+    ------
+    InvalidDataError, InvalidDtypeError
+        With scikit-learn's message.
+    """
+    _refuse_kinds(data, "X")
+    plain = (
+        type(data) in (np.ndarray, np.memmap)
+        and data.ndim == 2
+        and data.shape[1]
+        and data.dtype.kind in "fiub"
+    )
+    with _as_invalid_data("X"):
+        checked = validate_data(
+            estimator,
+            data[:1] if plain else data,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
+        )
+    return data if plain else checked
+
+
+def checked_lazy(estimator: Any, data: Any) -> Any:
+    """Return lazy ``data`` (or None where it is in memory) after checking its number of features.
+
+    Raises
+    ------
+    InvalidDataError
+        It has other features than the fit.
+    """
+    given, data = data, _opened(data)
+    if not is_lazy(data):
+        return None
+    names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
+    if names is not None and fitted is not None and names != list(fitted):
+        raise InvalidDataError(
+            f"X has the features {names}; the fit had {list(fitted)}. Give the same ones in the same order."
+        )
+    check_shape(data.shape, 2, "X")
+    check_dtype(data.dtype, "X")
+    if data.shape[1] != estimator.n_features_in_ and not np.isnan(data.shape[1]):
+        raise InvalidDataError(
+            f"X has {data.shape[1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input."
+        )
+    return data
+
+
+def fit_source(estimator: Any, data: Any) -> Source:
+    """Return the rows to fit as a source, and set ``n_features_in_`` (and names, where known).
+
+    Raises
+    ------
+    InvalidDataError, InvalidDtypeError
+    """
+    given, data = data, _opened(data)
+    if not is_lazy(data):
+        return as_source(checked_array(estimator, data, reset=True), ndim=2, what="X")
+    source = as_source(data, ndim=2, what="X")
+    if hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+    names = _feature_names(given, data)
+    if names is not None:
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
+    estimator.n_features_in_ = source.shape[1]
+    return source
+
+
+def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
+    """Return weights (ndim 1) or responsibilities (ndim 2) as a source; None stays None.
+
+    Raises
+    ------
+    InvalidDataError, InvalidDtypeError
+    """
+    if values is None or is_lazy(values):
+        return None if values is None else as_source(values, ndim=ndim, what=what)
+    _refuse_kinds(values, what)
+    with _as_invalid_data(what):
+        array = check_array(
+            values,
+            dtype=[np.float64, np.float32],
+            ensure_2d=False,
+            allow_nd=True,
+            ensure_all_finite=False,
+            ensure_min_samples=0,
+        )
+    return as_source(array, ndim=ndim, what=what)

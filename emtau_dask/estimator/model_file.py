@@ -1,0 +1,227 @@
+"""A fitted model as a zarr group: arrays as arrays, the rest as JSON attributes; no pickle, no code."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+import zarr.errors
+from zarr.abc.store import Store
+from zarr.codecs import ZstdCodec
+from zarr.storage import LocalStore, MemoryStore
+
+from emtau_dask.em import FitHistory, IterationRecord
+from emtau_dask.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    InvalidDataError,
+    PathTakenError,
+    StorageError,
+)
+from emtau_dask.io.files import writing_errors
+from emtau_dask.io.objects import ZarrStoreObjects, copy_new, object_store
+from emtau_dask.io.output import published
+from emtau_dask.io.remote import is_url, plain_path
+from emtau_dask.io.zarr_format import own_group
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.numerics import AnyArray, frozen
+from emtau_dask.policies import ALGORITHMS, as_policy
+
+FORMAT, VERSION = "emtau-model", 1
+ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
+SETTINGS = ("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start")
+COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
+WEIGHTS_TOLERANCE = 1e-6
+"""As for weights that a fit begins with."""
+NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
+
+
+def _algorithm(estimator: Any) -> dict[str, Any] | None:
+    policy: Any = as_policy(estimator.algorithm)
+    for name, kind in ALGORITHMS.items():
+        if type(policy) is kind:
+            return {
+                "name": name,
+                "params": {key: _plain(value) for key, value in policy.get_params().items()},
+            }
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _digest(arrays: Mapping[str, AnyArray]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and values, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _arrays_of(estimator: Any) -> dict[str, AnyArray]:
+    arrays = {name.rstrip("_"): np.asarray(getattr(estimator, name)) for name in ARRAYS}
+    for column in COLUMNS:
+        arrays[f"history/{column}"] = np.array([getattr(record, column) for record in estimator.history_])
+    return arrays
+
+
+def save_model(estimator: Any, path: Any) -> None:
+    """Write a fitted estimator; raises `InvalidDataError` where something is there already.
+
+    A local folder appears when it is whole. Elsewhere the root document comes last,
+    without which there is no model, and what was written before an error is removed.
+    """
+    place = _local_path(path)
+    if place is None:
+        _upload(estimator, path)
+        return
+    try:
+        with writing_errors("the model", place):
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                raise InvalidDataError(_taken(place))
+            with published(place) as private:
+                _write(estimator, zarr.create_group(str(private), zarr_format=3))
+    except PathTakenError as error:
+        raise InvalidDataError(_taken(place)) from error
+
+
+def _taken(where: object) -> str:
+    return f"{where} already holds something; choose another path or remove it."
+
+
+def _local_path(path: Any) -> Path | None:
+    """Return the folder that a model is saved to or None where that is a URL or a store."""
+    if isinstance(path, LocalStore):
+        return Path(path.root)
+    if isinstance(path, (str, Path)):
+        plain = plain_path(str(path))
+        return None if is_url(plain) else Path(plain)
+    return None
+
+
+def _write(estimator: Any, group: zarr.Group) -> None:
+    arrays = _arrays_of(estimator)
+    for name, values in arrays.items():
+        group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
+    names = getattr(estimator, "feature_names_in_", None)
+    settings = {name: _plain(getattr(estimator, name)) for name in SETTINGS}
+    group.attrs.update(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "settings": settings | {"covariance_type": estimator._fitted_type},
+            "algorithm": _algorithm(estimator),
+            "stop_reason": estimator.stop_reason_,
+            "feature_names": None if names is None else [str(name) for name in names],
+            "sha256": _digest(arrays),
+        }
+    )
+
+
+def _upload(estimator: Any, path: Any) -> None:
+    """Write to a URL or a zarr store, by way of memory."""
+    if isinstance(path, dict):
+        path = MemoryStore(path)
+    try:
+        target = ZarrStoreObjects.opened(path) if isinstance(path, Store) else object_store(path)
+        if not target.empty():
+            raise InvalidDataError(_taken(target.location))
+        made = MemoryStore()
+        _write(estimator, zarr.create_group(made, zarr_format=3))
+        copy_new(ZarrStoreObjects(made), target)
+    except CheckpointExistsError as error:
+        raise InvalidDataError(_taken(target.location)) from error
+    except CheckpointError as error:
+        raise StorageError(f"the model cannot be saved: {error}") from error
+
+
+def load_model(cls: Any, path: Any) -> Any:
+    """Read an estimator of class ``cls``; raises `InvalidDataError` where there is none."""
+    group = own_group(path)
+    if group is None:
+        raise InvalidDataError(f"{path} holds no model: it is no zarr group of format 3.")
+    attributes = group.attributes
+    if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
+        raise InvalidDataError(
+            f"{path} holds format {attributes.get('format')!r} version {attributes.get('version')!r}; "
+            f"this version reads {FORMAT!r} version {VERSION}. Save the model again with this version."
+        )
+    try:
+        arrays = group.arrays(NAMES)
+        if _digest(arrays) != attributes["sha256"]:
+            raise ValueError("its arrays are not those that were saved")
+        return _restored(cls, arrays, attributes)
+    except Exception as error:  # whatever zarr, a codec or a setting says of damage
+        reason = error if isinstance(error, InvalidDataError) else repr(error)
+        raise InvalidDataError(f"the model in {path} is incomplete or damaged: {reason}.") from error
+
+
+def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str, Any]) -> Any:
+    weights, means, covariances, factors = (frozen(arrays[name.rstrip("_")]) for name in ARRAYS)
+    settings: Any = attributes["settings"]
+    structure = structure_named(settings["covariance_type"])
+    records = _records(arrays)
+    estimator = cls(len(weights), **settings)
+    algorithm: Any = attributes["algorithm"]
+    if algorithm is None:
+        warnings.warn(
+            "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
+            "before fitting it again.",
+            stacklevel=4,
+        )
+    else:
+        estimator.set_params(algorithm=as_policy(algorithm["name"]))
+        estimator.algorithm.set_params(**algorithm["params"])
+    parameters = MixtureParameters(structure.name, weights, means, covariances, factors)
+    _check_mixture(parameters)
+    estimator._publish(parameters, FitHistory(records), str(attributes["stop_reason"]))
+    estimator.n_features_in_ = means.shape[1]
+    if attributes["feature_names"] is not None:
+        estimator.feature_names_in_ = np.asarray(attributes["feature_names"], dtype=object)
+    return estimator
+
+
+def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
+    """Return the iterations; raises ValueError where they are none that a fit can have had."""
+    columns = [arrays[f"history/{name}"].tolist() for name in COLUMNS]
+    records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
+    for number, record in enumerate(records, start=1):
+        counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
+        possible = (
+            record.iteration == number
+            and 0 <= record.active_rows <= record.rows
+            and record.rows > 0
+            and min(counts) >= 0
+            and not math.isnan(record.lower_bound)
+        )
+        if not possible:
+            raise ValueError(f"its history has the impossible iteration {record}")
+    return records
+
+
+def _check_mixture(parameters: MixtureParameters) -> None:
+    """Raise ValueError unless the numbers are those of a mixture that rows can be scored with."""
+    derived = {
+        "weights": parameters.weights,
+        "means": parameters.means,
+        "covariances": parameters.covariances,
+        "precisions": parameters.structure.precisions(parameters.precisions_cholesky),
+        "logarithms of weights and determinants": parameters.log_scales,
+    }
+    for name, values in derived.items():
+        if not np.isfinite(values).all():
+            raise ValueError(f"its {name} are not finite")
+    total = float(parameters.weights.sum())
+    if abs(total - 1.0) > WEIGHTS_TOLERANCE:
+        raise ValueError(f"its weights sum to {total:.9g}, which must be 1")

@@ -1,0 +1,24 @@
+"""Interrupts that come out as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupts_as_they_are() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` in place of an error that an interrupt brought about.
+
+    One that falls into Python's own waiting leaves its locks half taken: what comes out is
+    "release unlocked lock", or an InvalidStateError of a future.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            cause = cause.__context__
+        raise

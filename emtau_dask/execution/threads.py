@@ -1,0 +1,129 @@
+"""Tasks in threads of this process, by dask's own scheduler, which they need not wait for.
+
+Dask's thread learns that a task is done before it hands out another one, so that between two tasks a
+thread waits until two others have woken up: a good part of what a small chunk takes. Here dask hands
+out one task more for each thread than can run, which lies ready; and the last one, beside which
+nothing else is left to do, runs in the thread that waits for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from threading import get_ident
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet
+
+import dask.config
+import dask.threaded
+from dask.callbacks import Callback
+from dask.local import get_async
+
+from emtau_dask.cluster import local_threads
+from emtau_dask.execution.interrupts import interrupts_as_they_are
+
+
+def _run_here(run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+    """Run a task in the calling thread; an interrupt is raised, also where it falls beside the task.
+
+    Dask's own executor gives it to the future, which may have its result by then: an
+    InvalidStateError.
+    """
+    done: Future[Any] = Future()
+    done.set_result(run(*arguments))
+    return done
+
+
+class _HandedOut:
+    """What dask submits tasks to, ``per_thread`` for each of ``pool``, of which ``last`` is the last."""
+
+    def __init__(self, pool: ThreadPoolExecutor, last: Hashable, per_thread: int) -> None:
+        self._pool, self._last = pool, last
+        self.at_once = per_thread * pool._max_workers
+        self._at_last = False
+        self._futures: WeakSet[Future[Any]] = WeakSet()
+
+    def expect(self, key: Hashable, *_: Any) -> None:
+        """Learn that a task will be submitted: several, and then they are, or the last one alone."""
+        self._at_last = key == self._last
+
+    def submit(self, run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+        """Run the last task; have any other run by a thread of the pool."""
+        if self._at_last:
+            return _run_here(run, *arguments)
+        future = self._pool.submit(copy_context().run, run, *arguments)
+        self._futures.add(future)
+        return future
+
+    def cancel(self) -> list[Future[Any]]:
+        """Let no other task begin; return those that have."""
+        return [future for future in list(self._futures) if not future.cancel()]
+
+
+def compute_here(tasks: Mapping[Any, Any], key: Hashable) -> Any:
+    """Return the value of a key of a graph, whose tasks all run in the calling thread."""
+    return get_async(_run_here, 1, tasks, key)
+
+
+def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, *, per_thread: int) -> Any:
+    """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``.
+
+    The task of that key runs in the calling thread. The others see the caller's context variables, as
+    in dask's own pools. Threads begin with the first task that needs one, and end with the graph: a
+    forked process has none of its parent's, and does not wait for them.
+
+    Parameters
+    ----------
+    tasks : mapping
+        Of keys to tasks.
+    key : Hashable
+        Of a task that all others are computed for.
+    per_thread : int
+        How many tasks are handed out for each thread: 2, so that one lies ready while another runs, or 1
+        where tasks hold a chunk while they wait.
+    """
+    given = dask.config.get("pool", None)
+    if given is None:
+        pool = ThreadPoolExecutor(local_threads(), thread_name_prefix="emtau")
+        try:
+            found = _computed(tasks, key, pool, per_thread)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+        return found
+    if isinstance(given, ThreadPoolExecutor):
+        return _computed(tasks, key, given, per_thread)
+    return dask.threaded.get(tasks, key)
+
+
+def _packed(error: BaseException, _: Any) -> tuple[BaseException, TracebackType | None]:
+    """Return what dask raises again in the calling thread, where no text of it is needed."""
+    return error, sys.exc_info()[2]
+
+
+def _computed(tasks: Mapping[Any, Any], key: Hashable, pool: ThreadPoolExecutor, per_thread: int) -> Any:
+    handed_out = _HandedOut(pool, key, per_thread)
+    # Not by a context of its own, which all threads that compute would share.
+    callbacks = [(None, None, handed_out.expect, None, None), *Callback.active]
+    try:
+        with interrupts_as_they_are():
+            # Not by dask.threaded.get, whose threads and lock a forked process would wait for without end.
+            return get_async(
+                handed_out.submit,
+                handed_out.at_once,
+                tasks,
+                key,
+                get_id=get_ident,
+                pack_exception=_packed,
+                callbacks=callbacks,
+            )
+    except Exception:
+        wait(handed_out.cancel())  # They may write, which has to end before anything is cleared away.
+        raise
+    except BaseException:
+        handed_out.cancel()  # An interrupt may have left locks half taken that waiting would take.
+        raise

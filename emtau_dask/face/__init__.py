@@ -1,1 +1,0 @@
-"""What users touch: the estimator, run configs, the command line."""

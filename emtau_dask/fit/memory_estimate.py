@@ -1,0 +1,252 @@
+"""What a fit will need, from shapes alone: memory in a process, bytes read, tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+
+from emtau_dask.em import chunk_costs, loaded_bytes
+from emtau_dask.execution import FAN_IN, batches_of
+from emtau_dask.init import sample_size
+from emtau_dask.io.objects import RowFields
+from emtau_dask.io.sources import READ_BUDGET, RangeSource, Source, is_stored
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep import block_bytes
+
+PROCESS_BYTES = 280 * 10**6
+"""The interpreter with every library that a fit loads, in a process of its own or a dask worker."""
+COMPILER_BYTES = 150 * 10**6
+"""Numba and LLVM with what they compile, where a fit goes by compiled tiles."""
+FLOAT = 8
+STATISTICS_HELD = 32
+ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
+"""Of a row while its chunk is processed: positions twice, two values of evidence, its weight, masks."""
+STATE_COPIES = 6
+SAMPLE_COPIES = 6
+READING_SLACK = 2**22
+"""What a read holds beside what is in proportion to its rows, for chunks as they are not yet."""
+
+
+@dataclass(frozen=True)
+class FitDemand:
+    """What a fit needs.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes resident in one process, an upper bound; of graph sources only the
+        engine's own part, and the chunks.
+    largest_read : int
+        Bytes that reading the longest chunk holds at once, of ``memory``.
+    cache : int
+        Bytes of active rows and row state kept between passes, of ``memory``.
+    read_ahead : int
+        Bytes of chunks held before their tasks ask for them, of ``memory``.
+    pass_bytes : int
+        Decoded bytes of a pass over all rows.
+    tasks : int
+        Tasks of an iteration that scores every row, merges included.
+    chunks : int
+        Chunks that hold rows.
+    complete : bool
+        Whether ``memory`` covers all: False for graph sources, whose own tasks
+        need what they need.
+    """
+
+    memory: int
+    largest_read: int
+    cache: int
+    read_ahead: int
+    pass_bytes: int
+    tasks: int
+    chunks: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class FitOutline:
+    """What a fit's demand depends on beside its data.
+
+    Attributes
+    ----------
+    n_components : int
+    covariance_type : str
+    fields : RowFields or None
+        The row state that the policy keeps.
+    threads : int
+        Chunks processed at a time in one process.
+    cache_limit : int
+        Bytes of active rows and row state that the process may keep between passes.
+    read_ahead_limit : int
+        Bytes of chunks that the process may hold before their tasks ask for
+        them; 0 where other processes run the tasks.
+    compiled : bool
+        Whether rows go by compiled tiles where they can.
+    """
+
+    n_components: int
+    covariance_type: str
+    fields: RowFields | None
+    threads: int
+    cache_limit: int
+    read_ahead_limit: int
+    compiled: bool = False
+
+
+def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
+    """Return what a fit of these sources needs.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+        The rows under ``"X"``, and what is read beside them, in the same chunks.
+    outline : FitOutline
+    """
+    rows = sources["X"]
+    reading = sum(_reading(source) for source in sources.values())
+    costs = chunk_costs(rows)
+    batched = all(source.addressable for source in sources.values())
+    leaves = {(0, chunk) for chunk in costs}
+    if batched and costs:
+        leaves = {(batch.level, batch.number) for batch in batches_of(costs)}
+    return FitDemand(
+        memory=_memory(sources, outline, rows.chunk_rows, reading),
+        largest_read=reading,
+        cache=_cached(sources, outline),
+        read_ahead=_ahead_bytes(sources, outline, rows.chunk_rows),
+        pass_bytes=sum(map(_bytes, sources.values())),
+        tasks=len(leaves) + _merges(leaves),
+        chunks=len(costs),
+        complete=batched,
+    )
+
+
+def _memory(
+    sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int], reading: int
+) -> int:
+    """Return the bytes that a process needs; reading the longest chunk, it holds ``reading`` at once."""
+    rows, threads, K = sources["X"], outline.threads, outline.n_components
+    longest = max(chunk_rows, default=0)
+    held = sum(_chunk_bytes(source, longest) for source in sources.values())
+    beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
+    ahead = _ahead_bytes(sources, outline, chunk_rows)
+    being_read = threads * held + min(ahead, threads * held)
+    beside_rows = being_read * max(0, reading - held) // held if held else 0
+    under_way = min(beside_rows, max(READ_BUDGET.limit, reading))
+    resident = sum(_bytes(source) for source in sources.values() if _is_in_memory(source))
+    sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
+    cached = _cached(sources, outline)
+    to_cache = threads * _cached_bytes(sources, outline.fields, longest) if cached else 0
+    working = max(threads * (held + beside) + under_way + to_cache + ahead, sample)
+    process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
+    return process + resident + working + cached
+
+
+def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:
+    """Return how many rows chunks may have, as stored and as read, for a fit to stay within ``limit`` bytes.
+
+    Of numbers a twentieth apart; 0 where none will do. Reading a chunk is taken
+    to hold as many bytes for each of its rows as it does now.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+    outline : FitOutline
+    limit : int
+    """
+    longest = max(sources["X"].chunk_rows, default=0)
+    reading = sum(_reading(source) for source in sources.values())
+
+    def needed(rows: int) -> int:
+        whole, rest = divmod(sources["X"].shape[0], rows)
+        chunks = (*[rows] * min(whole, outline.threads), rest)
+        return _memory(sources, outline, chunks, READING_SLACK + reading * rows // longest)
+
+    rows = longest
+    while rows and needed(rows) > limit:
+        rows = rows * 19 // 20
+    return rows
+
+
+def _bytes(source: Source) -> int:
+    return math.prod(source.shape) * source.dtype.itemsize
+
+
+def _is_in_memory(source: Source) -> bool:
+    return isinstance(source, RangeSource) and source.in_memory
+
+
+def _chunk_bytes(source: Source, n_rows: int) -> int:
+    if _is_in_memory(source):
+        return 0
+    return n_rows * math.prod(source.shape[1:]) * source.dtype.itemsize
+
+
+def _reading(source: Source) -> int:
+    """Return the bytes held at once while the longest chunk is read, its rows included."""
+    if not isinstance(source, RangeSource) or _is_in_memory(source):
+        return _chunk_bytes(source, max(source.chunk_rows, default=0))
+    found, start = 0, 0
+    seen: set[int] = set()
+    for size in source.chunk_rows:
+        if size and size not in seen:
+            seen.add(size)
+            found = max(found, source.ranges.peak_bytes(start, start + size))
+        start += size
+    return found
+
+
+def _beside(
+    n_rows: int, n_features: int, n_components: int, covariance_type: str, fields: RowFields | None
+) -> int:
+    """Return the bytes that a task holds beside its chunk."""
+    K, d = n_components, n_features
+    blocks = block_bytes(covariance_type, K, d, n_rows)
+    matrices = math.prod(structure_named(covariance_type).shape(K, d))
+    statistics = STATISTICS_HELD * (matrices + K * (d + 1)) * FLOAT
+    state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES
+    return blocks + statistics + state + n_rows * ROW_BYTES
+
+
+def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int]) -> int:
+    """Return the most bytes that are held read ahead: a chunk for each thread, of those within the limit."""
+    if not is_stored(sources["X"]) or not all(source.addressable for source in sources.values()):
+        return 0
+    limit = outline.read_ahead_limit
+    sizes = loaded_bytes(list(sources.values()), chunk_rows).values()
+    return min(limit, sum(nlargest(outline.threads, (size for size in sizes if size <= limit))))
+
+
+def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
+    """Return the most bytes that are kept between passes."""
+    return min(outline.cache_limit, _cached_bytes(sources, outline.fields, sources["X"].shape[0]))
+
+
+def _cached_bytes(sources: Mapping[str, Source], fields: RowFields | None, n_rows: int) -> int:
+    """Return the most bytes that are cached of some rows, however large the cache.
+
+    The state of all; where they are stored, half of them, with positions and weights.
+    """
+    if fields is None:
+        return 0
+    rows = sources["X"]
+    state = n_rows * sum(dtype.itemsize for dtype in fields.by_name.values())
+    if not is_stored(rows):
+        return state
+    return state + n_rows * (math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT) // 2
+
+
+def _merges(leaves: set[tuple[int, int]]) -> int:
+    """Return the number of merge tasks above the leaves of a pass."""
+    merges, level, nodes = 0, 0, {number for depth, number in leaves if depth == 0}
+    highest = max((depth for depth, _ in leaves), default=0)
+    while len(nodes) > 1 or level < highest:
+        groups: dict[int, int] = {}
+        for number in nodes:
+            groups[number // FAN_IN] = groups.get(number // FAN_IN, 0) + 1
+        merges += sum(count > 1 for count in groups.values())
+        level += 1
+        nodes = set(groups) | {number for depth, number in leaves if depth == level}
+    return merges

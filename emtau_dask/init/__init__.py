@@ -1,0 +1,27 @@
+"""Starts: Θ₀ by k-means, by seeds, or from given responsibilities."""
+
+from emtau_dask.init.assignment import NearestCentre
+from emtau_dask.init.kmeans import kmeans
+from emtau_dask.init.methods import (
+    KMEANS_PASSES,
+    STARTS,
+    GivenParameters,
+    StartRequest,
+    check_responsibilities_shape,
+    start_from_responsibilities,
+    starting_parameters,
+)
+from emtau_dask.init.sampling import sample_size
+
+__all__ = [
+    "KMEANS_PASSES",
+    "STARTS",
+    "GivenParameters",
+    "NearestCentre",
+    "StartRequest",
+    "check_responsibilities_shape",
+    "kmeans",
+    "sample_size",
+    "start_from_responsibilities",
+    "starting_parameters",
+]

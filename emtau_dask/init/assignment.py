@@ -1,0 +1,275 @@
+"""Passes that turn responsibilities from elsewhere than an E-step into sufficient statistics.
+
+K-means assignments, random and given responsibilities differ only in how a
+block of rows gets its responsibilities; the pass over chunks is one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em import ChunkLoader, FitObserver, LoadedChunk, Problem
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.execution import NO_SOURCE, ReadingTask, run_pass
+from emtau_dask.init.row_random import RESPONSIBILITY, row_uniforms
+from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.estep import Form, block_rows, even_length
+from emtau_dask.mixture.model import (
+    PairwiseMerger,
+    SufficientStatistics,
+    block_statistics,
+    group_statistics,
+    merge,
+    merged,
+    zero,
+)
+from emtau_dask.mixture.numerics import Floats, Ints
+
+DRAWN_AT_ONCE = 2**12
+"""Rows whose random numbers are drawn together, whether or not all of them are wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Rows of one chunk that are assigned together.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n, d), float64
+    weights : ndarray of shape (n,) or None
+        None where every row weighs 1.
+    positions : ndarray of shape (n,), intp
+        The rows' positions in the chunk, ascending.
+    start : int
+        Global number of the chunk's first row.
+    """
+
+    rows: Floats
+    weights: Floats | None
+    positions: Ints
+    start: int
+
+
+class Assignment(Protocol):
+    """Gives responsibilities to the rows of one chunk."""
+
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return the assignment for one chunk, with what it reads for it."""
+        ...
+
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of a block."""
+        ...
+
+
+def _under(structure: CovarianceStructure, block: RowBlock, responsibilities: Floats) -> SufficientStatistics:
+    """Return the statistics of a block under responsibilities (n, K)."""
+    if block.weights is not None:
+        responsibilities = responsibilities * block.weights[:, np.newaxis]
+    return block_statistics(structure, block.rows, np.ascontiguousarray(responsibilities.T))
+
+
+class _Soft(ABC):
+    """Gives every row a responsibility for every component, whatever its values are."""
+
+    @abstractmethod
+    def responsibilities(self, block: RowBlock) -> Floats:
+        """Return those of the block's rows, (n, K)."""
+
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of a block."""
+        return _under(structure, block, self.responsibilities(block))
+
+
+def nearest(rows: Floats, centres: Floats) -> Ints:
+    """Return the index of each row's nearest centre; ties go to the lowest."""
+    origin = centres.mean(axis=0)
+    centred = centres - origin
+    scores = (rows - origin) @ (-2.0 * centred.T)
+    scores += np.einsum("ij,ij->i", centred, centred)
+    labels: Ints = scores.argmin(axis=1)
+    return labels
+
+
+def distinct_rows(rows: Floats) -> tuple[Ints, Ints]:
+    """Return the first of each group of equal rows, and the group of each row; groups are in sorted order.
+
+    As `numpy.unique` along an axis, which makes a TypeError of an interrupt.
+    """
+    order = np.lexsort(rows.T[::-1])
+    in_order = rows[order]
+    begins = np.ones(len(rows), dtype=bool)
+    begins[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
+    group = np.empty(len(rows), dtype=np.intp)
+    group[order] = np.cumsum(begins) - 1
+    return order[begins], group
+
+
+@dataclass(frozen=True, eq=False)
+class NearestCentre:
+    """Hard assignment to the nearest centre; equal centres share their rows equally.
+
+    Attributes
+    ----------
+    distinct : ndarray of shape (m, d)
+        The centres, each once.
+    shares : ndarray of shape (m, K)
+        What a row of each gives to each component: 1, or 1/n to each of n equal centres.
+    """
+
+    distinct: Floats
+    shares: Floats
+
+    @classmethod
+    def of(cls, centres: Floats) -> NearestCentre:
+        """Return the assignment to ``centres`` (K, d)."""
+        first, group = distinct_rows(centres)
+        same = group[:, np.newaxis] == np.arange(len(first))
+        order = np.argsort(first)
+        return cls(centres[first[order]], (same / same.sum(axis=0)).T[order])
+
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return itself."""
+        return self
+
+    def responsibilities(self, rows: Floats) -> Floats:
+        """Return 1 for the nearest centre, or 1/n for each of n equal ones, (n, K)."""
+        return self.shares[nearest(rows, self.distinct)]
+
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of the centres' own rows."""
+        n_distinct, n_components = self.shares.shape
+        if n_distinct < n_components:
+            return _under(structure, block, self.responsibilities(block.rows))
+        labels = nearest(block.rows, self.distinct)
+        return group_statistics(structure, block.rows, labels, block.weights, n_components)
+
+
+@dataclass(frozen=True)
+class RandomResponsibilities(_Soft):
+    """Uniform draws, addressed by global row number and normalised to 1 per row."""
+
+    seed: int
+    n_components: int
+
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return itself."""
+        return self
+
+    def responsibilities(self, block: RowBlock) -> Floats:
+        """Return the draws of rows, (n, K)."""
+        positions, start = block.positions, block.start
+        result = np.empty((len(positions), self.n_components))
+        begin = 0
+        while begin < len(positions):
+            first = int(positions[begin])
+            end = int(np.searchsorted(positions, first + DRAWN_AT_ONCE))
+            last = int(positions[end - 1]) + 1
+            draws = row_uniforms(self.seed, RESPONSIBILITY, start + first, start + last, self.n_components)
+            result[begin:end] = draws[positions[begin:end] - first]
+            begin = end
+        result /= result.sum(axis=1, keepdims=True)
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class GivenResponsibilities(_Soft):
+    """Responsibilities that the user gives, read chunk by chunk and checked."""
+
+    reader: ChunkReader
+    values: NDArray[Any] | None = None
+
+    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+        """Return itself with the chunk's responsibilities loaded."""
+        values, _ = self.reader.load(place, blocks)
+        return GivenResponsibilities(self.reader, values)
+
+    def responsibilities(self, block: RowBlock) -> Floats:
+        """Return the responsibilities of rows, (n, K).
+
+        Raises
+        ------
+        InvalidDataError
+            A value is negative or not finite, or a row does not sum to 1 within 1e-6.
+        """
+        assert self.values is not None
+        values = self.values[block.positions].astype(np.float64)
+        sums = values.sum(axis=1)
+        good = (np.abs(sums - 1.0) <= 1e-6) & (values >= 0).all(axis=1)
+        if not good.all():
+            i = int(np.argmin(good))
+            raise InvalidDataError(
+                f"responsibilities_init of row {block.start + block.positions[i]} is {values[i]} "
+                f"(sum {sums[i]:.6g}); each must be at least 0 and finite, and they must sum to 1 within "
+                "1e-6."
+            )
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientStatistics]):
+    loader: ChunkLoader
+    assignment: Assignment
+    structure: CovarianceStructure
+    n_components: int
+
+    def read(self, item: ChunkPlace, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Assignment]:
+        assignment_blocks, *chunk_blocks = blocks
+        loaded = self.loader.load(item, *chunk_blocks)
+        return loaded, self.assignment.prepare(item, assignment_blocks)
+
+    def compute(self, item: ChunkPlace, found: tuple[LoadedChunk, Assignment]) -> SufficientStatistics:
+        loaded, assignment = found
+        positions = loaded.positions()
+        weights = loaded.weights_at(positions)
+        n_features = loaded.rows.shape[1]
+        wanted = block_rows(self.structure.name, self.n_components, n_features, Form.CENTRED)
+        n_rows = even_length(len(positions), wanted)
+        merger = PairwiseMerger(partial(merge, self.structure))
+        for where, rows in loaded.blocks(positions, n_rows):
+            of_block = None if weights is None else weights[where]
+            block = RowBlock(rows, of_block, positions[where], item.start)
+            merger.push(assignment.statistics(self.structure, block))
+        return merger.total() or zero(self.structure, self.n_components, n_features)
+
+
+def statistics_under(
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    source: Source | None = None,
+    stage: str,
+    observer: FitObserver,
+) -> SufficientStatistics:
+    """Return the statistics of all rows under an assignment, in one pass.
+
+    Parameters
+    ----------
+    problem : Problem
+    assignment : Assignment
+    source : Source, optional
+        What the assignment reads, in the problem's chunks.
+    stage : str
+    observer : FitObserver
+    """
+    total: SufficientStatistics | None = run_pass(
+        _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
+        partial(merged, problem.structure),
+        [source or NO_SOURCE, *problem.sources],
+        problem.places,
+        costs=problem.costs,
+        name="assign",
+        stage=stage,
+        observer=observer,
+        ahead=problem.ahead if source is None else None,
+    )
+    assert total is not None
+    return total

@@ -1,0 +1,174 @@
+"""Starting parameters Θ₀, in bounded memory, the same for a seed under any chunking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from emtau_dask.em import FitObserver, KMeansProgress, Problem
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.init.assignment import (
+    GivenResponsibilities,
+    NearestCentre,
+    RandomResponsibilities,
+    distinct_rows,
+    statistics_under,
+)
+from emtau_dask.init.kmeans import kmeans, plusplus_seeds
+from emtau_dask.init.sampling import sample_rows, sample_size
+from emtau_dask.io.sources import Source
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step
+from emtau_dask.mixture.numerics import Floats, frozen
+
+KMEANS_PASSES = 10
+SPARE_ROWS = 64
+
+
+def _forget(progress: KMeansProgress) -> None:
+    """Remember nothing of a start under way."""
+
+
+@dataclass(frozen=True, eq=False)
+class StartRequest:
+    """What a start needs to know.
+
+    Attributes
+    ----------
+    problem : Problem
+    seed : int
+    observer : FitObserver
+    progress : KMeansProgress or None
+        Where an interrupted start goes on.
+    after : callable (KMeansProgress) -> None
+        Called where an interrupted start could go on.
+    """
+
+    problem: Problem
+    seed: int
+    observer: FitObserver
+    progress: KMeansProgress | None = None
+    after: Callable[[KMeansProgress], None] = _forget
+
+
+@dataclass(frozen=True, eq=False)
+class GivenParameters:
+    """Starting parameters that the user gives; None where the start decides.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (K,) or None
+    means : ndarray of shape (K, d) or None
+    precisions : (covariances, precisions_cholesky) or None
+    """
+
+    weights: Floats | None = None
+    means: Floats | None = None
+    precisions: tuple[Floats, Floats] | None = None
+
+    def complete(self, covariance_type: str) -> MixtureParameters | None:
+        """Return Θ₀ where all of it is given, None where a start must supply the rest."""
+        if self.weights is None or self.means is None or self.precisions is None:
+            return None
+        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
+
+
+def _kmeans_start(request: StartRequest) -> SufficientStatistics:
+    return kmeans(
+        request.problem,
+        request.seed,
+        request.observer,
+        max_iter=KMEANS_PASSES,
+        progress=request.progress,
+        after=request.after,
+    ).statistics
+
+
+def _seeded_start(problem: Problem, seeds: Floats, observer: FitObserver) -> SufficientStatistics:
+    return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed", observer=observer)
+
+
+def _plusplus_start(request: StartRequest) -> SufficientStatistics:
+    problem, seed, observer = request.problem, request.seed, request.observer
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
+    return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed), observer)
+
+
+def _random_rows_start(request: StartRequest) -> SufficientStatistics:
+    problem, seed, observer = request.problem, request.seed, request.observer
+    n_components = problem.n_components
+    size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
+    sample = sample_rows(problem, seed, size, observer)
+    first, _ = distinct_rows(sample.rows)
+    distinct = sample.rows[np.sort(first)[:n_components]]
+    return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))), observer)
+
+
+def _random_start(request: StartRequest) -> SufficientStatistics:
+    assignment = RandomResponsibilities(request.seed, request.problem.n_components)
+    return statistics_under(
+        request.problem, assignment, stage="random responsibilities", observer=request.observer
+    )
+
+
+STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingProxyType(
+    {
+        "kmeans": _kmeans_start,
+        "k-means++": _plusplus_start,
+        "random": _random_start,
+        "random_from_data": _random_rows_start,
+    }
+)
+"""What ``init_params`` names: each returns the statistics whose M-step is Θ₀."""
+
+
+def check_responsibilities_shape(responsibilities: Source | None, rows: Source, n_components: int) -> None:
+    """Raise `InvalidDataError` unless ``responsibilities``, where given, are rows x components."""
+    wanted = (rows.shape[0], n_components)
+    if responsibilities is not None and responsibilities.shape != wanted:
+        raise InvalidDataError(
+            f"responsibilities_init has shape {responsibilities.shape}; expected {wanted}, rows x components."
+        )
+
+
+def start_from_responsibilities(
+    problem: Problem, responsibilities: Source, observer: FitObserver
+) -> SufficientStatistics:
+    """Return the statistics of all rows under given responsibilities.
+
+    Raises
+    ------
+    InvalidDataError
+        One is negative or not finite, or a row that does not sum to 1 within 1e-6.
+    """
+    aligned = responsibilities.aligned(problem.rows.chunk_rows)
+    return statistics_under(
+        problem,
+        GivenResponsibilities(aligned.reader()),
+        source=aligned,
+        stage="given responsibilities",
+        observer=observer,
+    )
+
+
+def starting_parameters(
+    problem: Problem, given: GivenParameters, statistics: SufficientStatistics, reg_covar: float
+) -> MixtureParameters:
+    """Return Θ₀: the given parameters, and the M-step of ``statistics`` for the rest.
+
+    Raises
+    ------
+    SingularComponentError
+        The start itself is singular.
+    """
+    start = m_step(statistics, problem.structure, reg_covar)
+    covariances, factors = given.precisions or (start.covariances, start.precisions_cholesky)
+    return MixtureParameters(
+        start.covariance_type,
+        start.weights if given.weights is None else given.weights,
+        start.means if given.means is None else given.means,
+        covariances,
+        factors,
+    )

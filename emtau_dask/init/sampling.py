@@ -1,0 +1,166 @@
+"""A bounded random sample of the rows, the same under any chunking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em import SCAN_ROWS, ChunkLoader, FitObserver, LoadedChunk, Problem
+from emtau_dask.execution import ReadingTask, run_pass
+from emtau_dask.init.row_random import PRIORITY, row_uniforms
+from emtau_dask.io.sources import ChunkPlace, ChunkReader
+from emtau_dask.mixture.numerics import Floats, Ints
+
+SAMPLE_ELEMENTS = 2**21
+MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS = 2**12, 2**16
+DRAW_ROWS = 2**18
+ROWS_PER_COMPONENT = 16
+
+
+def sample_size(n_components: int, n_features: int) -> int:
+    """Return how many rows a sample has at most.
+
+    16 MiB of float64, within 4,096 to 65,536 rows, and at least 16 rows a component.
+    """
+    rows = max(MIN_SAMPLE_ROWS, min(MAX_SAMPLE_ROWS, SAMPLE_ELEMENTS // n_features))
+    return max(rows, ROWS_PER_COMPONENT * n_components)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSample:
+    """Rows drawn without replacement, each row of positive weight equally likely, in random order.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (m, d), float64
+    weights : ndarray of shape (m,)
+    numbers : ndarray of shape (m,)
+        Global row numbers.
+    """
+
+    rows: Floats
+    weights: Floats
+    numbers: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    priorities: Floats
+    numbers: Ints
+
+    def lowest(self, size: int) -> _Draw:
+        order = np.lexsort((self.numbers, self.priorities))[:size]
+        return _Draw(self.priorities[order], self.numbers[order])
+
+
+def _merge_draws(size: int, a: _Draw, b: _Draw) -> _Draw:
+    both = _Draw(np.append(a.priorities, b.priorities), np.append(a.numbers, b.numbers))
+    return both.lowest(size)
+
+
+@dataclass(frozen=True)
+class _DrawTask:
+    seed: int
+    size: int
+    weights: ChunkReader | None
+
+    def __call__(self, place: ChunkPlace, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
+        start, stop = place.start, place.stop
+        present = None
+        if self.weights is not None:
+            present = self.weights.load(place, weight_blocks)[0] > 0
+        drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
+        for first in range(start, stop, DRAW_ROWS):
+            last = min(first + DRAW_ROWS, stop)
+            priorities = row_uniforms(self.seed, PRIORITY, first, last, 1)[:, 0]
+            numbers = np.arange(first, last)
+            if present is not None:
+                here = present[first - start : last - start]
+                priorities, numbers = priorities[here], numbers[here]
+            drawn = _merge_draws(self.size, drawn, _Draw(priorities, numbers))
+        return drawn
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    place: ChunkPlace
+    numbers: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
+    loader: ChunkLoader
+
+    def read(self, item: _Chosen, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        return self.loader.load(item.place, *blocks)
+
+    def compute(self, item: _Chosen, found: LoadedChunk) -> RowSample:
+        positions = item.numbers - item.place.start
+        rows = np.empty((len(positions), found.rows.shape[1]))
+        for where, block in found.blocks(positions, SCAN_ROWS):
+            rows[where] = block
+        weights = found.weights_at(positions)
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, item.numbers)
+
+
+def _join(a: RowSample, b: RowSample) -> RowSample:
+    return RowSample(
+        np.concatenate([a.rows, b.rows]),
+        np.append(a.weights, b.weights),
+        np.append(a.numbers, b.numbers),
+    )
+
+
+def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
+    """Return the chosen rows (ascending) of each chunk that holds any."""
+    places = list(problem.places.values())
+    edges = np.searchsorted(numbers, [place.stop for place in places])
+    parts = np.split(numbers, edges[:-1])
+    return {p.chunk: _Chosen(p, part) for p, part in zip(places, parts, strict=True) if len(part)}
+
+
+def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -> RowSample:
+    """Return ``size`` rows, or all of them where there are fewer.
+
+    The rows with the lowest of random priorities addressed by global row
+    number: the first pass draws and reads no rows, the second reads only the
+    chunks that hold chosen ones.
+
+    Raises
+    ------
+    InvalidDataError
+        A chosen row holds NaN or infinity.
+    """
+    weights = problem.weights
+    draw = run_pass(
+        _DrawTask(seed, size, None if weights is None else weights.reader()),
+        partial(reduce, partial(_merge_draws, size)),
+        [] if weights is None else [weights],
+        problem.places,
+        costs=problem.costs,
+        name="draw",
+        stage="sample",
+        observer=observer,
+    )
+    assert draw is not None
+    chosen = draw.lowest(size).numbers
+    ascending = np.sort(chosen)
+    sample = run_pass(
+        _TakeTask(problem.loader()),
+        partial(reduce, _join),
+        problem.sources,
+        _by_chunk(problem, ascending),
+        costs=problem.costs,
+        name="take",
+        stage="sample rows",
+        observer=observer,
+        ahead=problem.ahead,
+    )
+    assert sample is not None
+    order = np.searchsorted(sample.numbers, chosen)
+    return RowSample(sample.rows[order], sample.weights[order], chosen)

@@ -1,0 +1,143 @@
+"""Reads of local files past the page cache, where it could not hold what is read again and again.
+
+Data larger than memory push themselves out of the page cache before they are read
+again: it saves no read, and each costs a copy and the pages' upkeep, several times the CPU
+time of the transfer itself (`benchmarks/out_of_core.py`). Linux reads straight into
+aligned memory (O_DIRECT).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import dask
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import ConfigError
+
+KEY = "emtau.direct-reads"
+LEAST_BYTES = 2**20
+"""Decoded bytes from which on they may be read directly: for less, a transfer of its own is long."""
+ALIGNED = 4096
+"""What offsets, lengths and addresses are multiples of, as nearly all disks want them."""
+CACHED_SHARE = 0.75
+"""Of the memory that this process may use, what data may take to be expected in the page cache."""
+OWN_CGROUPS = Path("/proc/self/cgroup")
+CGROUPS = {
+    "": ("/sys/fs/cgroup", ("memory.max", "memory.high")),
+    "memory": ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes",)),
+}
+"""Where limits are, and what the files are called, of version 2 and of version 1."""
+
+
+def direct_setting() -> str:
+    """Return dask's ``emtau.direct-reads`` in this process: ``"auto"``, ``"always"`` or ``"never"``.
+
+    Raises
+    ------
+    ConfigError
+        The setting is none of the three.
+    """
+    setting = dask.config.get(KEY, "auto")
+    if setting not in ("auto", "always", "never"):
+        raise ConfigError(f"dask's setting {KEY} is {setting!r}; give 'auto', 'always' or 'never'.")
+    return str(setting)
+
+
+def passes_cache(n_bytes: int) -> bool:
+    """Return whether data of ``n_bytes`` on disk, all of which each pass reads, are better read directly.
+
+    As dask's ``emtau.direct-reads`` says in this process: "always", "never", or, by default, where they
+    take more than three quarters of the memory that this process may use.
+
+    Raises
+    ------
+    ConfigError
+        The setting is none of the three.
+    """
+    setting = direct_setting()
+    if setting == "auto":
+        return hasattr(os, "O_DIRECT") and n_bytes > CACHED_SHARE * usable_memory()
+    return setting == "always"
+
+
+@cache
+def usable_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or what its cgroups allow."""
+    return min(_memory_limits())
+
+
+def _memory_limits() -> Iterator[int]:
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in _lines(OWN_CGROUPS):
+        _, controllers, group = line.split(":", 2)
+        for controller in CGROUPS.keys() & controllers.split(","):
+            root, names = CGROUPS[controller]
+            inner = Path(group.lstrip("/"))
+            for place, name in product((inner, *inner.parents), names):
+                yield from (int(limit) for limit in _lines(root / place / name) if limit.isdigit())
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArray[np.uint8] | None:
+    """Return bytes of a file, past the page cache.
+
+    Parameters
+    ----------
+    path : Path
+    begin, size : int
+        Which bytes; by default all from ``begin`` on.
+
+    Returns
+    -------
+    ndarray of uint8 or None
+        None where the file has fewer, or cannot be read so: not by this system, nor from this file
+        system, or not at all, which an ordinary read will say.
+    """
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        try:
+            wanted = os.fstat(descriptor).st_size - begin if size is None else size
+            return _read(descriptor, begin, wanted)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+
+
+def _read(descriptor: int, begin: int, size: int) -> NDArray[np.uint8] | None:
+    first = begin // ALIGNED * ALIGNED
+    wanted = begin + size - first
+    room = _aligned(-(-wanted // ALIGNED) * ALIGNED)
+    done = _fill(descriptor, room.data, first)
+    return room[begin - first : wanted] if done >= wanted else None
+
+
+def _aligned(length: int) -> NDArray[np.uint8]:
+    held = np.empty(length + ALIGNED, np.uint8)
+    begin = -held.ctypes.data % ALIGNED
+    return held[begin : begin + length]
+
+
+def _fill(descriptor: int, room: memoryview, first: int) -> int:
+    """Read from ``first`` on until the room is full, or the file ends; return how much there was."""
+    done = 0
+    while done < len(room) and done % ALIGNED == 0:
+        count = os.preadv(descriptor, [room[done:]], first + done)
+        if not count:
+            break
+        done += count
+    return done

@@ -1,0 +1,82 @@
+"""Files that may be read: regular ones, no longer than expected; a pipe would wait for ever."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+
+
+@contextmanager
+def opened_regular(path: str | Path) -> Iterator[tuple[int, int]]:
+    """Open a file; yield its descriptor and its size.
+
+    Raises
+    ------
+    InvalidDataError
+        It is a pipe, a socket or a device.
+    OSError
+        It cannot be opened, or is a folder.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    try:
+        about = os.fstat(descriptor)
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(f"{path} is a folder")
+        if not stat.S_ISREG(about.st_mode):
+            raise InvalidDataError(f"{path} is no regular file but {_kind(about.st_mode)}; give a file.")
+        yield descriptor, about.st_size
+    finally:
+        os.close(descriptor)
+
+
+def check_regular(path: str | Path) -> int:
+    """Return the size of a file; raises as `opened_regular` does."""
+    with opened_regular(path) as (_, size):
+        return size
+
+
+def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> NDArray[np.uint8]:
+    """Return bytes ``start`` to ``stop`` of a file, those that it has; from its end if ``start`` < 0.
+
+    Raises
+    ------
+    InvalidDataError
+        As `opened_regular`; or these are more than ``limit`` bytes.
+    OSError
+        As `opened_regular`.
+    """
+    with opened_regular(path) as (descriptor, size):
+        begin = max(0, size + start) if start < 0 else min(start, size)
+        wanted = max(0, (size if stop is None else min(stop, size)) - begin)
+        if wanted > limit:
+            raise InvalidDataError(
+                f"{path} has {wanted:,} bytes to read, but at most {limit:,} belong to what is declared. "
+                "Restore it, or write it again."
+            )
+        room = np.empty(wanted, np.uint8)
+        view, done = room.data, 0
+        while done < wanted and (count := os.preadv(descriptor, [view[done:]], begin + done)):
+            done += count
+    return room[:done]
+
+
+def followed(path: str | Path) -> Path:
+    """Return where a path leads, links followed; a link that leads to itself stays as it is.
+
+    Up to Python 3.12 `Path.resolve` raises a RuntimeError for such a link.
+    """
+    return Path(os.path.realpath(path))
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"

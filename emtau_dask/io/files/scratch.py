@@ -1,0 +1,133 @@
+"""Temporary folders that do not outlive their process, even where it is killed.
+
+Each holds a file that its process keeps locked. The kernel lifts the lock when
+the process ends, however it ends; whoever makes a folder in the same place later
+removes those whose lock it gets. The names carry the id of the kernel's boot and
+the number that it gave the mounted file system, since some network file systems
+keep the locks of each host, or of each mount, to themselves. A forked process
+leaves its parent's folders alone, whatever copies of their objects it removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+LOCK, UNLOCKED = "lock", "lock.new"
+
+
+def _nothing(folder: Path) -> None:
+    """Rescue nothing."""
+
+
+class ScratchFolder:
+    """A temporary folder; leftovers of processes of this user that died on this host are removed.
+
+    A folder is never taken for a leftover where there is no boot id or no lock,
+    or where it was made through another mount. At its end, also that of the interpreter,
+    it goes, but not with a process that was forked from the one that made it.
+
+    Parameters
+    ----------
+    prefix : str
+        Of its name, and of those among which leftovers are looked for.
+    place : str or None
+        The folder that it is made in, which need not be there yet; None for the
+        default of `tempfile`.
+    rescue : callable (Path) -> None
+        Called with every folder before it is removed, this one or a leftover; where it
+        raises, the folder stays.
+
+    Attributes
+    ----------
+    path : Path
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+    """
+
+    def __init__(self, prefix: str, place: str | None, rescue: Callable[[Path], None] = _nothing) -> None:
+        above = Path(tempfile.gettempdir() if place is None else place)
+        above.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            prefix += f"{BOOT_ID.read_text().strip()}-{_mount(above)}-"
+            _remove_leftovers(above, prefix, rescue)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+        self._lock: BinaryIO | None = None
+        self._maker, self._rescue = os.getpid(), rescue
+        self._finalizer = weakref.finalize(self, _remove_own, self.path, self._maker, rescue)
+        try:
+            self._lock = _locked(self.path)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        if os.getpid() == self._maker:
+            self._rescue(self.path)  # As long as nobody else takes it for a leftover.
+        if self._lock is not None:
+            self._lock.close()
+        self._finalizer()
+
+
+def _remove_own(folder: Path, maker: int, rescue: Callable[[Path], None]) -> None:
+    if os.getpid() == maker:
+        rescue(folder)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its lock last, so that what is left by a kill meanwhile is a leftover still."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mount(folder: Path) -> str:
+    """Return the kernel's number for a folder's file system; mounts with locks of their own differ in it."""
+    return f"{folder.stat().st_dev:x}"
+
+
+def _locked(folder: Path) -> BinaryIO | None:
+    """Return a folder's lock, held until it is closed; None where there can be none.
+
+    It has its name only once it is locked, lest it be taken for a leftover's.
+    """
+    with suppress(OSError), ExitStack() as opened:
+        file = opened.enter_context((folder / UNLOCKED).open("xb"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / UNLOCKED).rename(folder / LOCK)
+        opened.pop_all()
+        return file
+    return None
+
+
+def _remove_leftovers(place: Path, prefix: str, rescue: Callable[[Path], None]) -> None:
+    for folder in place.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):
+            if folder.lstat().st_uid == os.getuid():
+                _remove_if_left(folder, rescue)
+
+
+def _remove_if_left(folder: Path, rescue: Callable[[Path], None]) -> None:
+    """Remove a folder whose lock nobody holds; raises `OSError` for one that has none, or a held one."""
+    with (folder / LOCK).open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        rescue(folder)
+        _remove(folder)

@@ -1,0 +1,52 @@
+"""Named objects of a run: stores, encoding, commits, and the state of rows."""
+
+from emtau_dask.io.objects.base import LocalObjects, ObjectStore, begun_elsewhere
+from emtau_dask.io.objects.commits import (
+    FORMAT,
+    VERSION,
+    CommitLog,
+    check_startable,
+    holds_run,
+    new_attempt,
+    open_log,
+    start_log,
+)
+from emtau_dask.io.objects.encoding import (
+    ArrayLayout,
+    digest,
+    encode,
+    group_document,
+    read_array,
+    read_verified,
+)
+from emtau_dask.io.objects.remote import ZarrStoreObjects, copy_new, object_store, warn_unless_exclusive
+from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
+
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "ArrayLayout",
+    "CommitLog",
+    "LocalObjects",
+    "ObjectStore",
+    "RowFields",
+    "RowStateWriter",
+    "SlotState",
+    "Witness",
+    "ZarrStoreObjects",
+    "begun_elsewhere",
+    "check_startable",
+    "copy_new",
+    "digest",
+    "encode",
+    "group_document",
+    "holds_run",
+    "new_attempt",
+    "object_store",
+    "open_log",
+    "read_array",
+    "read_verified",
+    "rows_layout",
+    "start_log",
+    "warn_unless_exclusive",
+]

@@ -1,0 +1,189 @@
+"""Row state in zarr, by slot: which rows are active, and what a policy keeps about each.
+
+Data chunk i owns slot i of one regular array, padded to the longest chunk, so
+no two tasks ever write one object. State is never changed in place: a step
+reads what an earlier step wrote and writes anew; for a chunk that is skipped, or whose
+state does not change, nothing is written, and its last copy stays the one referred to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import CheckpointCorruptError, CheckpointError
+from emtau_dask.io.files import once, settle, this_process
+from emtau_dask.io.objects.base import ObjectStore
+from emtau_dask.io.objects.encoding import ArrayLayout, digest, encode, read_array
+
+MAX_WITNESS_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class RowFields:
+    """The row arrays of a policy, held side by side in one array.
+
+    Attributes
+    ----------
+    names : tuple of str
+    dtypes : tuple of str
+        The smallest that fits each; they are stored in the widest of them.
+    slot_rows : int
+        Rows of the longest chunk.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    slot_rows: int
+
+    @classmethod
+    def of(cls, dtypes: Mapping[str, np.dtype[Any]], slot_rows: int) -> RowFields:
+        """Return the fields of arrays by name."""
+        return cls(tuple(dtypes), tuple(dtype.name for dtype in dtypes.values()), slot_rows)
+
+    @property
+    def by_name(self) -> dict[str, np.dtype[Any]]:
+        """The type of each, by name."""
+        return {name: np.dtype(dtype) for name, dtype in zip(self.names, self.dtypes, strict=True)}
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The unsigned integer type that holds every field."""
+        return np.dtype(f"u{max(np.dtype(name).itemsize for name in self.dtypes)}")
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """Where a slot's last state is; travels into tasks.
+
+    Attributes
+    ----------
+    key : str
+    sha256 : str
+    fields : RowFields
+        Of those who wrote it.
+    """
+
+    key: str
+    sha256: str
+    fields: RowFields
+
+    def read(self, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return the values of a chunk's rows, by name.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            The object is missing or altered, or says what no policy can have written.
+        """
+        fields = self.fields
+        shape = (len(fields.names), fields.slot_rows)
+        values = read_array(objects, self.key, self.sha256, shape, fields.stored, compressed=True)
+        state = {}
+        for name, dtype, row in zip(fields.names, fields.dtypes, values[:, :n_rows], strict=True):
+            limit = 1 if dtype == "bool" else np.iinfo(dtype).max
+            if (row > limit).any():
+                raise CheckpointCorruptError(f"{self.key} in {objects.location}: {name} is above {limit}.")
+            state[name] = row.astype(dtype)
+        return state
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the fitting process left where row state goes, by which others know that they see the same place.
+
+    Attributes
+    ----------
+    key : str
+    sha256 : str
+    token : str
+    """
+
+    key: str
+    sha256: str
+    token: str
+
+    @classmethod
+    def of(cls, key: str, data: bytes) -> Witness:
+        """Return a witness of what this process has written."""
+        witness = cls(key, digest(data), uuid4().hex)
+        settle(witness.token)
+        return witness
+
+    def check(self, objects: ObjectStore) -> None:
+        """Raise `CheckpointError` in a process that does not see it there; looks once."""
+        once(self.token, lambda: self._look(objects))
+
+    def _look(self, objects: ObjectStore) -> None:
+        found = objects.get(self.key, MAX_WITNESS_BYTES)
+        if found is None or digest(found) != self.sha256:
+            raise CheckpointError(
+                f"{this_process()} cannot use {objects.location}, where row state goes: it does not find "
+                "there what the process that fits wrote. Give a checkpoint (or, without one, a dask "
+                "temporary-directory) that every worker sees under the same path, or the URL of an object "
+                "store."
+            )
+
+
+@dataclass(frozen=True)
+class RowStateWriter:
+    """Where the tasks of one step write, and read what earlier ones wrote.
+
+    Attributes
+    ----------
+    objects : ObjectStore
+    layout : ArrayLayout
+        Of shape (steps, slots, fields, slot rows).
+    fields : RowFields
+    step : int
+    witness : Witness
+        Of the place.
+    """
+
+    objects: ObjectStore
+    layout: ArrayLayout
+    fields: RowFields
+    step: int
+    witness: Witness
+
+    def write(self, slot: int, values: Mapping[str, NDArray[Any]]) -> SlotState:
+        """Write a chunk's values as one object; again with the same values, the same object.
+
+        Raises
+        ------
+        CheckpointError
+            This process does not see the place, or cannot write there.
+        """
+        self.witness.check(self.objects)
+        fields = self.fields
+        padded = np.zeros((len(fields.names), fields.slot_rows), dtype=fields.stored)
+        for row, name in zip(padded, fields.names, strict=True):
+            row[: len(values[name])] = values[name]
+        data = encode(padded, compressed=True)
+        key = self.layout.chunk_key(self.step, slot)
+        self.objects.put(key, data)
+        return SlotState(key, digest(data), fields)
+
+    def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return what `SlotState.read` does, where this process sees the place."""
+        self.witness.check(self.objects)
+        return state.read(self.objects, n_rows)
+
+
+def rows_layout(name: str, fields: RowFields, n_steps: int, n_slots: int) -> ArrayLayout:
+    """Return the layout of the array that holds the state of all steps."""
+    inner = (len(fields.names), fields.slot_rows)
+    return ArrayLayout(
+        name,
+        (n_steps, n_slots, *inner),
+        (1, 1, *inner),
+        fields.stored.name,
+        ("step", "slot", "field", "row"),
+        compressed=True,
+        attributes={"fields": list(fields.names), "dtypes": list(fields.dtypes)},
+    )

@@ -1,0 +1,117 @@
+"""Folders that appear at their place whole, or not at all, whoever else writes there.
+
+What is written lies in a temporary folder beside its place, with a name of its own
+and locked by its process (`io.files.scratch`), and is renamed when it is whole. What
+it replaces is renamed aside into that same folder first, and goes back where the
+process ends in between: the next one to write there sees to that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from emtau_dask.errors import EmtauError, PathTakenError
+from emtau_dask.io.files import ScratchFolder
+
+NEW, OLD, OUTDATED = "new", "old", "outdated"
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
+
+
+def _never(path: Path) -> bool:
+    return False
+
+
+@contextmanager
+def published(path: Path, *, replaceable: Callable[[Path], bool] = _never) -> Iterator[Path]:
+    """Let a folder appear at ``path`` when the block ends well; nothing stays of one that does not.
+
+    Of several processes that do this at once one wins; with ``replaceable`` the last one does.
+
+    Parameters
+    ----------
+    path : Path
+        A local path; folders above it are made. An empty folder there is replaced.
+    replaceable : callable (Path) -> bool
+        Whether what is there may be replaced, asked when the block has ended; by default nothing may.
+
+    Yields
+    ------
+    Path
+        Where to make the folder, on the same file system; nothing is there yet.
+
+    Raises
+    ------
+    PathTakenError
+        Something is at ``path`` that may not be replaced.
+    EmtauError
+        Nothing can be written there.
+    """
+    target = path.absolute()
+    try:
+        folder = ScratchFolder(f".{target.name}.emtau-", str(target.parent), partial(_rescue, target))
+    except OSError as error:
+        raise EmtauError(
+            f"nothing can be written in {target.parent} ({error}); choose another place"
+        ) from error
+    try:
+        yield folder.path / NEW
+        _publish(folder.path, target, replaceable)
+    finally:
+        _remove(folder, target)
+
+
+def _remove(folder: ScratchFolder, target: Path) -> None:
+    try:
+        folder.remove()
+    except OSError as error:
+        raise EmtauError(
+            f"what was at {target} cannot be put back ({error}); it is {folder.path / OLD}, move it"
+        ) from error
+
+
+def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool]) -> None:
+    try:
+        while not _moved(folder / NEW, target):
+            if replaceable(target):
+                _set_aside(folder, target)
+            elif os.path.lexists(target):
+                raise PathTakenError(
+                    f"{target} already exists, made meanwhile; it was left as it is. Choose another place"
+                )
+    except OSError as error:
+        raise EmtauError(f"{target} cannot be written ({error}); choose another place") from error
+
+
+def _moved(source: Path, target: Path) -> bool:
+    """Give a folder its place; return False where something else has it."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def _set_aside(folder: Path, target: Path) -> None:
+    """Move what is at ``target`` away, if it is still there, and forget what was there before it."""
+    with suppress(FileNotFoundError):
+        (folder / OLD).rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
+    with suppress(FileNotFoundError):
+        target.rename(folder / OLD)
+
+
+def _rescue(target: Path, folder: Path) -> None:
+    """Put back what was set aside, where nothing has taken its place; leave nothing that looks like it."""
+    old = folder / OLD
+    while os.path.lexists(old):
+        if os.path.lexists(target):
+            old.rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
+        else:
+            _moved(old, target)

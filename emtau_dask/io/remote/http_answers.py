@@ -1,0 +1,34 @@
+"""Answers of HTTP servers that are read no further than what was asked for; needs aiohttp."""
+
+from __future__ import annotations
+
+from aiohttp import ClientResponse
+
+from emtau_dask.io.remote.urls import AnswerTooLongError, answer_limit
+
+ERROR_PAGE_BYTES = 2**16
+
+
+class BoundedResponse(ClientResponse):
+    """An answer whose body is read up to the limit of the reading task, `answer_limit`."""
+
+    async def read(self) -> bytes:
+        """Return the body; of an answer that is an error its beginning."""
+        if self._body is None:
+            failed = self.status >= 400
+            limit = ERROR_PAGE_BYTES if failed else answer_limit()
+            pieces, held = [], 0
+            try:
+                async for piece in self.content.iter_any():
+                    pieces.append(piece)
+                    held += len(piece)
+                    if held > limit:
+                        self.close()
+                        if failed:
+                            break
+                        raise AnswerTooLongError(f"it gave more than the {limit:,} bytes that were asked for")
+            except BaseException:
+                self.close()
+                raise
+            self._body = b"".join(pieces)
+        return self._body

@@ -1,0 +1,168 @@
+"""Dask arrays as sources: their own tasks compute chunks, unless their blocks lie in memory already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, RowsInMemory, Source
+from emtau_dask.io.sources.checks import check_dtype
+from emtau_dask.io.sources.shared import SharedRows
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """Puts the blocks of a chunk, which may be split over features, together.
+
+    Attributes
+    ----------
+    row_shape : tuple of int
+        The shape that a row is declared to have.
+    beneath : tuple of SharedRows
+        What is stored beneath the blocks; proved to be the same wherever chunks are put together.
+    """
+
+    row_shape: tuple[int, ...]
+    beneath: tuple[SharedRows, ...] = ()
+
+    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+        """Return the chunk; its bytes are those of the decoded blocks.
+
+        Raises
+        ------
+        InvalidDataError
+            The blocks are not what the dask array declares them to be, or this process sees other
+            data beneath them.
+        """
+        for rows_beneath in self.beneath:
+            rows_beneath.prove()
+        chunk, declared = place.chunk, (place.n_rows, *self.row_shape)
+        for block in blocks:
+            if isinstance(block, np.ma.MaskedArray):
+                raise InvalidDataError(
+                    f"chunk {chunk} of the dask array is masked; fill it, for example with "
+                    "dask.array.ma.filled(X, numpy.nan)."
+                )
+            shape = np.shape(block)
+            if len(shape) != len(declared) or shape[0] != declared[0] or not isinstance(block, np.ndarray):
+                raise self._mismatch(chunk, f"{type(block).__name__} of shape {shape}", declared)
+            check_dtype(block.dtype, f"chunk {chunk} of the dask array")
+        rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        if rows.shape != declared:
+            raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
+        return rows, rows.nbytes
+
+    @staticmethod
+    def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
+        return InvalidDataError(
+            f"chunk {chunk} of the dask array is {found}, but the array declares {declared}; correct the "
+            "function that makes it, or what was passed to it as chunks and dtype."
+        )
+
+
+def _holds_futures(array: da.Array) -> bool:
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and bool(distributed.client.futures_of(array))
+
+
+class GraphSource:
+    """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+    beneath : tuple of SharedRows
+        What is stored beneath it, where several processes compute it.
+    """
+
+    def __init__(self, array: da.Array, beneath: tuple[SharedRows, ...] = ()) -> None:
+        self.array = array
+        self.beneath = beneath
+        # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
+        (kept,) = (array,) if _holds_futures(array) else dask.optimize(array)
+        self._graph: HighLevelGraph = kept.__dask_graph__()
+        self._keys = kept.__dask_keys__()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and features where there are any."""
+        return cast("tuple[int, ...]", self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dask array's dtype."""
+        return cast("np.dtype[Any]", self.array.dtype)
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        """The dask array's row chunks."""
+        return cast("tuple[int, ...]", self.array.chunks[0])
+
+    @property
+    def addressable(self) -> bool:
+        """No: other tasks compute its chunks."""
+        return False
+
+    def reader(self) -> ChunkReader:
+        """Return a reader that only puts blocks together."""
+        return BlockReader(self.shape[1:], self.beneath)
+
+    def references(self, chunk: int) -> list[Hashable]:
+        """Return the keys of the chunk's blocks."""
+        keys = self._keys[chunk]
+        return list(keys) if isinstance(keys, list) else [keys]
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        """Return the part of the array's optimised graph that ``chunks`` need."""
+        if not chunks:
+            return {}
+        wanted = {key for chunk in chunks for key in self.references(chunk)}
+        return dict(self._graph.cull(wanted))
+
+    def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
+        """Return the rows rechunked by dask, where they do not have these chunks already."""
+        if chunk_rows == self.chunk_rows:
+            return self
+        return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath)
+
+
+def plain_memory_of(array: da.Array) -> RangeSource | None:
+    """Return the rows of a dask array whose blocks are NumPy arrays, None where they are anything else.
+
+    Of ``dask.array.from_array`` on such an array, or persisted in this process. As tasks of a graph they
+    would be sent to a cluster's workers in every pass.
+    """
+    (layer, *others) = array.__dask_graph__().layers.values()
+    if others or not isinstance(layer, MaterializedLayer) or any(n != 1 for n in array.numblocks[1:]):
+        return None
+    blocks = []
+    for chunk, rows in enumerate(array.chunks[0]):
+        task = layer.get((array.name, chunk, *[0] * (array.ndim - 1)))
+        block: Any = getattr(task, "value", task)
+        declared = (rows, *array.shape[1:]), array.dtype
+        if type(block) is not np.ndarray or (block.shape, block.dtype) != declared:
+            return None
+        blocks.append(block)
+    return RangeSource(RowsInMemory(*blocks), array.shape, array.dtype, array.chunks[0])
+
+
+def array_of_blocks(source: RangeSource, name: str) -> da.Array:
+    """Return the chunks of rows in memory as the blocks of a dask array called ``name``."""
+    chunks = (source.chunk_rows, *((size,) for size in source.shape[1:]))
+    ends = [0, *accumulate(source.chunk_rows)]
+    features = [0] * (len(source.shape) - 1)
+    blocks = {
+        (name, chunk, *features): source.ranges.read(start, stop)[0]
+        for chunk, (start, stop) in enumerate(pairwise(ends))
+    }
+    return da.Array(blocks, name, chunks, dtype=source.dtype)

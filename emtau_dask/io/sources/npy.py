@@ -1,0 +1,253 @@
+"""``.npy`` files as addressable sources: mapped where they are local, else read by byte ranges."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.files import LEAST_BYTES, each, opened_regular, passes_cache, read_directly
+from emtau_dask.io.remote import Url, is_url, read_errors
+from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.sources.checks import check_dtype, even_chunks
+
+HEADER_BYTES = 2**14
+_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """What a ``.npy`` file says of its array.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    by_column : bool
+        Whether columns, not rows, lie one after another.
+    dtype : dtype
+    begin : int
+        Where the values begin, in bytes.
+    """
+
+    shape: tuple[int, ...]
+    by_column: bool
+    dtype: np.dtype[Any]
+    begin: int
+
+    @property
+    def end(self) -> int:
+        """Where the values end, in bytes."""
+        return self.begin + math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def mapped(self, path: str) -> NDArray[Any]:
+        """Return the values of a file with this header, as a memory map."""
+        if not math.prod(self.shape):
+            return np.empty(self.shape, self.dtype)
+        order: Literal["F", "C"] = "F" if self.by_column else "C"
+        return np.memmap(path, self.dtype, "r", self.begin, self.shape, order)
+
+    def of_file(self, size: int) -> str:
+        """Return a text that identifies a file of ``size`` bytes with this header."""
+        order = "by column" if self.by_column else "by row"
+        return f".npy file of {size} bytes, {self.dtype} of shape {self.shape} {order}"
+
+
+def _header(beginning: bytes) -> NpyHeader:
+    """Return the header at the beginning of a file; raises ValueError where there is none."""
+    if beginning.startswith(b"PK"):
+        raise ValueError(
+            "it is an .npz archive; take its array out: numpy.save(path, numpy.load(path)[name])"
+        )
+    file = io.BytesIO(beginning)
+    try:
+        shape, by_column, dtype = _HEADERS[npy_format.read_magic(file)](file)
+    except (Exception, RecursionError) as error:  # whatever Python's parser says of what it is given
+        raise ValueError(f"it has no header of a .npy file: {error}") from error
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if not all(0 <= size < 2**62 for size in shape) or len(shape) > 32:
+        raise ValueError(f"it has the shape {str(shape)[:60]}")
+    return NpyHeader(shape, by_column and len(shape) > 1, dtype, file.tell())
+
+
+def _local_header(path: str | Path) -> NpyHeader:
+    """Return the header of a file that holds what it says; raises ValueError or OSError."""
+    with opened_regular(path) as (descriptor, size):
+        header = _header(os.pread(descriptor, HEADER_BYTES, 0))
+    if size < header.end:
+        raise ValueError(f"it has {size:,} bytes of {header.end:,}")
+    return header
+
+
+@dataclass(frozen=True)
+class NpyReader:
+    """Reads a local ``.npy`` file, through a memory map that lives only as long as one read.
+
+    A file too large for the page cache is read past it, if by row.
+    """
+
+    path: str
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return a copy of the rows.
+
+        Raises
+        ------
+        InvalidDataError
+            The file is gone, or another.
+        """
+        with read_errors(self.path, remote=False):
+            rows = self._directly(start, stop)
+            if rows is None:
+                rows = np.array(self._header().mapped(self.path)[start:stop])
+        return rows, rows.nbytes
+
+    def _directly(self, start: int, stop: int) -> NDArray[Any] | None:
+        path = Path(self.path)
+        if not passes_cache(path.stat().st_size):
+            return None
+        header = self._header()
+        width, shape = header.row_bytes, header.shape[1:]
+        size = (stop - start) * width
+        if size < LEAST_BYTES or header.by_column:
+            return None
+        found = read_directly(path, header.begin + start * width, size)
+        return None if found is None else found.view(header.dtype).reshape(stop - start, *shape)
+
+    def identity(self) -> str:
+        """Return the file's size and header.
+
+        Raises
+        ------
+        InvalidDataError
+            This process does not see the file.
+        """
+        return self._header().of_file(Path(self.path).stat().st_size)
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds: the map's pages and the copy."""
+        return 2 * self._header().row_bytes * (stop - start) + 2**20
+
+    def _header(self) -> NpyHeader:
+        with read_errors(self.path, remote=False):
+            return _local_header(self.path)
+
+
+@dataclass(frozen=True)
+class UrlNpyReader:
+    """Reads byte ranges of a ``.npy`` file behind a URL.
+
+    Attributes
+    ----------
+    url : Url
+    header : NpyHeader
+    """
+
+    url: Url
+    header: NpyHeader
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return the rows, from one range; from one for each feature where the file is by column.
+
+        Raises
+        ------
+        InvalidDataError
+            The file cannot be read, or is not the one that was opened.
+        """
+        header = self.header
+        if stop <= start:
+            return np.empty((0, *header.shape[1:]), header.dtype), 0
+        if header.by_column:
+            n_rows, n_columns = header.shape[0], math.prod(header.shape[1:])
+            columns = each(lambda j: self._values(j * n_rows + start, stop - start), range(n_columns))
+            rows = np.stack(columns, axis=1)
+        else:
+            width = math.prod(header.shape[1:])
+            rows = self._values(start * width, (stop - start) * width)
+        rows = rows.reshape(stop - start, *header.shape[1:])
+        return rows, rows.nbytes
+
+    def _values(self, first: int, count: int) -> NDArray[Any]:
+        begin = self.header.begin + first * self.header.dtype.itemsize
+        size = count * self.header.dtype.itemsize
+        with read_errors(str(self.url), remote=True):
+            data = self.url.read(begin, begin + size, size)
+        if len(data) != size:
+            raise InvalidDataError(
+                f"{self.url} gave {len(data):,} bytes for a range of {size:,}. Either it was replaced since "
+                "it was opened: open it anew; or its server ignores ranges: use another, or a local copy."
+            )
+        return np.frombuffer(data, self.header.dtype)
+
+    def identity(self) -> str:
+        """Return the file's size and header.
+
+        Raises
+        ------
+        InvalidDataError
+            This process does not see the file.
+        """
+        header, size = _remote_header(self.url)
+        return header.of_file(size or header.end)
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds: an answer in pieces, and whole."""
+        return 2 * self.header.row_bytes * (stop - start) + 2**20
+
+
+def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
+    """Return the header, and the file's size where the server tells it."""
+    with read_errors(f"the header of {url}", remote=True):
+        size = url.info()["size"]
+        first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)
+        header = _header(url.read(0, first, first))
+        if size is not None and size < header.end:
+            raise ValueError(f"it has {size:,} bytes of {header.end:,}")
+    return header, size
+
+
+def npy_source(path: str) -> RangeSource:
+    """Return a ``.npy`` file as a source, in chunks of about 16 MiB; nothing is read but its header.
+
+    Parameters
+    ----------
+    path : str
+        A local path or a URL.
+
+    Raises
+    ------
+    InvalidDataError
+        It is no ``.npy`` file, or one that holds Python objects.
+    InvalidDtypeError
+        It does not hold real numbers.
+    """
+    if is_url(path):
+        url = Url.of(path)
+        header, _ = _remote_header(url)
+        return _source(UrlNpyReader(url, header), header, str(url))
+    try:
+        header = _local_header(path)
+    except (ValueError, OSError) as error:
+        raise InvalidDataError(
+            f"{path} cannot be memory-mapped as a .npy file ({error}); write it with numpy.save."
+        ) from error
+    return _source(NpyReader(str(Path(path).absolute())), header, path)
+
+
+def _source(reader: NpyReader | UrlNpyReader, header: NpyHeader, where: str) -> RangeSource:
+    check_dtype(header.dtype, where)
+    chunks = even_chunks(header.shape[0] if header.shape else 0, header.row_bytes, where)
+    return RangeSource(reader, header.shape, header.dtype, chunks)

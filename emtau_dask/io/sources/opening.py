@@ -1,0 +1,151 @@
+"""Anything a user has to a `Source`: arrays of any kind, and paths."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
+from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, Source, memory_source
+from emtau_dask.io.sources.checks import check_dtype, check_shape
+from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of
+from emtau_dask.io.sources.npy import npy_source
+from emtau_dask.io.sources.parquet import is_parquet, open_parquet
+from emtau_dask.io.sources.zarr_arrays import open_zarr, plain_zarr_of, zarr_source
+
+
+def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
+    """Open stored rows by path or URL.
+
+    Parameters
+    ----------
+    path : str
+        A zarr array or group, a ``.npy`` file, or a parquet file or folder: a local
+        path, or an fsspec URL such as ``s3://bucket/rows.zarr``.
+    array : str, optional
+        The member of a zarr group.
+    columns : sequence of str, optional
+        Parquet columns that are the features; by default all.
+
+    Returns
+    -------
+    Source
+        Nothing but metadata has been read.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing is there, it is none of these, or it cannot be read.
+    """
+    path = plain_path(path)
+    with read_errors(path, remote=False):
+        if not is_url(path) and not Path(path).exists():
+            raise InvalidDataError(
+                f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
+            )
+    if suffix_of(path) == ".npy":
+        return npy_source(path)
+    if is_parquet(path):
+        return open_parquet(path, columns)
+    if columns is not None:
+        raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")
+    return open_zarr(path, array)
+
+
+def is_lazy(data: object) -> bool:
+    """Return whether ``data`` is chunked (a dask or zarr array or a source), not an array in memory."""
+    return isinstance(data, (da.Array, zarr.Array, RangeSource, GraphSource))
+
+
+def as_source(data: Any, *, ndim: int, what: str) -> Source:
+    """Return ``data`` as a source after checking its axes and dtype.
+
+    Parameters
+    ----------
+    data : Source, dask array, zarr array or ndarray
+    ndim : int
+        1 (a value for each row) or 2 (rows x features).
+    what : str
+        Its name in error messages.
+
+    Raises
+    ------
+    InvalidDataError
+        Wrong number of axes, or no feature.
+    InvalidDtypeError
+        Not real numbers.
+
+    Warns
+    -----
+    UserWarning
+        The dask array has unknown chunk sizes, which are computed on a copy.
+    """
+    if isinstance(data, da.Array):
+        check_shape(data.shape, ndim, what)
+        check_dtype(data.dtype, what)
+        if np.isnan(data.shape).any():
+            data = _with_known_chunks(data, what)
+        plain = plain_zarr_of(data)
+        if plain is not None:
+            return zarr_source(plain, data.chunks[0])
+        return plain_memory_of(data) or GraphSource(data)
+    if isinstance(data, (RangeSource, GraphSource)):
+        source: Source = data
+    elif isinstance(data, zarr.Array):
+        check_dtype(np.dtype(data.dtype), what)
+        source = zarr_source(data)
+    else:
+        array = np.asarray(data)
+        check_shape(array.shape, ndim, what)
+        source = memory_source(array)
+    check_shape(source.shape, ndim, what)
+    check_dtype(source.dtype, what)
+    return source
+
+
+def _with_known_chunks(array: da.Array, what: str) -> da.Array:
+    warnings.warn(
+        f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass over it. "
+        f"Call {what}.compute_chunk_sizes() once to avoid that.",
+        stacklevel=4,
+    )
+    return array.copy().compute_chunk_sizes()
+
+
+def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
+    here = block_info[None]
+    rows, _ = reader.load(ChunkPlace(here["chunk-location"][0], *here["array-location"][0]), [])
+    return np.asarray(rows)
+
+
+def as_dask(data: Any) -> da.Array:
+    """Return chunked data (a source, a zarr array, a dask array) as a lazy dask array.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the source's shape and dtype, one chunk for each of its chunks.
+    """
+    if isinstance(data, da.Array):
+        return data
+    if isinstance(data, zarr.Array):
+        data = zarr_source(data)
+    if isinstance(data, GraphSource):
+        return data.array
+    reader = data.reader()
+    chunks = (data.chunk_rows, *((size,) for size in data.shape[1:]))
+    return da.map_blocks(
+        _load_block,
+        reader,
+        chunks=chunks,
+        dtype=data.dtype,
+        meta=np.empty((0,) * len(data.shape), data.dtype),
+    )

@@ -1,0 +1,161 @@
+"""Rows that several processes read: each of them first proves that it sees what the first one saw.
+
+Equal metadata do not tell two arrays apart, so a few rows are compared as well. A process does so
+before it first reads, also one that joined when all others had long begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.files import once, settle, this_process
+from emtau_dask.io.sources.base import RangeReader, RangeSource, places_of
+from emtau_dask.versions import other_versions, software
+
+SAMPLES = 4
+SAMPLE_BYTES = 2**22
+"""Of the rows of a sample, at most, unless a single one is longer."""
+HELD_BYTES = 2**28
+"""What reading all samples may hold; one is read whatever it holds."""
+REMEDY = "Put it where every worker sees it under the same path, or into an object store."
+
+
+def values_digest(values: NDArray[Any]) -> str:
+    """Return the SHA-256 of rows, in C order."""
+    found, step = sha256(), max(1, SAMPLE_BYTES * len(values) // max(1, values.nbytes))
+    for begin in range(0, len(values) if values.size else 0, step):  # what is not in C order is copied
+        found.update(np.ascontiguousarray(values[begin : begin + step]).data.cast("B"))
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows, and the SHA-256 of their values."""
+
+    start: int
+    stop: int
+    sha256: str
+
+    @classmethod
+    def of(cls, ranges: RangeReader, start: int, stop: int) -> Sample:
+        """Read the rows."""
+        rows, _ = ranges.read(start, stop)
+        return cls(start, stop, values_digest(rows))
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """A `RangeReader` that reads only where a process sees the same as the one that made it.
+
+    Attributes
+    ----------
+    ranges : RangeReader
+    name : str
+        What users call the rows.
+    seen : str
+        Identity of what was seen.
+    samples : tuple of Sample
+    made_with : mapping of str to str
+        The `software` of the process that made it.
+    token : str
+    """
+
+    ranges: RangeReader
+    name: str
+    seen: str
+    samples: tuple[Sample, ...]
+    made_with: Mapping[str, str]
+    token: str
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return rows ``start`` to ``stop`` and the stored bytes read for them.
+
+        Raises
+        ------
+        InvalidDataError
+            They cannot be read, or this process sees other data.
+        """
+        self.prove()
+        return self.ranges.read(start, stop)
+
+    def identity(self) -> str:
+        """Return a short text that identifies what this process sees there, from metadata alone."""
+        return self.ranges.identity()
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes held while rows are read, the rows included."""
+        return self.ranges.peak_bytes(start, stop)
+
+    def prove(self) -> None:
+        """Raise `InvalidDataError` where this process sees other data, or none; look once."""
+        once(self.token, self._prove)
+
+    def _prove(self) -> None:
+        difference = self.difference()
+        if difference:
+            raise InvalidDataError(f"{this_process()} {difference}")
+
+    def difference(self) -> str:
+        """Return what this process sees otherwise and what to do, to follow its name; "" for nothing."""
+        why = other_versions(software(), self.made_with)
+        try:
+            found = self._otherwise()
+        except Exception as error:
+            cause = error.__cause__ or error
+            reason = f"{type(cause).__name__}: {cause}" if why else str(error)
+            found = f"cannot see {self.name}: {reason.rstrip('.')}"
+        return found and f"{found}. {why}{REMEDY}"
+
+    def _otherwise(self) -> str:
+        """Return what of the data is otherwise than it was seen; "" for nothing."""
+        other = f"sees other data than the process that fits as {self.name}"
+        identity = self.ranges.identity()
+        if identity != self.seen:
+            return f"{other} ({identity}; there {self.seen})"
+        for sample in self.samples:
+            found = Sample.of(self.ranges, sample.start, sample.stop)
+            if found != sample:
+                return (
+                    f"{other} (rows {sample.start} to {sample.stop} have the SHA-256 {found.sha256[:12]}…; "
+                    f"there {sample.sha256[:12]}…)"
+                )
+        return ""
+
+
+def shared_rows(source: RangeSource, name: str) -> SharedRows:
+    """Return a reader of stored rows for many processes, after reading a few of them.
+
+    At most four samples, from the beginnings of chunks that are spread evenly.
+
+    Parameters
+    ----------
+    source : RangeSource
+    name : str
+        What users call it.
+
+    Raises
+    ------
+    InvalidDataError
+        They cannot be read.
+    """
+    ranges, places = source.ranges, list(places_of(source.chunk_rows).values())
+    identity = ranges.identity()
+    row_bytes = max(1, source.dtype.itemsize * int(np.prod(source.shape[1:])))
+    count, held = min(SAMPLES, len(places)), 0
+    samples: list[Sample] = []
+    for place in (places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)):
+        stop = min(place.stop, place.start + max(1, SAMPLE_BYTES // row_bytes))
+        held += ranges.peak_bytes(place.start, stop)
+        if not samples or held <= HELD_BYTES:
+            samples.append(Sample.of(ranges, place.start, stop))
+    shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
+    settle(shared.token)
+    return shared

@@ -1,0 +1,426 @@
+"""Metadata documents of zarr arrays and groups: read and checked here before zarr believes them.
+
+Only a node's own document counts. Consolidated metadata, which may describe another
+array than the one whose chunks are read, is a list of names at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import zarr
+import zarr.abc.store
+from numpy.typing import NDArray
+from zarr.codecs import ShardingCodec
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, StorePath
+
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError
+from emtau_dask.io.files import read_regular
+from emtau_dask.io.remote import UrlStore, byte_limits
+from emtau_dask.io.zarr_format.codecs import (
+    CHECKSUMS,
+    COMPRESSORS,
+    FILTERS,
+    Decompressor,
+    Encoded,
+    FormatTwoDecompressor,
+    checked_chain,
+    number_type,
+)
+
+MAX_DOCUMENT_BYTES = 2**26
+MAX_CHUNKS_IN_SHARD = 2**20
+CHUNK_BEYOND_ARRAY = 2**30
+"""Bytes by which a chunk may be larger than all of its array."""
+Document = Mapping[str, Any]
+PAIRED = FILTERS | COMPRESSORS | CHECKSUMS
+INDEX = frozenset({"bytes", "crc32c"})
+SHARDING = frozenset({"chunk_shape", "codecs", "index_codecs", "index_location"})
+SERIALIZERS = frozenset({"bytes", "endian"})
+KEYS_OF_FORMAT_THREE = frozenset(
+    {
+        *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value"),
+        *("codecs", "attributes", "storage_transformers", "dimension_names", "consolidated_metadata"),
+    }
+)
+V3_NAMES = {
+    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{name: name for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")},
+}
+
+
+async def get_within(
+    store: zarr.abc.store.Store,
+    key: str,
+    prototype: BufferPrototype,
+    limit: int,
+    byte_range: zarr.abc.store.ByteRequest | None = None,
+) -> Buffer | None:
+    """Return an object of a store, or a range of it, of at most ``limit`` bytes; None where there is none.
+
+    Raises
+    ------
+    InvalidDataError
+        It is longer, or no regular file.
+    """
+    start, stop = byte_limits(byte_range)
+    if stop is not None and not 0 <= stop - start <= limit:
+        raise InvalidDataError(
+            f"{key} of {store} is asked for {stop - start:,} bytes, but at most {limit:,} belong to what is "
+            "declared. Restore it, or write it again."
+        )
+    if type(store) is LocalStore:
+        return await _get_local(store, key, prototype, start, stop, limit)
+    if isinstance(store, UrlStore):
+        data = await store.get_within(key, start, stop, limit)
+        return None if data is None else prototype.buffer.from_bytes(data)
+    await store._ensure_open()
+    value = await store.get(key, prototype, byte_range)
+    if value is not None and len(value) > limit:
+        raise InvalidDataError(
+            f"{key} of {store} has {len(value):,} bytes, but at most {limit:,} belong to what is declared."
+        )
+    return value
+
+
+async def _get_local(
+    store: LocalStore, key: str, prototype: BufferPrototype, start: int, stop: int | None, limit: int
+) -> Buffer | None:
+    try:
+        data: NDArray[Any] = await asyncio.to_thread(read_regular, store.root / key, start, stop, limit)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    return prototype.buffer.from_array_like(data)
+
+
+def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, bytes] | None:
+    """Return a JSON object and the bytes that it was read from, None where there are none.
+
+    Raises
+    ------
+    InvalidDataError
+        It is too long, or no regular file.
+    ValueError
+        It is no JSON object, or nested too deeply.
+    """
+    found = sync(get_within(store, key, default_buffer_prototype(), MAX_DOCUMENT_BYTES))
+    if found is None:
+        return None
+    data = found.to_bytes()
+    try:
+        document = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(f"{key} is nested too deeply") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{key} is no JSON object")
+    return document, data
+
+
+@dataclass(frozen=True)
+class Found:
+    """A document that was read.
+
+    Attributes
+    ----------
+    zarr_format : int
+    kind : str
+        ``"array"`` or ``"group"``.
+    document : mapping
+    data : bytes
+        What it was read from.
+    """
+
+    zarr_format: int
+    kind: str
+    document: Document
+    data: bytes
+
+
+def document_at(store: zarr.abc.store.Store, path: str, formats: tuple[int, ...] = (3, 2)) -> Found | None:
+    """Return what is at a path of a store, None where nothing is.
+
+    Format 3 is looked for before 2; objects are asked for, not whether they exist: some may not ask that.
+
+    Raises
+    ------
+    InvalidDataError
+        A document is too long, or no regular file.
+    ValueError
+        It is of no array or group.
+    """
+    for zarr_format in formats:
+        names = {"zarr.json": ""} if zarr_format == 3 else {".zarray": "array", ".zgroup": "group"}
+        for name, kind in names.items():
+            found = _read_document(store, f"{path}/{name}".lstrip("/"))
+            if found is None:
+                continue
+            document, data = found
+            kind = kind or str(document.get("node_type"))
+            if document.get("zarr_format") != zarr_format or kind not in ("array", "group"):
+                raise ValueError(f"{name} is of no zarr array or group of format {zarr_format}")
+            return Found(zarr_format, kind, document, data)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayDocument:
+    """A checked description of an array, which zarr can be given.
+
+    Attributes
+    ----------
+    document : mapping
+        What of the stored one zarr needs, its codecs still as they are stored.
+    where : str
+        Names the array in messages.
+    shape, chunks : tuple of int
+        ``chunks`` are what is decoded at a time.
+    shards : tuple of int or None
+        What is stored in one object, where that is not a chunk.
+    itemsize : int
+        Bytes.
+    """
+
+    document: Document
+    where: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    itemsize: int
+
+    @classmethod
+    def checked(cls, document: Document, where: str) -> ArrayDocument:
+        """Return a stored document of an array, checked.
+
+        Raises
+        ------
+        InvalidDataError
+            A codec is none that is read, or chunks are larger than the array accounts for.
+        InvalidDtypeError
+            The array is not of numbers.
+        ValueError
+            It is damaged.
+        """
+        make = _format_three if document.get("zarr_format") == 3 else _format_two
+        found = make(document, where)
+        found._check_sizes()
+        found.given_to_zarr()
+        return found
+
+    def _check_sizes(self) -> None:
+        if self.shards is not None:
+            if any(shard % chunk for shard, chunk in zip(self.shards, self.chunks, strict=True)):
+                raise ValueError(f"shards of {self.shards} are not of whole chunks of {self.chunks}")
+            if self._chunks_in_shard > MAX_CHUNKS_IN_SHARD:
+                raise InvalidDataError(
+                    f"{self.where} has {self._chunks_in_shard:,} chunks in a shard; at most "
+                    f"{MAX_CHUNKS_IN_SHARD:,} are read. Write it again with larger chunks."
+                )
+        whole, chunk = self.n_bytes, math.prod(self.chunks) * self.itemsize
+        if chunk > whole + CHUNK_BEYOND_ARRAY:
+            raise InvalidDataError(
+                f"{self.where} has chunks of {self.chunks}, {chunk:,} bytes, though all of it, "
+                f"{self.shape}, is {whole:,} bytes. Write it again with chunks that are no longer than it is."
+            )
+
+    @property
+    def zarr_format(self) -> int:
+        """2 or 3."""
+        return int(self.document["zarr_format"])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all values."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def _chunks_in_shard(self) -> int:
+        return math.prod(self.shards or self.chunks) // math.prod(self.chunks)
+
+    @property
+    def object_limit(self) -> int:
+        """Bytes that a stored object has at most: what it holds, encoded, and what writers waste."""
+        return 2 * math.prod(self.shards or self.chunks) * self.itemsize + 16 * self._chunks_in_shard + 2**20
+
+    def given_to_zarr(self) -> dict[str, Any]:
+        """Return the document with decompressors of ours in the place of compressors."""
+        values = math.prod(self.chunks)
+        chunk = Encoded(values * self.itemsize)
+        document = dict(self.document)
+        if document["zarr_format"] == 2:
+            compressor = document["compressor"]
+            chain = [*(document["filters"] or []), *([] if compressor is None else [compressor])]
+            made: list[Any] = [
+                FormatTwoDecompressor(name, size) if name in COMPRESSORS else codec
+                for name, codec, size in checked_chain(chain, PAIRED, chunk, values, self.where)
+            ]
+            document["compressor"] = None if compressor is None else made.pop()
+            document["filters"] = made or None
+            return document
+        codecs = document["codecs"]
+        if self.shards is None:
+            document["codecs"] = self._bounded(codecs, chunk, values)
+        else:
+            sharding = codecs[0]["configuration"]
+            checked_chain(sharding["index_codecs"], INDEX, chunk, values, self.where)
+            document["codecs"] = [
+                ShardingCodec(
+                    chunk_shape=self.chunks,
+                    codecs=self._bounded(sharding["codecs"], chunk, values),
+                    index_codecs=sharding["index_codecs"],
+                    index_location=sharding.get("index_location", "end"),
+                )
+            ]
+        return document
+
+    def _bounded(self, codecs: list[object], chunk: Encoded, values: int) -> list[Any]:
+        return [
+            Decompressor(name, size) if name in COMPRESSORS else codec
+            for name, codec, size in checked_chain(codecs, PAIRED | SERIALIZERS, chunk, values, self.where)
+        ]
+
+
+def _sizes(document: Document, key: str, least: int) -> tuple[int, ...]:
+    sizes = document.get(key)
+    if not isinstance(sizes, (list, tuple)) or not all(
+        isinstance(size, int) and not isinstance(size, bool) and least <= size < 2**62 for size in sizes
+    ):
+        raise ValueError(f"{key} is {str(sizes)[:60]!r}")
+    return tuple(sizes)
+
+
+def _dtype(name: object, where: str) -> int:
+    try:
+        return number_type(name).itemsize
+    except ValueError as error:
+        raise InvalidDtypeError(
+            f"{where}: {error}; argument must be real numbers (floating, integer or bool). Convert them, "
+            "for example with .astype('float64')."
+        ) from error
+
+
+def _alike(shape: tuple[int, ...], *others: tuple[int, ...]) -> None:
+    if len(shape) > 32 or any(len(other) != len(shape) for other in others):
+        raise ValueError(f"shape {shape} and chunks {others} differ in their axes")
+
+
+def _format_two(document: Document, where: str) -> ArrayDocument:
+    shape, chunks = _sizes(document, "shape", 0), _sizes(document, "chunks", 1)
+    _alike(shape, chunks)
+    itemsize = _dtype(document.get("dtype"), where)
+    if document.get("order") not in ("C", "F"):
+        raise ValueError(f"order is {str(document.get('order'))[:60]!r}, neither 'C' nor 'F'")
+    if "fill_value" not in document:
+        raise ValueError("it has no fill_value")
+    filters = document.get("filters")
+    if filters is not None and not isinstance(filters, (list, tuple)):
+        raise ValueError(f"filters are {str(filters)[:60]!r}")
+    kept = {
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": chunks,
+        "dtype": document["dtype"],
+        "order": document["order"],
+        "fill_value": document.get("fill_value"),
+        "dimension_separator": document.get("dimension_separator", "."),
+        "filters": filters,
+        "compressor": document.get("compressor"),
+        "attributes": {},
+    }
+    return ArrayDocument(kept, where, shape, chunks, None, itemsize)
+
+
+def _configuration(document: Document, key: str, names: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return the configuration of a named part of a document of format 3."""
+    part = document.get(key)
+    if isinstance(part, str):
+        part = {"name": part}
+    found = part.get("configuration") or {} if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or part.get("name") not in names or not isinstance(found, Mapping):
+        raise ValueError(f"{key} is {str(part)[:60]!r}, none of {', '.join(names)}")
+    return found
+
+
+def _check_known(document: Document, keys: frozenset[str]) -> None:
+    """Raise ValueError where a document says what is not understood, and may change what chunks mean.
+
+    https://zarr-specs.readthedocs.io/en/latest/v3/core/v3.0.html#extension-definition
+    """
+    for key in sorted(document.keys() - keys):
+        value = document[key]
+        if not isinstance(value, Mapping) or value.get("must_understand") is not False:
+            raise ValueError(f"it has the key {key[:60]!r}, which is not known")
+
+
+def _format_three(document: Document, where: str) -> ArrayDocument:
+    shape = _sizes(document, "shape", 0)
+    stored = _sizes(_configuration(document, "chunk_grid", ("regular",)), "chunk_shape", 1)
+    _configuration(document, "chunk_key_encoding", ("default", "v2"))
+    _check_known(document, KEYS_OF_FORMAT_THREE)
+    data_type, codecs = document.get("data_type"), document.get("codecs")
+    itemsize = _dtype(V3_NAMES.get(data_type) if isinstance(data_type, str) else data_type, where)
+    if document.get("storage_transformers"):
+        raise ValueError("storage transformers are not supported")
+    if "fill_value" not in document:
+        raise ValueError("it has no fill_value")
+    if not isinstance(codecs, (list, tuple)):
+        raise ValueError(f"codecs are {str(codecs)[:60]!r}")
+    kept: dict[str, Any] = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": data_type,
+        "chunk_grid": document["chunk_grid"],
+        "chunk_key_encoding": document["chunk_key_encoding"],
+        "fill_value": document.get("fill_value"),
+        "codecs": list(codecs),
+        "attributes": {},
+    }
+    chunks, shards = stored, None
+    first = codecs[0] if codecs else None
+    if isinstance(first, Mapping) and first.get("name") == "sharding_indexed":
+        sharding = _configuration({"codecs": first}, "codecs", ("sharding_indexed",))
+        if (
+            sharding.keys() - SHARDING
+            or len(codecs) > 1
+            or not all(isinstance(sharding.get(key), (list, tuple)) for key in ("codecs", "index_codecs"))
+        ):
+            raise ValueError("shards are encoded once more, or not described")
+        chunks, shards = _sizes(sharding, "chunk_shape", 1), stored
+    _alike(shape, stored, chunks)
+    return ArrayDocument(kept, where, shape, chunks, shards, itemsize)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredArray:
+    """An array in a store, opened by its checked description; pickled as that.
+
+    Attributes
+    ----------
+    store : zarr.abc.store.Store
+    path : str
+        In the store.
+    description : ArrayDocument
+    """
+
+    store: zarr.abc.store.Store
+    path: str
+    description: ArrayDocument
+
+    @cached_property
+    def array(self) -> zarr.Array[Any]:
+        """The array, for reading; raises whatever zarr says of a document that it cannot use."""
+        return zarr.Array.from_dict(StorePath(self.store, self.path), self.description.given_to_zarr())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store, "path": self.path, "description": self.description}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)

@@ -1,0 +1,358 @@
+"""The E-step over a block of rows as one compiled loop, during which other threads may run.
+
+A block goes tile by tile through all that is done to it, so that a tile stays in the core's own
+cache. What depends on the form of products is in modules of their own, which say by `overload` how to
+`fill` tiles, to `score` and to `collect` for constants of their type. Only `mixture.compiled.tiles` imports
+these modules, where numba is installed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from emtau_dask.mixture.compiled.products import OPTIONS, loop, sum_loop
+from emtau_dask.mixture.numerics import Floats, Ints
+
+PARTS = "c56c087136dc5413"
+"""Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
+this one holds them too."""
+TO_READ_SOON = 0, 2, 1
+"""To read, into the core's larger cache, data: what LLVM's prefetch is told."""
+LOG2_E = 1.0 / math.log(2.0)
+LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+"""ln 2 as a sum, of which a multiple of the first by an exponent is exact."""
+LN_2_HIGH_SINGLE, LN_2_LOW_SINGLE = np.float32(0.693359375), np.float32(-2.12194440e-4)
+TO_INTEGER, TO_INTEGER_SINGLE = 1.5 * 2.0**52 + 1023, np.float32(1.5 * 2.0**23 + 127)
+"""What is added to a number to have it rounded to an integer, in the last bits of the sum, less
+the bias of exponents."""
+C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) for i in range(2, 14))
+S1, S2, S3, S4, S5, S6, S7 = (np.float32(1.0 / math.factorial(i)) for i in range(1, 8))
+ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
+"""The bits of a number: those of one twice as large are 1 more in its exponent."""
+L1, L2, L3, L4, L5, L6, L7, L8, L9, L10 = (2.0 / (2 * i + 1) for i in range(1, 11))
+
+
+class Results(NamedTuple):
+    """What is written for a block of n rows.
+
+    Attributes
+    ----------
+    log_likelihoods : ndarray of float64, shape (n,), nats
+    labels : ndarray of intp, shape (n,) or (0,)
+        Most probable components, the first of equals.
+    largest : ndarray of float64, shape (n,) or (0,)
+        Their responsibilities.
+    moments, squares : ndarray of float64
+        Of the form's shapes.
+    """
+
+    log_likelihoods: Floats
+    labels: Ints
+    largest: Floats
+    moments: Floats
+    squares: Floats
+
+
+def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
+    """Have compiled code run ``implementation`` where it calls ``generic`` for constants of this ``kind``."""
+
+    def chosen(constants: Any, *_: Any) -> Callable[..., None] | None:
+        fits = isinstance(constants, types.NamedTuple) and constants.instance_class is kind
+        return implementation if fits else None
+
+    overload(generic, jit_options=OPTIONS, strict=False)(chosen)
+
+
+def fill(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write what products need of at most T rows into the tile; compiled code only."""
+    raise NotImplementedError
+
+
+def score(constants: Any, buffers: Any) -> None:
+    """Write log-densities of the tile, less the ceiling, into the scores; compiled code only."""
+    raise NotImplementedError
+
+
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
+    """Add the moments of the tile's rows, whose responsibilities are in the scores now, 0 after them.
+
+    ``weights`` are those of the rows, or none; compiled code only.
+    """
+    raise NotImplementedError
+
+
+@intrinsic
+def _power_of_two(context: Any, value: Any) -> Any:
+    """Return 2 to the power that is in the last bits of ``value``, with the exponents' bias."""
+
+    def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        width, fraction = (64, 52) if value == types.float64 else (32, 23)
+        integer = ir.IntType(width)
+        bits = builder.bitcast(arguments[0], integer)
+        power = builder.shl(bits, ir.Constant(integer, fraction))
+        return builder.bitcast(power, ir.DoubleType() if width == 64 else ir.FloatType())
+
+    return value(value), built
+
+
+@intrinsic
+def _exponent(context: Any, value: Any) -> Any:
+    """Return the power of two by which ``value``, positive and normal, is between √½ and √2."""
+
+    def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        integer = ir.IntType(64)
+        beyond = builder.sub(builder.bitcast(arguments[0], integer), integer(ROOT_OF_HALF))
+        return builder.sitofp(builder.ashr(beyond, integer(52)), ir.DoubleType())
+
+    return types.float64(types.float64), built
+
+
+@intrinsic
+def _fraction(context: Any, value: Any) -> Any:
+    """Return ``value`` over that power of two."""
+
+    def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        integer = ir.IntType(64)
+        bits = builder.bitcast(arguments[0], integer)
+        power = builder.ashr(builder.sub(bits, integer(ROOT_OF_HALF)), integer(52))
+        return builder.bitcast(builder.sub(bits, builder.shl(power, integer(52))), ir.DoubleType())
+
+    return types.float64(types.float64), built
+
+
+@intrinsic
+def _fetch(_: Any, values: Any, i: Any) -> Any:
+    """Have the cache line of ``values[i]`` brought near."""
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte, integer = ir.IntType(8), ir.IntType(32)
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), integer, integer, integer])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [place, *(integer(told) for told in TO_READ_SOON)])
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp), built
+
+
+def exponential(value: Any) -> Any:
+    """Return the exponential of a number whose exponential is a normal number; compiled code only."""
+    raise NotImplementedError
+
+
+def _exponential_double(value: Any) -> Any:
+    shifted = value * LOG2_E + TO_INTEGER
+    power = shifted - TO_INTEGER
+    r = (value - power * LN_2_HIGH) - power * LN_2_LOW
+    r2 = r * r
+    r4 = r2 * r2
+    low = r2 * (C2 + r * C3) + r4 * ((C4 + r * C5) + r2 * (C6 + r * C7))
+    high = (C8 + r * C9) + r2 * (C10 + r * C11) + r4 * (C12 + r * C13)
+    return _power_of_two(shifted) * (1.0 + (r + (low + (r4 * r4) * high)))
+
+
+def _exponential_single(value: Any) -> Any:
+    shifted = value * np.float32(LOG2_E) + TO_INTEGER_SINGLE
+    power = shifted - TO_INTEGER_SINGLE
+    r = (value - power * LN_2_HIGH_SINGLE) - power * LN_2_LOW_SINGLE
+    r2 = r * r
+    tail = (S2 + r * S3) + r2 * ((S4 + r * S5) + r2 * (S6 + r * S7))
+    return _power_of_two(shifted) * (S1 + (r + r2 * tail))
+
+
+@overload(exponential, jit_options={"fastmath": {"contract"}})
+def _exponential_of(value: Any) -> Any:
+    return _exponential_single if value == types.float32 else _exponential_double
+
+
+@loop
+def logarithm(value: Any) -> Any:
+    """Return the logarithm of a positive normal number, NaN of infinity and NaN; compiled code only.
+
+    Of 0, subnormal and negative numbers it returns anything.
+    With f the fraction less 1 and s = f / (2 + f), it is 2 artanh(s), as f less what is smaller.
+    """
+    power = _exponent(value)
+    f = _fraction(value) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    z2 = z * z
+    z4 = z2 * z2
+    low = (L1 + z * L2) + z2 * (L3 + z * L4)
+    high = (L5 + z * L6) + z2 * (L7 + z * L8) + z4 * (L9 + z * L10)
+    half = 0.5 * f * f
+    tail = s * (half + z * (low + z4 * high)) + power * LN_2_LOW
+    return power * LN_2_HIGH + (f - (half - tail)) + (value - value)
+
+
+@sum_loop
+def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
+    """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total; peaks (0,) are none.
+
+    No sum is below the exponential of the least exponent, or 1 after peaks were subtracted.
+    """
+    total = 0.0
+    for t in range(len(log_likelihoods)):
+        found = logarithm(np.float64(sums[t])) + ceiling
+        if len(peaks) > 0:
+            found += peaks[t]
+        log_likelihoods[t] = found
+        total += found
+    return total
+
+
+@sum_loop
+def _zero_if_finite(values: Any) -> Any:
+    """Return 0 where all (m,) values are finite, else NaN."""
+    total = 0.0
+    for i in range(len(values)):
+        total += values[i] * 0.0
+    return total
+
+
+@sum_loop
+def _squared_length(values: Any) -> Any:
+    """Return the sum of the squares of (m,) values, in their dtype."""
+    total = values.dtype.type(0)
+    for i in range(len(values)):
+        total += values[i] * values[i]
+    return total
+
+
+@loop
+def _fetch_part(values: Any, part: Any, parts: Any) -> None:
+    """Have one of so many parts of (m,) values brought near."""
+    for i in range(len(values) * part // parts, len(values) * (part + 1) // parts, 64 // values.itemsize):
+        _fetch(values, i)
+
+
+@loop
+def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> Any:
+    """Replace the first m scores of each component by exponentials, and write their m sums.
+
+    Meanwhile the values ``ahead``, (a,), are brought near. Return how many were taken for 0.
+    """
+    vanished = 0
+    nothing = sums.dtype.type(0)
+    for t in range(len(sums)):
+        sums[t] = nothing
+    for k in range(len(scores)):
+        _fetch_part(ahead, k, len(scores))
+        of_component = scores[k]
+        for t in range(len(sums)):
+            value = of_component[t]
+            far = value < least
+            found = exponential(least if far else value)
+            found = nothing if far else found
+            vanished += far
+            of_component[t] = found
+            sums[t] += found
+    return vanished
+
+
+@loop
+def _subtract_peaks(scores: Any, peaks: Any) -> None:
+    """Write the largest score of each of the first m rows, and subtract it from all of the row."""
+    for t in range(len(peaks)):
+        peaks[t] = scores[0, t]
+    for k in range(1, len(scores)):
+        of_component = scores[k]
+        for t in range(len(peaks)):
+            peaks[t] = of_component[t] if of_component[t] > peaks[t] else peaks[t]
+    for k in range(len(scores)):
+        of_component = scores[k]
+        for t in range(len(peaks)):
+            of_component[t] -= peaks[t]
+
+
+@loop
+def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
+    for t in range(len(labels)):
+        labels[t] = 0
+        largest[t] = responsibilities[0, t]
+    for k in range(1, len(responsibilities)):
+        of_component = responsibilities[k]
+        for t in range(len(labels)):
+            larger = of_component[t] > largest[t]
+            labels[t] = k if larger else labels[t]
+            largest[t] = of_component[t] if larger else largest[t]
+
+
+@loop
+def add(part: Any, moments: Any) -> None:
+    """Add a tile's moments, a matrix, to those of its block."""
+    for k in range(len(part)):
+        into, of_component = moments[k], part[k]
+        for f in range(len(of_component)):
+            into[f] += of_component[f]
+
+
+@loop
+def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
+    """Score a block of rows and sum its moments.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, d)
+    weights : ndarray of shape (n,), or (0,) where every row weighs 1
+    constants, buffers : named tuples of a form
+        Log-densities are above scores by ``constants.ceiling``, in float64, and exponentials of anything
+        below ``constants.least`` are 0. ``buffers.scores`` are of shape (K, T), ``buffers.sums`` and
+        ``buffers.peaks``, of exponentials and before them, of shape (T,).
+    results : Results
+
+    Returns
+    -------
+    squared : float
+        The sum of the squares of all values of the rows.
+    total : float, nats
+        Of the log-likelihoods; not finite where one of these or of the moments is not.
+    """
+    scores = buffers.scores
+    tile = scores.shape[1]
+    relative = False
+    squared = total = 0.0
+    results.moments[:] = 0.0
+    results.squares[:] = 0.0
+    for begin in range(0, len(rows), tile):
+        end = min(begin + tile, len(rows))
+        m = end - begin
+        squared += _squared_length(rows[begin:end].reshape(-1))
+        fill(constants, rows[begin:end], buffers)
+        score(constants, buffers)
+        sums, peaks = buffers.sums[:m], buffers.peaks[: m if relative else 0]
+        ahead = rows[end : end + tile].reshape(-1)
+        if not relative and _exponentiate(scores, sums, constants.least, ahead) > 0:
+            relative = True
+            peaks = buffers.peaks[:m]
+            score(constants, buffers)
+        if relative:
+            _subtract_peaks(scores, peaks)
+            _exponentiate(scores, sums, constants.least, ahead)
+        for k in range(len(scores)):
+            of_component = scores[k]
+            for t in range(m):
+                of_component[t] /= sums[t]
+            for t in range(m, tile):
+                of_component[t] = 0
+        total += _sum_of_logarithms(sums, peaks, constants.ceiling, results.log_likelihoods[begin:end])
+        if len(results.labels) > 0:
+            _most_probable(scores, results.labels[begin:end], results.largest[begin:end])
+        if len(weights) > 0:
+            for k in range(len(scores)):
+                of_component = scores[k]
+                for t in range(m):
+                    of_component[t] *= weights[begin + t]
+        collect(constants, rows[begin:end], weights[begin:end], buffers, results)
+    return squared, total + _zero_if_finite(results.moments.reshape(-1)) + _zero_if_finite(
+        results.squares.reshape(-1)
+    )

@@ -1,0 +1,476 @@
+"""Products of few rows with a tile that lies in the core's own cache, in vectors of the machine's width.
+
+A BLAS packs its factors before it multiplies them, which takes as long as multiplying them by few rows
+does. A tile needs no packing: its rows are whole vectors, and near. Sums of four rows of one factor by three
+vectors, or rows, of the other stay in registers while one loop passes along what both have in common
+(Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
+So do the squares of such sums, and rows while they are transposed.
+
+Numba keeps what it compiled for as long as the file of a function is as it was, so `mixture.compiled.loop`
+names the contents of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+from numba import config, njit, types
+from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+ROWS, COLUMNS = 4, 3
+"""Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have. There is
+a function for each number of rows up to 4, or of vectors up to 3."""
+WIDTHS = (("+avx512f", 64), ("+avx", 32))
+SIDE = 4
+"""Rows and features that are transposed at a time."""
+INDEX = ir.IntType(64)
+
+
+def loop(function: Any, **options: Any) -> Any:
+    """Compile a function at its first call, and keep what comes of it on disk if there is a place."""
+    try:
+        return njit(**OPTIONS | options, cache=True)(function)
+    except RuntimeError:
+        return njit(**OPTIONS | options)(function)
+
+
+sum_loop = partial(loop, fastmath={"contract", "reassoc"})
+"""Compiles a function that adds in any order."""
+
+
+def _vector_bytes() -> int:
+    """Return the width of the vectors that numba compiles for."""
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return next((width for feature, width in WIDTHS if feature in features.split(",")), 16)
+
+
+VECTOR_BYTES = _vector_bytes()
+
+
+class _Matrix:
+    """A matrix in C order, as code that is being built sees it."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any, lanes: int | None) -> None:
+        array = context.make_array(kind)(context, builder, value)
+        self.itemsize = kind.dtype.bitwidth // 8
+        self.lanes = lanes or VECTOR_BYTES // self.itemsize
+        self.element = ir.DoubleType() if self.itemsize == 8 else ir.FloatType()
+        self.vector = ir.VectorType(self.element, self.lanes)
+        self.height, self.width = (builder.extract_value(array.shape, axis) for axis in (0, 1))
+        self._builder, self._data = builder, array.data
+
+    def place(self, row: Any, column: Any, rows_on: int = 0, vectors_on: int = 0) -> Any:
+        """Return the place of a number, so many rows and vectors on."""
+        builder = self._builder
+        begin = builder.mul(builder.add(row, INDEX(rows_on)), self.width)
+        column = builder.add(column, INDEX(vectors_on * self.lanes))
+        return builder.gep(self._data, [builder.add(begin, column)], source_etype=self.element)
+
+    def load(self, place: Any) -> Any:
+        """Return the vector that begins at a place."""
+        begin = self._builder.bitcast(place, self.vector.as_pointer())
+        return self._builder.load(begin, align=self.itemsize, typ=self.vector)
+
+    def store(self, vector: Any, place: Any) -> None:
+        """Write a vector that begins at a place."""
+        begin = self._builder.bitcast(place, self.vector.as_pointer())
+        self._builder.store(vector, begin, align=self.itemsize)
+
+    def repeated(self, place: Any) -> Any:
+        """Return a vector of nothing but the number at a place."""
+        builder, undefined = self._builder, ir.Constant(self.vector, ir.Undefined)
+        number = builder.load(place, typ=self.element)
+        vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return builder.shuffle_vector(vector, undefined, zeros)
+
+    def mixed(self, a: Any, b: Any, places: Sequence[int]) -> Any:
+        """Return the numbers at some places of two vectors, one after the other."""
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), places)
+        return self._builder.shuffle_vector(a, b, mask)
+
+    def call(self, name: str, result: Any, *arguments: Any, **options: Any) -> Any:
+        """Return what LLVM's function of this name for such vectors returns."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        whole = f"llvm.{name}.v{self.lanes}f{8 * self.itemsize}"
+        function = cgutils.get_or_insert_function(self._builder.module, kind, whole)
+        return self._builder.call(function, arguments, **options)
+
+
+class _Sums:
+    """Vectors, rows by columns, that begin as 0; LLVM puts them into registers."""
+
+    def __init__(self, builder: Any, like: _Matrix, rows: int, columns: int) -> None:
+        self._builder, self._like = builder, like
+        nothing = ir.Constant(like.vector, [0.0] * like.lanes)
+        self._places = {
+            (i, j): cgutils.alloca_once(builder, like.vector) for i in range(rows) for j in range(columns)
+        }
+        for place in self._places.values():
+            builder.store(nothing, place)
+
+    def add(self, i: int, j: int, a: Any, b: Any) -> None:
+        """Add the product of two vectors."""
+        so_far = self._builder.load(self._places[i, j], typ=self._like.vector)
+        total = self._like.call("fmuladd", self._like.vector, a, b, so_far)
+        self._builder.store(total, self._places[i, j])
+
+    def vectors(self) -> dict[tuple[int, int], Any]:
+        """Return the sums, by row and column."""
+        kind = self._like.vector
+        return {where: self._builder.load(place, typ=kind) for where, place in self._places.items()}
+
+
+def _matrices(
+    context: Any, builder: Any, signature: Any, arguments: Any, lanes: int | None = None
+) -> tuple[_Matrix, ...]:
+    """Return the three matrices among the arguments, in vectors of so many numbers or the machine's width."""
+    kinds = zip(signature.args[:3], arguments[:3], strict=True)
+    return tuple(_Matrix(context, builder, kind, value, lanes) for kind, value in kinds)
+
+
+def _signature(left: Any, right: Any, out: Any, places: int = 4) -> Any:
+    """Return the type of a function of three matrices and so many places in them."""
+    matrices = left, right, out
+    fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
+    if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
+        raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
+    return types.void(*matrices, *[types.intp] * places)
+
+
+def _product(builder: Any, rows: int, a: _Matrix, b: _Matrix, k: Any, t: Any, depth: Any) -> _Sums:
+    """Return ``a[k : k + rows, :depth] @ b[:depth, t : t + 3 vectors]``."""
+    sums = _Sums(builder, a, rows, COLUMNS)
+    with cgutils.for_range(builder, depth, intp=INDEX) as along:
+        vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(COLUMNS)]
+        for row in range(rows):
+            coefficient = a.repeated(a.place(k, along.index, row))
+            for column, vector in enumerate(vectors):
+                sums.add(row, column, coefficient, vector)
+    return sums
+
+
+def _multiply_some(rows: int) -> Any:
+    """Return what writes ``left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]`` to out[i:, t:]."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            k, t, i, depth = arguments[3:]
+            sums = _product(builder, rows, a, b, k, t, depth)
+            for (row, column), vector in sums.vectors().items():
+                c.store(vector, c.place(i, t, row, column))
+            return context.get_dummy_value()
+
+        return _signature(left, right, out), built
+
+    return intrinsic(declared)
+
+
+def _subtract_some(rows: int) -> Any:
+    """Return what subtracts half the squares of that product, summed over its rows, from row i of out."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            k, t, i, depth = arguments[3:]
+            found = _product(builder, rows, a, b, k, t, depth).vectors()
+            minus_half = ir.Constant(c.vector, [-0.5] * c.lanes)
+            for column in range(COLUMNS):
+                total = ir.Constant(c.vector, [0.0] * c.lanes)
+                for row in range(rows):
+                    total = c.call("fmuladd", c.vector, found[row, column], found[row, column], total)
+                place = c.place(i, t, 0, column)
+                c.store(c.call("fmuladd", c.vector, total, minus_half, c.load(place)), place)
+            return context.get_dummy_value()
+
+        return _signature(left, right, out), built
+
+    return intrinsic(declared)
+
+
+def _multiply_some_transposed(rows: int, columns: int) -> Any:
+    """Return what writes ``left[k : k + rows, :depth] @ right[f : f + columns, :depth].T`` to out[k:, i:]."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, f: Any, i: Any, depth: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            k, f, i, depth = arguments[3:]
+            sums = _Sums(builder, a, rows, columns)
+            ends = INDEX(0), depth, INDEX(a.lanes)
+            with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
+                vectors = [b.load(b.place(f, t, column)) for column in range(columns)]
+                for row in range(rows):
+                    weights = a.load(a.place(k, t, row))
+                    for column, vector in enumerate(vectors):
+                        sums.add(row, column, weights, vector)
+            nothing = ir.Constant(c.element, 0.0)
+            for (row, column), vector in sums.vectors().items():
+                total = c.call("vector.reduce.fadd", c.element, nothing, vector, fastmath=("reassoc",))
+                builder.store(total, c.place(k, builder.add(i, INDEX(column)), row))
+            return context.get_dummy_value()
+
+        return _signature(left, right, out), built
+
+    return intrinsic(declared)
+
+
+def _square_some(columns: int) -> Any:
+    """Return what adds ``left[:depth, i : i + 4].T @ right[:depth, t : t + vectors]`` to out[i:, t:]."""
+
+    def declared(_: Any, left: Any, right: Any, out: Any, i: Any, t: Any, depth: Any) -> Any:
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, c = _matrices(context, builder, signature, arguments)
+            i, t, depth = arguments[3:]
+            sums = _Sums(builder, a, ROWS, columns)
+            with cgutils.for_range(builder, depth, intp=INDEX) as along:
+                vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(columns)]
+                for row in range(ROWS):
+                    number = a.repeated(a.place(along.index, builder.add(i, INDEX(row))))
+                    for column, vector in enumerate(vectors):
+                        sums.add(row, column, number, vector)
+            for (row, column), vector in sums.vectors().items():
+                place = c.place(i, t, row, column)
+                c.store(builder.fadd(c.load(place), vector), place)
+            return context.get_dummy_value()
+
+        return _signature(left, right, out, 3), built
+
+    return intrinsic(declared)
+
+
+def _transposed(_: Any, rows: Any, origin: Any, out: Any, t: Any, f: Any, i: Any) -> Any:
+    """Write ``(rows[t : t + 4, f : f + 4] - origin[0, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, c = _matrices(context, builder, signature, arguments, SIDE)
+        t, f, i = arguments[3:]
+        centre = b.load(b.place(INDEX(0), f))
+        one, two, three, four = (builder.fsub(a.load(a.place(t, f, row)), centre) for row in range(SIDE))
+        for begin, pairs in enumerate(([0, 4, 2, 6], [1, 5, 3, 7])):
+            first, last = a.mixed(one, two, pairs), a.mixed(three, four, pairs)
+            c.store(a.mixed(first, last, [0, 1, 4, 5]), c.place(i, t, begin))
+            c.store(a.mixed(first, last, [2, 3, 6, 7]), c.place(i, t, begin + 2))
+        return context.get_dummy_value()
+
+    return _signature(rows, origin, out, 3), built
+
+
+_transpose_four = intrinsic(_transposed)
+_one, _two, _three, _four = (_multiply_some(rows) for rows in range(1, 5))
+_subtract_one, _subtract_two, _subtract_three, _subtract_four = (_subtract_some(rows) for rows in range(1, 5))
+_one_by_one, _two_by_one, _three_by_one, _four_by_one = (
+    _multiply_some_transposed(rows, 1) for rows in range(1, 5)
+)
+_one_by_three, _two_by_three, _three_by_three, _four_by_three = (
+    _multiply_some_transposed(rows, COLUMNS) for rows in range(1, 5)
+)
+
+_square_one, _square_two, _square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
+
+
+def side_of(n_features: int, itemsize: int) -> int:
+    """Return the side of the squares of vectors of so many features: whole vectors, and groups of four."""
+    step = max(ROWS, VECTOR_BYTES // itemsize)
+    return -(-n_features // step) * step
+
+
+@loop
+def subtract_transposed(rows: Any, origin: Any, first: Any, out: Any) -> None:
+    """Write ``(rows - origin).T`` into the rows of ``out`` from ``first`` on, where they begin.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, d)
+    origin : ndarray of shape (1, d)
+    first : int
+    out : ndarray of shape (at least first + d, at least n)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    n, d = rows.shape
+    m, whole = n - n % SIDE, d - d % SIDE
+    if origin.shape[0] != 1 or origin.shape[1] != d or first < 0 or first + d > len(out) or n > out.shape[1]:
+        raise ValueError("rows, origin and result do not fit each other")
+    for t in range(0, m, SIDE):
+        for f in range(0, whole, SIDE):
+            _transpose_four(rows, origin, out, t, f, first + f)
+    for f in range(d):
+        of_feature, middle = out[first + f], origin[0, f]
+        for t in range(m if f < whole else 0, n):
+            of_feature[t] = rows[t, f] - middle
+
+
+@loop
+def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
+    """Write ``left @ right`` into the rows of ``out`` from ``first`` on.
+
+    Parameters
+    ----------
+    left : ndarray of shape (m, F)
+    right : ndarray of shape (F, T)
+        T numbers fill a multiple of `COLUMNS` cache lines.
+    first : int
+    out : ndarray of shape (at least first + m, T)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
+    depth, rest = len(right), m % ROWS
+    k = m - rest
+    if left.shape[1] != depth or right.shape[1] != out.shape[1] or right.shape[1] % step:
+        raise ValueError("factors and result do not fit each other, or vectors do not fit them")
+    if first < 0 or first + m > len(out):
+        raise ValueError("the result has no such rows")
+    for t in range(0, right.shape[1], step):
+        for row in range(0, k, ROWS):
+            _four(left, right, out, row, t, first + row, depth)
+        if rest == 1:
+            _one(left, right, out, k, t, first + k, depth)
+        elif rest == 2:
+            _two(left, right, out, k, t, first + k, depth)
+        elif rest == 3:
+            _three(left, right, out, k, t, first + k, depth)
+
+
+@loop
+def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
+    """Subtract from ``out`` half the squared lengths of the columns of ``left @ right``.
+
+    Parameters
+    ----------
+    left : ndarray of shape (m, 1 + m)
+        Row j is 0 from column j + 2 on, which is not looked at beyond the end of its four rows.
+    right : ndarray of shape (1 + m, T)
+        T numbers fill a multiple of `COLUMNS` cache lines.
+    out : ndarray of shape (1, T)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
+    rest = m % ROWS
+    k = m - rest
+    if left.shape[1] != m + 1 or len(right) != m + 1 or right.shape[1] % step:
+        raise ValueError("the factors do not fit each other, or vectors do not fit them")
+    if out.shape[0] != 1 or out.shape[1] != right.shape[1]:
+        raise ValueError("the result does not fit the factors")
+    for t in range(0, right.shape[1], step):
+        for row in range(0, k, ROWS):
+            _subtract_four(left, right, out, row, t, 0, row + ROWS + 1)
+        if rest == 1:
+            _subtract_one(left, right, out, k, t, 0, m + 1)
+        elif rest == 2:
+            _subtract_two(left, right, out, k, t, 0, m + 1)
+        elif rest == 3:
+            _subtract_three(left, right, out, k, t, 0, m + 1)
+
+
+@loop
+def _three_columns(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:, :depth] @ right[f : f + 3, :depth].T`` into columns i to i + 2 of out."""
+    rest = len(left) % ROWS
+    k = len(left) - rest
+    for row in range(0, k, ROWS):
+        _four_by_three(left, right, out, row, f, i, depth)
+    if rest == 1:
+        _one_by_three(left, right, out, k, f, i, depth)
+    elif rest == 2:
+        _two_by_three(left, right, out, k, f, i, depth)
+    elif rest == 3:
+        _three_by_three(left, right, out, k, f, i, depth)
+
+
+@loop
+def _one_column(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:, :depth] @ right[f, :depth]`` into column i of out."""
+    rest = len(left) % ROWS
+    k = len(left) - rest
+    for row in range(0, k, ROWS):
+        _four_by_one(left, right, out, row, f, i, depth)
+    if rest == 1:
+        _one_by_one(left, right, out, k, f, i, depth)
+    elif rest == 2:
+        _two_by_one(left, right, out, k, f, i, depth)
+    elif rest == 3:
+        _three_by_one(left, right, out, k, f, i, depth)
+
+
+@loop
+def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
+    """Write ``left @ right[first : first + n].T`` into ``out``.
+
+    Parameters
+    ----------
+    left : ndarray of shape (m, T)
+        T numbers fill a multiple of cache lines.
+    right : ndarray of shape (at least first + n, T)
+    first : int
+    out : ndarray of shape (m, n)
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    (m, n), depth = out.shape, left.shape[1]
+    whole = n - n % COLUMNS
+    if len(left) != m or right.shape[1] != depth or depth % (VECTOR_BYTES // right.itemsize):
+        raise ValueError("factors and result do not fit each other, or vectors do not fit them")
+    if first < 0 or first + n > len(right):
+        raise ValueError("the second factor has no such rows")
+    for i in range(0, whole, COLUMNS):
+        _three_columns(left, right, first + i, i, depth, out)
+    for i in range(whole, n):
+        _one_column(left, right, first + i, i, depth, out)
+
+
+@loop
+def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
+    """Add ``vectors[:depth, :side].T @ vectors[:depth, :side]`` to ``out``, on and above its diagonal.
+
+    Entries below the diagonal are left undefined.
+
+    Parameters
+    ----------
+    vectors : ndarray of shape (N, at least side)
+        Best an odd number of cache lines apart, which spreads them over the nearest cache.
+    depth : int
+    out : ndarray of shape (side, side)
+        ``side`` numbers fill whole vectors, and groups of four (`side_of`).
+
+    Raises
+    ------
+    ValueError
+        The shapes are others.
+    """
+    side, lanes = len(out), VECTOR_BYTES // vectors.itemsize
+    if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:
+        raise ValueError("vectors and result do not fit each other, or the machine's vectors do not fit them")
+    if depth < 0 or depth > len(vectors):
+        raise ValueError("there are not so many vectors")
+    step = COLUMNS * lanes
+    for i in range(0, side, ROWS):
+        first = i - i % lanes
+        rest = (side - first) % step
+        for t in range(first, side - rest, step):
+            _square_three(vectors, vectors, out, i, t, depth)
+        if rest == 2 * lanes:
+            _square_two(vectors, vectors, out, i, side - rest, depth)
+        elif rest == lanes:
+            _square_one(vectors, vectors, out, i, side - rest, depth)

@@ -1,0 +1,393 @@
+"""What sums the statistics of rows under a plan: compiled loops over tiles, or blocks by calls of NumPy.
+
+Compiled loops are worth a dependency because their products need no packing, and because they hold no
+lock: calls of NumPy meet at the interpreter's between any two of them, so that two threads are far from
+twice as fast as one.
+`docs/decisions/0009-compiled-tiles.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from emtau_dask.mixture.estep import (
+    BLOCK_BYTES,
+    FORMS,
+    LEAST_EXPONENT,
+    MAX_BLOCK_ROWS,
+    NEGLIGIBLE,
+    Absorbed,
+    BlockKernel,
+    Form,
+    KernelPlan,
+    Moments,
+    MomentSums,
+    MostProbable,
+    even_length,
+)
+from emtau_dask.mixture.model import SufficientStatistics, merge
+from emtau_dask.mixture.numerics import AnyArray, Floats, sealed
+
+LINE_BYTES, LINES_AT_ONCE = 64, 3
+"""Products go by so many cache lines of each feature at a time (`mixture.compiled.products`)."""
+TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
+"""Of the features of a tile (or coordinates), and cache lines of each: the more, the longer
+are the sums over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
+ROWS_OF_SQUARES = 64
+"""Whose squares are summed at a time; a vector of the one factor and three of the other, of each of them,
+stay in the nearest cache."""
+OVERFLOWING_ROWS = 512
+"""Of a block that goes by NumPy after all, beside the tiles' own buffers."""
+
+
+class Absorber(Protocol):
+    """Sums the statistics of a stream of blocks of rows."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the largest block."""
+        ...
+
+    def absorb(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
+        """Score a block of rows (n, d), add its statistics, and write what is to be seen of them."""
+        ...
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks, None where there were none."""
+        ...
+
+
+class _Loops(NamedTuple):
+    """The modules of compiled loops."""
+
+    blocks: ModuleType
+    features: ModuleType
+    joint: ModuleType
+    products: ModuleType
+
+
+@cache
+def _compiled() -> _Loops | str:
+    """Return the compiled loops, or why there are none."""
+    try:
+        from numba import config
+
+        from emtau_dask.mixture.compiled import features, joint, loop, products
+    except Exception as error:  # numba raises all kinds where it does not fit what else is installed
+        return f"{type(error).__name__}: {error}"
+    if config.DISABLE_JIT:
+        return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
+    return _Loops(loop, features, joint, products)
+
+
+def why_not_compiled() -> str | None:
+    """Return why nothing can be compiled in this process; None where it can."""
+    found = _compiled()
+    return found if isinstance(found, str) else None
+
+
+def tiled(plan: KernelPlan) -> bool:
+    """Return whether rows under ``plan`` can go by tiles: all components together."""
+    return plan.form in (Form.FEATURES, Form.JOINT) and bool(plan.together.all())
+
+
+def _rows_at_once(plan: KernelPlan) -> int:
+    """Return how many rows a block has, of which only a copy of the rows and what is seen of them grows."""
+    return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (plan.parameters.n_features + 8)))
+
+
+def rows_of_tile(n_features: int, itemsize: int) -> int:
+    """Return the rows of a tile: of each feature an odd number of lines, which spreads them over a cache."""
+    fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
+    threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
+    return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
+
+
+def _odd_lines(n_numbers: int, itemsize: int) -> int:
+    """Return as many numbers or more, which fill an odd number of cache lines."""
+    whole = -(-n_numbers * itemsize // LINE_BYTES)
+    return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
+
+
+def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
+    """Return an array of ones of this shape whose rows begin where cache lines do."""
+    size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
+    numbers = np.ones(size + spare, dtype)
+    begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
+    return numbers[begin : begin + size].reshape(n_rows, tile)
+
+
+def _read_only(array: AnyArray) -> AnyArray:
+    """Return a view that is not to be written: numba compiles once more for one that may be."""
+    view = array.view()
+    view.setflags(write=False)
+    return view
+
+
+@dataclass(frozen=True, eq=False)
+class _Tiling:
+    """What tiles of a form are made with.
+
+    Attributes
+    ----------
+    loops : module
+        Those that blocks go by (`mixture.compiled.loop`).
+    constants, buffers : named tuple
+        Of the form.
+    finite : tuple of ndarray
+        The buffers that must hold finite numbers where a block begins.
+    shapes : tuple of tuple of int
+        Of the form's moments.
+    statistics : callable (Moments) -> SufficientStatistics
+    """
+
+    loops: ModuleType
+    constants: Any
+    buffers: Any
+    finite: tuple[AnyArray, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    statistics: Callable[[Moments], SufficientStatistics]
+
+
+def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
+    loops = compiled.features
+    form, transform = FORMS[plan.parameters.covariance_type], plan.frame.transform
+    K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
+    count, shapes = form.count(d), form.moment_shapes(K, d)
+    tile = rows_of_tile(count, dtype.itemsize)
+    features = lines(count, tile, dtype)
+    differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
+    constants = loops.FeatureConstants(
+        plan.frame.centre.astype(dtype),
+        np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
+        *form.pairs(d),
+        np.array(plan.coefficients, order="C"),
+        dtype.type(LEAST_EXPONENT[dtype]),
+        float(plan.ceiling),
+    )
+    over_all = len(shapes) - 1
+    buffers = loops.FeatureBuffers(
+        differences,
+        features,
+        lines(K, tile, dtype),
+        *lines(2, tile, dtype),
+        np.empty(shapes[0], dtype),
+        lines(d * over_all, tile, dtype),
+        np.empty((d * over_all, d * over_all), dtype),
+    )
+
+    def statistics(moments: Moments) -> SufficientStatistics:
+        return form.statistics(moments, plan.frame)
+
+    return _Tiling(compiled.blocks, constants, buffers, (differences, features), shapes, statistics)
+
+
+def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
+    loops = compiled.joint
+    K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
+    side = compiled.products.side_of(d, dtype.itemsize)
+    residuals = lines(ROWS_OF_SQUARES, _odd_lines(side, dtype.itemsize), dtype)
+    residuals.fill(0.0)
+    tile = rows_of_tile(1 + d, dtype.itemsize)
+    coordinates = lines(1 + d, tile, dtype)
+    factors = plan.factors
+    constants = loops.JointConstants(
+        factors.centre,
+        factors.means,
+        factors.log_scales.ravel(),
+        factors.whitening,
+        LEAST_EXPONENT[dtype],
+        float(plan.ceiling),
+        NEGLIGIBLE,
+    )
+    buffers = loops.JointBuffers(
+        coordinates,
+        lines(K, tile, dtype),
+        *lines(2, tile, dtype),
+        np.empty((K, 1 + d)),
+        residuals,
+    )
+
+    def statistics(moments: Moments) -> SufficientStatistics:
+        weights, means, scatter = np.empty(K), np.empty((K, d)), np.empty((K, d, d))
+        loops.conclude(constants, *moments, weights, means, scatter)
+        return SufficientStatistics(sealed(weights), sealed(means), sealed(scatter))
+
+    return _Tiling(
+        compiled.blocks, constants, buffers, (coordinates,), ((K, 1 + d), (K, side, side)), statistics
+    )
+
+
+class TileKernel:
+    """Absorbs blocks of rows by compiled loops.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        One that is `tiled`.
+    n_rows : int
+        Rows of the largest block.
+    tiling : _Tiling
+        Of the plan; in use until the kernel is done.
+
+    Attributes
+    ----------
+    n_rows : int
+    tiling : _Tiling
+    """
+
+    def __init__(self, plan: KernelPlan, n_rows: int, tiling: _Tiling) -> None:
+        self.n_rows, self.tiling = n_rows, tiling
+        self._plan = plan
+        self._labels = np.empty(n_rows, np.intp)
+        self._moments = MomentSums(tiling.shapes)
+        self._squares = self._moments.block[1] if len(tiling.shapes) > 1 else np.empty((0, 0))
+        self._others: BlockKernel | None = None
+
+    def absorb(
+        self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
+    ) -> Absorbed:
+        """Score a block of rows, add its statistics, and write what is to be seen of them.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d)
+            Of the plan's dtype, in C order.
+        weights : ndarray of shape (n,), optional
+            Of the rows; by default 1.
+        seen : MostProbable, optional
+            Where labels and largest responsibilities are written.
+
+        Returns
+        -------
+        Absorbed
+        """
+        n, tiling = len(rows), self.tiling
+        beside = (*(seen or ()), *(() if weights is None else (weights,)))
+        if (
+            n > self.n_rows
+            or rows.shape[1] != self._plan.parameters.n_features
+            or rows.dtype != self._plan.dtype
+            or any(len(of_rows) != n for of_rows in beside)
+        ):
+            raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
+        results = tiling.loops.Results(
+            np.empty(n),
+            self._labels[: 0 if seen is None else n],
+            np.empty(0) if seen is None else seen.largest,
+            self._moments.block[0],
+            self._squares,
+        )
+        given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
+        squared, total = tiling.loops.absorb(
+            _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
+        )
+        if not math.isfinite(total):
+            for buffer in tiling.finite:
+                buffer.fill(1.0)
+            if not np.isfinite(rows).all():
+                return Absorbed.nothing(n)
+            return self._absorb_by_blocks(rows, weights, seen)
+        self._moments.push(n)
+        if seen is not None:
+            seen.labels[...] = results.labels
+        return Absorbed(results.log_likelihoods, total, squared)
+
+    def _absorb_by_blocks(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
+        """Absorb rows of which products, or the sums of their squares, overflow for some."""
+        if self._others is None:
+            self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
+        parts = []
+        for begin in range(0, len(rows), self._others.n_rows):
+            where = slice(begin, begin + self._others.n_rows)
+            part_weights = None if weights is None else weights[where]
+            part_seen = None if seen is None else MostProbable(seen.labels[where], seen.largest[where])
+            parts.append(self._others.absorb(rows[where], part_weights, part_seen))
+        return Absorbed(
+            np.concatenate([part.log_likelihoods for part in parts]),
+            sum(part.total for part in parts),
+            sum(part.squared for part in parts),
+        )
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks, None where there were none."""
+        moments = self._moments.total()
+        others = None if self._others is None else self._others.statistics()
+        if moments is None:
+            return others
+        found = self.tiling.statistics(moments)
+        return found if others is None else merge(self._plan.parameters.structure, found, others)
+
+
+_spare: WeakValueDictionary[str, deque[_Tiling]] = WeakValueDictionary()
+"""Tiles that no task uses, for as long as there are `Kernels` of the name."""
+
+
+class Kernels:
+    """Makes the kernels of tasks under one plan; the tiles of those that are done serve others.
+
+    Of what travelled to a process all copies share the tiles there.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    compiled : bool
+        Whether rows go by tiles where they can.
+    name : str, optional
+        Of the original, in a copy.
+
+    Attributes
+    ----------
+    plan : KernelPlan
+    by_tiles : bool
+        Whether they do.
+    """
+
+    def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
+        self.plan, self.by_tiles = plan, compiled and tiled(plan)
+        self._name = uuid4().hex if name is None else name
+        self._spare = _spare.setdefault(self._name, deque())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel without the tiles."""
+        return partial(Kernels, compiled=self.by_tiles, name=self._name), (self.plan,)
+
+    def made(self, n_rows: int) -> Absorber:
+        """Return a kernel for up to ``n_rows`` rows of all blocks together.
+
+        Raises
+        ------
+        RuntimeError
+            Rows are to go by tiles, and nothing can be compiled here (`why_not_compiled`).
+        """
+        if not self.by_tiles:
+            return BlockKernel(self.plan, even_length(n_rows, self.plan.block_rows))
+        try:
+            tiling = self._spare.pop()
+        except IndexError:
+            tiling = self._tiling()
+        return TileKernel(self.plan, even_length(n_rows, _rows_at_once(self.plan)), tiling)
+
+    def finished(self, kernel: Absorber) -> SufficientStatistics | None:
+        """Return the statistics of a kernel of this plan, which is not to be used any more."""
+        found = kernel.statistics()
+        if isinstance(kernel, TileKernel):
+            self._spare.append(kernel.tiling)
+        return found
+
+    def _tiling(self) -> _Tiling:
+        loops = _compiled()
+        if isinstance(loops, str):
+            raise RuntimeError(loops)
+        make = _jointly if self.plan.form is Form.JOINT else _by_features
+        return make(self.plan, loops)

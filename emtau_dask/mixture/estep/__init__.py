@@ -1,0 +1,39 @@
+"""The E-step over blocks of rows by calls of NumPy, and the plan that says by which arithmetic."""
+
+from emtau_dask.mixture.estep.block_kernel import Absorbed, BlockKernel, MostProbable, ScoredBlock
+from emtau_dask.mixture.estep.features import FORMS
+from emtau_dask.mixture.estep.joint import NEGLIGIBLE
+from emtau_dask.mixture.estep.moments import Moments, MomentSums
+from emtau_dask.mixture.estep.plan import (
+    BLOCK_BYTES,
+    MAX_BLOCK_ROWS,
+    Form,
+    KernelPlan,
+    block_bytes,
+    block_rows,
+    even_length,
+    form_of,
+    plan_kernel,
+)
+from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
+
+__all__ = [
+    "BLOCK_BYTES",
+    "FORMS",
+    "LEAST_EXPONENT",
+    "MAX_BLOCK_ROWS",
+    "NEGLIGIBLE",
+    "Absorbed",
+    "BlockKernel",
+    "Form",
+    "KernelPlan",
+    "MomentSums",
+    "Moments",
+    "MostProbable",
+    "ScoredBlock",
+    "block_bytes",
+    "block_rows",
+    "even_length",
+    "form_of",
+    "plan_kernel",
+]

@@ -1,0 +1,207 @@
+"""The E-step over blocks of rows, and the statistics that it leaves, by calls of NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from emtau_dask.mixture.estep.centred import CentredStatistics, CentredWorkspace, centred_log_densities
+from emtau_dask.mixture.estep.plan import KernelPlan
+from emtau_dask.mixture.estep.responsibilities import normalise
+from emtau_dask.mixture.model import SufficientStatistics, merge, most_probable, spread_out
+from emtau_dask.mixture.numerics import AnyArray, Floats, squared_length
+
+
+class ScoredBlock(NamedTuple):
+    """What a mixture says of a block of rows.
+
+    Attributes
+    ----------
+    responsibilities : ndarray of shape (K, n)
+        Of the plan's dtype, float64 for a block that products cannot score.
+        Paper, section 2, equation for ``w_k(x_n, Θ)``.
+    log_likelihoods : ndarray of shape (n,), nats
+        ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
+    total : float, nats
+        Their sum; not finite where one of them is not.
+    """
+
+    responsibilities: Floats
+    log_likelihoods: Floats
+    total: float
+
+
+class Absorbed(NamedTuple):
+    """What a mixture says of a block of rows whose statistics were added; as in `ScoredBlock`.
+
+    Attributes
+    ----------
+    log_likelihoods : ndarray of shape (n,), nats
+    total : float, nats
+    squared : float
+        The sum of the squares of all values of the rows, in their dtype; not finite where one of these
+        is not, in which case nothing was added, and where it overflows.
+    """
+
+    log_likelihoods: Floats
+    total: float
+    squared: float
+
+    @classmethod
+    def nothing(cls, n_rows: int) -> Absorbed:
+        """Return what is said of rows of which some value is not finite."""
+        return cls(np.full(n_rows, np.nan), math.nan, math.nan)
+
+
+class MostProbable(NamedTuple):
+    """Where is written to which component each row of a block most probably belongs.
+
+    Attributes
+    ----------
+    labels : ndarray of an unsigned integer, shape (n,)
+        Ties go to the lowest index.
+    largest : ndarray of float64, shape (n,)
+        Its responsibility.
+    """
+
+    labels: AnyArray
+    largest: Floats
+
+
+class BlockKernel:
+    """Scores blocks of rows, and sums their statistics; its buffers serve one task.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    n_rows : int
+        Rows of the largest block.
+
+    Attributes
+    ----------
+    n_rows : int
+    """
+
+    def __init__(self, plan: KernelPlan, n_rows: int) -> None:
+        parameters = plan.parameters
+        self.n_rows = n_rows
+        self._plan = plan
+        self._scores: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
+        self._of_rows: Floats = np.empty((2, n_rows), dtype=plan.dtype)
+        self._some: Floats = self._scores
+        if not plan.together.all():
+            self._some = np.empty((np.count_nonzero(plan.together), n_rows))
+        self._products = plan.products(self._some)
+        self._workspace: CentredWorkspace | None = None
+        self._centred: CentredStatistics | None = None
+        self._rows: Floats = np.empty((0, parameters.n_features))
+        self._responsibilities: Floats = self._scores[:, :0]
+        self._together = plan.together
+
+    def score(self, rows: Floats) -> ScoredBlock:
+        """Return responsibilities and log-likelihoods of a block of rows.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d)
+            Of the plan's dtype.
+
+        Returns
+        -------
+        ScoredBlock
+            Its responsibilities are valid, and the caller's to change, until the next call.
+        """
+        self._rows = rows
+        self._together = self._plan.together
+        with np.errstate(over="ignore", invalid="ignore"):
+            log_likelihoods = self._scored(rows)
+            total = float(np.add.reduce(log_likelihoods))
+            if self._together.any() and not math.isfinite(total):
+                self._together = np.zeros_like(self._together)
+                log_likelihoods = self._scored(rows)
+                total = float(np.add.reduce(log_likelihoods))
+        return ScoredBlock(self._responsibilities, log_likelihoods, total)
+
+    def _scored(self, rows: Floats) -> Floats:
+        together, n = self._together, len(rows)
+        scores, of_rows = self._scores[:, :n], self._of_rows[:, :n]
+        if self._plan.single and not together.any():
+            rows, scores = rows.astype(np.float64), np.empty(scores.shape)
+            of_rows = np.empty(of_rows.shape)
+        if self._products is not None and together.any():
+            self._products.score(rows)
+            if self._some is not self._scores:
+                scores[together] = self._some[:, :n]
+        if not together.all():
+            if self._workspace is None:
+                self._workspace = CentredWorkspace(self.n_rows, rows.shape[1])
+            centred_log_densities(
+                rows,
+                self._plan.parameters,
+                self._plan.log_scales,
+                np.flatnonzero(~together),
+                self._workspace,
+                scores,
+            )
+        self._responsibilities = scores
+        return normalise(scores, self._plan.ceiling, *of_rows)
+
+    def collect(self, weights: Floats | None = None) -> None:
+        """Add the statistics of the block that was scored last.
+
+        Parameters
+        ----------
+        weights : ndarray of shape (n,) or None
+            Of the rows, with which responsibilities are multiplied in place; None where every row weighs 1.
+        """
+        together, responsibilities = self._together, self._responsibilities
+        if weights is not None:
+            responsibilities *= weights
+        if self._products is not None and together.any():
+            if self._some is not self._scores:
+                self._some[:, : len(self._rows)] = responsibilities[together]
+                responsibilities = np.where(together[:, np.newaxis], 0.0, responsibilities)
+            self._products.collect()
+        if not together.all():
+            if self._centred is None:
+                parameters = self._plan.parameters
+                shape = parameters.n_components, parameters.n_features
+                self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
+            self._centred.push(self._rows, responsibilities)
+
+    def absorb(
+        self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
+    ) -> Absorbed:
+        """Score a block of rows, add its statistics, and write what is to be seen of them.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d)
+        weights : ndarray of shape (n,), optional
+        seen : MostProbable, optional
+
+        Returns
+        -------
+        Absorbed
+        """
+        squared = squared_length(rows)
+        if not math.isfinite(squared) and not np.isfinite(rows).all():
+            return Absorbed.nothing(len(rows))
+        scored = self.score(rows)
+        if seen is not None:
+            seen.labels[...], seen.largest[...] = most_probable(scored.responsibilities)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.collect(weights)
+        return Absorbed(scored.log_likelihoods, scored.total, squared)
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks collected, None where there were none."""
+        structure = self._plan.parameters.structure
+        some = None if self._products is None else self._products.statistics()
+        centred = None if self._centred is None else self._centred.total()
+        if some is None:
+            return centred
+        found = spread_out(structure, some, self._plan.together)
+        return found if centred is None else merge(structure, found, centred)

@@ -1,0 +1,197 @@
+"""Log-densities of rows, one component at a time, and their statistics.
+
+The differences to μ_k are whitened by the triangular precision factor, squared
+and summed: no digit is lost however far the rows are from the origin, and
+nothing is asked of the covariances.
+
+In many dimensions a row is often so far from most components that its
+responsibility for them is 0 in float64. A triangular factor makes a squared
+distance a sum of terms that need only the features so far; the sum is broken
+off where the outcome is certain, which changes no responsibility and no
+log-likelihood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.model import (
+    MixtureParameters,
+    PairwiseMerger,
+    SufficientStatistics,
+    block_statistics,
+    merge,
+)
+from emtau_dask.mixture.numerics import Floats, Ints
+
+STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 8192
+REACH = 750.0
+"""Nats below a row's largest log-density from which on a responsibility is 0: exp(-745.2) is."""
+LEAST_BROKEN_OFF = 384
+"""Features d from which on breaking off pays (`benchmarks/kernels.py`)."""
+
+
+def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int) -> int:
+    """Return how many rows `CentredStatistics` gathers: a fixed function of its arguments.
+
+    About as many as take the memory of their statistics, or 8 MiB where these are less; 8,192 at most, and
+    no fewer than a block has.
+    """
+    statistics = 8 * math.prod(structure.shape(n_components, n_features))
+    rows = max(STRETCH_BYTES, statistics) // (8 * (n_features + n_components))
+    return max(block_rows, min(MAX_STRETCH_ROWS, rows))
+
+
+class CentredStatistics:
+    """Statistics of a stream of blocks, centred on the means of long stretches of it.
+
+    Statistics of a block cost a merge of K matrices (d, d) beside the block's
+    own products: for short blocks of many features, far more than those.
+
+    Parameters
+    ----------
+    structure : CovarianceStructure
+    n_components, n_features : int
+    block_rows : int
+        Rows of the largest block.
+    """
+
+    def __init__(
+        self, structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int
+    ) -> None:
+        n_rows = stretch_rows(structure, n_components, n_features, block_rows)
+        self._structure = structure
+        self._rows: Floats = np.empty((n_rows, n_features))
+        self._responsibilities: Floats = np.empty((n_components, n_rows))
+        self._gathered = 0
+        self._merger = PairwiseMerger(partial(merge, structure))
+
+    def push(self, rows: Floats, responsibilities: Floats) -> None:
+        """Add a block of rows (n, d) with their responsibilities (K, n)."""
+        if self._gathered + len(rows) > len(self._rows):
+            self._flush()
+        block = slice(self._gathered, self._gathered + len(rows))
+        self._rows[block] = rows
+        self._responsibilities[:, block] = responsibilities
+        self._gathered = block.stop
+
+    def _flush(self) -> None:
+        if self._gathered:
+            rows, responsibilities = self._rows[: self._gathered], self._responsibilities[:, : self._gathered]
+            self._merger.push(block_statistics(self._structure, rows, responsibilities))
+            self._gathered = 0
+
+    def total(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks so far, None where there were none."""
+        self._flush()
+        return self._merger.total()
+
+
+class CentredWorkspace:
+    """Buffers for blocks of up to ``n_rows`` rows, reused from block to block."""
+
+    def __init__(self, n_rows: int, n_features: int) -> None:
+        self.differences: Floats = np.empty((n_rows, n_features))
+        self.whitened: Floats = np.empty((n_rows, n_features))
+
+
+def centred_log_densities(
+    rows: Floats,
+    parameters: MixtureParameters,
+    log_scales: Floats,
+    components: Ints,
+    workspace: CentredWorkspace,
+    out: Floats,
+) -> None:
+    """Write ``ln π_k N(x_n | μ_k, Σ_k)`` for some components k into ``out``.
+
+    Where a responsibility is certain to be 0 it may be an upper bound of that,
+    from which the responsibility is 0 as well.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, d), float64
+    parameters : MixtureParameters
+    log_scales : ndarray of shape (K, 1), nats
+        Those of the parameters.
+    components : ndarray of int
+    workspace : CentredWorkspace
+        For at least n rows.
+    out : ndarray of shape (K, n), nats
+    """
+    everything = len(components) == len(out)
+    breaks_off = parameters.covariance_type == "full" and parameters.n_features >= LEAST_BROKEN_OFF
+    if everything and breaks_off and _broken_off(rows, parameters, log_scales, workspace, out):
+        return
+    n = len(rows)
+    differences, whitened = workspace.differences[:n], workspace.whitened[:n]
+    whiten = parameters.structure.whiten
+    for k in components:
+        np.subtract(rows, parameters.means[k], out=differences)
+        whiten(differences, parameters.precisions_cholesky, k, whitened)
+        np.einsum("ij,ij->i", whitened, whitened, out=out[k])
+    if everything:
+        out *= -0.5
+        out += log_scales
+    else:
+        out[components] = log_scales[components] - 0.5 * out[components]
+
+
+def _broken_off(
+    rows: Floats,
+    parameters: MixtureParameters,
+    log_scales: Floats,
+    workspace: CentredWorkspace,
+    out: Floats,
+) -> bool:
+    """Write log-densities, or bounds of them, and return True; False where few would be broken off.
+
+    A first eighth of the features foresees, as if all were like them, which
+    component is nearest to a row and how far the others will be. (Scales are of
+    all features: beside them, distances over an eighth must be taken eight times.)
+    The log-density of the nearest is computed in full, the others' while they
+    are in reach of it.
+    """
+    n, d = rows.shape
+    everyone, edges = np.arange(n), (0, *(d * eighths // 8 for eighths in (1, 2, 4, 6, 8)))
+    unbounded = np.full(n, -np.inf)
+    out[:] = log_scales
+    for k in range(len(out)):
+        _go_on(rows, everyone, parameters, k, edges[:2], unbounded, workspace, out[k])
+    foreseen = log_scales + d / edges[1] * (out - log_scales)
+    if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
+        return False
+    nearest = foreseen.argmax(axis=0)
+    for k in range(len(out)):
+        _go_on(rows, np.flatnonzero(nearest == k), parameters, k, edges[1:], unbounded, workspace, out[k])
+    floor = out[nearest, everyone] - REACH
+    for k in range(len(out)):
+        _go_on(rows, np.flatnonzero(nearest != k), parameters, k, edges[1:], floor, workspace, out[k])
+    return True
+
+
+def _go_on(
+    rows: Floats,
+    which: Ints,
+    parameters: MixtureParameters,
+    k: int,
+    edges: Iterable[int],
+    floor: Floats,
+    workspace: CentredWorkspace,
+    log_densities: Floats,
+) -> None:
+    """Go on with ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
+    mean, factor = parameters.means[k], parameters.precisions_cholesky[k]
+    for begin, end in pairwise(edges):
+        which = which[log_densities[which] > floor[which]]
+        n = len(which)
+        differences = np.subtract(rows[which, :end], mean[:end], out=workspace.differences[:n, :end])
+        whitened = workspace.whitened[:n, begin:end]
+        np.matmul(differences, factor[:end, begin:end], out=whitened)
+        log_densities[which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)

@@ -1,0 +1,258 @@
+"""Log-densities of all components by one product, and scatters about the means that they had.
+
+Rows are taken relative to one centre c. The triangular precision factors, side
+by side with the whitened means, are one matrix, so that
+
+    ``[1, x − c] [(c − μ_1)ᵀ P_1 … ; P_1 …]``
+
+are the rows whitened by every component at once: long calls, where the centred
+form needs several for each component. A panel of a factor's columns needs the
+features so far and no others, which leaves most of the zeros out. Scatters are
+summed about the means of the iteration before, which are near the new ones, and
+moved at the end.
+
+A whitened row is a difference of whitened rows and means, and loses the digits
+of `conditions`: the root of what features lose.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep.moments import MomentSums
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
+from emtau_dask.mixture.numerics import (
+    AnyArray,
+    Bools,
+    Floats,
+    Ints,
+    frozen,
+    perform,
+    sealed,
+    squares,
+    summed_product,
+)
+
+MAX_PANELS, NARROWEST_PANEL = 8, 8
+TOGETHER = 128
+"""About how many coordinates of a row, of all components, are held at a time for scatters."""
+ADDED_ROWS = 8192
+"""Rows whose moments are added up one block after another."""
+NEGLIGIBLE = 2.0**-80
+"""Responsibilities that scatters leave out, as a part of the largest for the component in the block (of the
+mean in a tile): 32,768 rows, 64 standard deviations away, add as much to a variance as one rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class JointFactors:
+    """Components as the joint form needs them.
+
+    Attributes
+    ----------
+    centre : ndarray of shape (d,)
+        c.
+    means : ndarray of shape (K, d)
+        ``μ_k − c``.
+    log_scales : ndarray of shape (K, 1), nats
+    factors : ndarray of shape (K, d, d)
+        P_k.
+    """
+
+    centre: Floats
+    means: Floats
+    log_scales: Floats
+    factors: Floats
+
+    @cached_property
+    def whitening(self) -> Floats:
+        """``[−P_kᵀ (μ_k − c), P_kᵀ]``, (K, d, 1 + d)."""
+        K, d = self.means.shape
+        found = np.empty((K, d, 1 + d))
+        found[:, :, 0] = -np.einsum("ki,kij->kj", self.means, self.factors)
+        found[:, :, 1:] = self.factors.swapaxes(1, 2)
+        return sealed(found)
+
+    @cached_property
+    def panels(self) -> tuple[Floats, ...]:
+        """Of each panel of w features that ends at feature e, that part of the whitening, (K w, 1 + e)."""
+        edges = pairwise(panel_edges(self.means.shape[1]))
+        return tuple(self.whitening[:, begin:end, : 1 + end].reshape(-1, 1 + end) for begin, end in edges)
+
+
+def panel_edges(n_features: int) -> tuple[int, ...]:
+    """Return where the panels of columns of a factor begin and end."""
+    count = max(1, min(MAX_PANELS, n_features // NARROWEST_PANEL))
+    return tuple(n_features * i // count for i in range(count + 1))
+
+
+def buffer_rows(n_components: int, n_features: int) -> int:
+    """Return how many numbers the products hold of a row, beside its coordinates."""
+    widest = max(end - begin for begin, end in pairwise(panel_edges(n_features)))
+    return max(n_components * widest, n_features * together(n_components, n_features))
+
+
+def together(n_components: int, n_features: int) -> int:
+    """Return how many components' rows about their means are held at a time."""
+    return max(1, min(n_components, TOGETHER // n_features))
+
+
+def joint_factors(
+    parameters: MixtureParameters, components: Ints, centre: Floats, log_scales: Floats
+) -> JointFactors:
+    """Return what `JointProducts` needs of full covariances' components, log_scales (K, 1) those of all."""
+    means, factors = parameters.means[components] - centre, parameters.precisions_cholesky[components]
+    return JointFactors(frozen(centre), sealed(means), log_scales[components], sealed(factors))
+
+
+class JointProducts:
+    """Log-densities and statistics of some components by the joint form; its buffers serve one task.
+
+    Parameters
+    ----------
+    factors : JointFactors
+        Of K' components.
+    scores : ndarray of shape (K', n_rows)
+        Where log-densities are written, and responsibilities found; of as many
+        columns as the largest block has rows.
+    """
+
+    def __init__(self, factors: JointFactors, scores: Floats) -> None:
+        (K, d), n_rows = factors.means.shape, scores.shape[1]
+        self._factors = factors
+        self._scores = scores
+        self._coordinates: Floats = np.ones((1 + d, n_rows))
+        self._buffer: Floats = np.empty(buffer_rows(K, d) * n_rows)
+        self._moments = MomentSums(((K, 1 + d), (K, d, d)), ADDED_ROWS)
+        self._rows: Floats = np.empty((0, d))
+
+    def _buffered(self, *shape: int) -> Floats:
+        return self._buffer[: math.prod(shape)].reshape(shape)
+
+    def score(self, rows: AnyArray) -> None:
+        """Write log-densities of rows (n, d), with the factors' scales, into the first n scores of each."""
+        factors, n = self._factors, len(rows)
+        self._rows, out = rows, self._scores[:, :n]
+        coordinates = self._coordinates[:, :n]
+        np.subtract(rows.T, factors.centre[:, np.newaxis], out=coordinates[1:])
+        out[...] = 0.0
+        for panel in factors.panels:
+            height, width = panel.shape
+            whitened = self._buffered(height, n)
+            np.matmul(panel, coordinates[:width], out=whitened)
+            whitened = whitened.reshape(len(out), -1, n)
+            out += np.einsum("kwn,kwn->kn", whitened, whitened)
+        out *= -0.5
+        out += factors.log_scales
+
+    def collect(self) -> None:
+        """Add the moments of the block scored last, whose responsibilities are in the scores now."""
+        responsibilities = self._scores[:, : len(self._rows)]
+        sums, scatter = self._moments.block
+        perform(summed_product(responsibilities, self._coordinates[:, : len(self._rows)], sums))
+        present = responsibilities > NEGLIGIBLE * responsibilities.max(axis=1, keepdims=True)
+        if 2 * np.count_nonzero(present) > present.size:
+            self._scatter_of_all(np.sqrt(responsibilities), scatter)
+        else:
+            self._scatter_of_present(responsibilities, present, scatter)
+        self._moments.push(len(self._rows))
+
+    def _scatter_of_all(self, roots: Floats, scatter: Floats) -> None:
+        K, d, _ = scatter.shape
+        coordinates, means = self._coordinates[1:, : len(self._rows)], self._factors.means
+        step = together(K, d)
+        for begin in range(0, K, step):
+            some = slice(begin, min(begin + step, K))
+            residuals = self._buffered(some.stop - begin, d, len(self._rows))
+            np.subtract(coordinates, means[some, :, np.newaxis], out=residuals)
+            np.multiply(residuals, roots[some, np.newaxis, :], out=residuals)
+            np.matmul(residuals, residuals.swapaxes(1, 2), out=scatter[some])
+
+    def _scatter_of_present(self, responsibilities: Floats, present: Bools, scatter: Floats) -> None:
+        """Leave out rows that weigh next to nothing: in many dimensions most do."""
+        factors = self._factors
+        ends = np.cumsum(np.count_nonzero(present, axis=1))
+        fitting = len(self._buffer) // len(factors.centre)
+        begin = 0
+        while begin < len(ends):
+            before = ends[begin - 1] if begin else 0
+            stop = int(np.searchsorted(ends, before + fitting, side="right"))
+            components, which = np.nonzero(present[begin:stop])
+            residuals = self._buffered(len(which), len(factors.centre))
+            np.take(self._rows, which, axis=0, out=residuals, mode="clip")
+            residuals -= factors.centre
+            residuals -= np.take(factors.means[begin:stop], components, axis=0, mode="clip")
+            residuals *= np.sqrt(responsibilities[begin:stop][components, which])[:, np.newaxis]
+            for k in range(begin, stop):
+                own = residuals[(ends[k - 1] if k else 0) - before : ends[k] - before]
+                perform(squares(own.T, scatter[k]))
+            begin = stop
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks collected, None where there were none."""
+        moments = self._moments.total()
+        if moments is None:
+            return None
+        return statistics_of_joint(self._factors, *moments)
+
+
+def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) -> SufficientStatistics:
+    """Return the statistics of rows.
+
+    Parameters
+    ----------
+    factors : JointFactors
+    sums : ndarray of shape (K, 1 + d)
+        ``Σ_n w_nk [1, x_n − c]``.
+    scatter : ndarray of shape (K, d, d)
+        About the factors' means.
+    """
+    weights = sums[:, 0].copy()
+    means = quotients(sums[:, 1:], weights[:, np.newaxis])
+    moved = scatter.copy()
+    structure_named("full").add_outer(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
+    places = np.where(weights[:, np.newaxis] > 0, factors.centre + means, 0.0)
+    return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
+
+
+def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:
+    """Return ``‖diag(l_k) P_k‖_F`` of lengths (K, d), shape (K,)."""
+    products = lengths[:, :, np.newaxis] * parameters.precisions_cholesky
+    squares: Floats = np.einsum("kij,kij->k", products, products)
+    return np.sqrt(squares)
+
+
+def _deviations(parameters: MixtureParameters) -> Floats:
+    variances: Floats = np.einsum("kii->ki", parameters.covariances)
+    return np.sqrt(variances)
+
+
+def conditions(parameters: MixtureParameters, *centres: Floats) -> Floats:
+    """Return ``h_k = 2 ‖diag(σ_k + Σ_c 2 |μ_k − c|) P_k‖_F``, shape (K,): what rounding is multiplied by.
+
+    σ_k are the standard deviations of the features, the sum is over ``centres``,
+    (d,) or (K, d), relative to which rows are taken. Rows relative to a centre
+    are as long as this, and rounded so; whitened, they are off by ``ε h_k / 2``,
+    and with them log-densities and, relative to the variances, scatters. The
+    centred form has ``‖diag(σ_k) P_k‖_F``, which correlation makes large.
+    """
+    lengths = _deviations(parameters)
+    for centre in centres:
+        lengths = lengths + 2.0 * np.abs(parameters.means - centre)
+    return 2.0 * _whitened_size(parameters, lengths)
+
+
+def shifts(parameters: MixtureParameters, means: Floats) -> Floats:
+    """Return how much more rounding scatters have about ``means`` (K, d) than about their own, (K,).
+
+    Relative to the variances these errors are ``ε ‖diag(σ_k + |shift_k|) P_k‖_F²``.
+    """
+    deviations = _deviations(parameters)
+    own = _whitened_size(parameters, deviations)
+    away = _whitened_size(parameters, deviations + np.abs(parameters.means - means))
+    return (away / own) ** 2

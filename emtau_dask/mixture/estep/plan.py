@@ -1,0 +1,256 @@
+"""Which arithmetic scores the rows under one Θ, and in blocks of how many.
+
+Three ways lead to the same numbers. *Features* (`mixture.estep.features`) turn a whole
+block into two matrix products, at the price of digits on components that are far
+from the origin of the features, in their own standard deviations, or nearly
+singular, and of much arithmetic in many dimensions. The *joint* form
+(`mixture.estep.joint`) whitens rows by all components at once, at the price of half as
+many digits. The *centred* form (`mixture.estep.centred`) works per component on the
+differences to its mean and asks nothing of the data. `KernelPlan` says which
+component goes which way: a fixed function of Θ, never of a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep import joint
+from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
+from emtau_dask.mixture.estep.features import FORMS, FeatureProducts, Frame, conditions, frames_of
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, tile_rows
+from emtau_dask.mixture.numerics import EPS, Bools, Floats, frozen
+
+DOUBLE = np.dtype(np.float64)
+SINGLE_EPS = float(np.finfo(np.float32).eps)
+LIMIT = 1e-12
+"""Largest error that products may bring into a log-density, in nats; about ε times `conditions`."""
+SINGLE_LIMIT = 1e-5
+"""The same for products in float32, of rows that are stored so."""
+STATISTICS_SLACK = 4.0
+"""How much more the error of a component's new variances may be, relative to them."""
+MOST_SHIFTED = 16.0
+"""How many times the rounding of the centred form the scatters of the joint form may have."""
+WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
+"""Features d up to which full covariances use quadratic features, a cost that all components
+share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
+BLOCK_BYTES = 2**23
+MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
+"""Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
+
+
+class Form(Enum):
+    """A way to score rows."""
+
+    FEATURES = auto()
+    JOINT = auto()
+    CENTRED = auto()
+
+
+def form_of(covariance_type: str, n_components: int, n_features: int) -> Form:
+    """Return how well-conditioned components of this shape are scored: a fixed function of its arguments."""
+    widest = min(WIDEST, WIDEST_ALONE + WIDTH_PER_COMPONENT * n_components)
+    if covariance_type != "full" or n_features <= widest:
+        return Form.FEATURES
+    return Form.JOINT if n_features < LEAST_BROKEN_OFF else Form.CENTRED
+
+
+def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
+    """Return the bytes that a row of a block takes in a kernel's buffers and temporary arrays."""
+    buffers = 3 * n_features
+    if form is Form.FEATURES:
+        buffers += FORMS[covariance_type].count(n_features)
+    elif form is Form.JOINT:
+        buffers = 2 * n_features + joint.buffer_rows(n_components, n_features)
+    return 8 * (buffers + n_features + 4 * n_components)
+
+
+def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
+    """Return how many rows make a block: a fixed function of its arguments.
+
+    What a block needs takes about 8 MiB, at most 32,768 rows: the longer the
+    calls of NumPy, the less threads wait for each other between them, which
+    costs more than what a smaller block would gain in the L2 cache.
+    """
+    least = MIN_CENTRED_ROWS if form is Form.CENTRED else MIN_BLOCK_ROWS
+    rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, form)
+    return max(least, min(MAX_BLOCK_ROWS, rows // MIN_BLOCK_ROWS * MIN_BLOCK_ROWS))
+
+
+def even_length(n_rows: int, wanted: int) -> int:
+    """Return how long the blocks of ``n_rows`` rows are: all alike, and none longer than ``wanted``.
+
+    A chunk with at most half as many rows again is one block, since a short one
+    costs nearly as many calls as a long one. A multiple of 64 rows, which slices divide.
+    """
+    blocks = 1 if 2 * n_rows <= 3 * wanted else -(-n_rows // wanted)
+    return max(1, -(-n_rows // (blocks * MIN_BLOCK_ROWS))) * MIN_BLOCK_ROWS
+
+
+def _longest(n_rows: int, wanted: int) -> int:
+    """Return an upper bound of `even_length` for chunks of up to ``n_rows`` rows."""
+    return min(n_rows, 3 * wanted // 2) + MIN_BLOCK_ROWS
+
+
+def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
+    """Return an upper bound of the bytes that a kernel takes for chunks of ``n_rows`` rows."""
+    shape = covariance_type, n_components, n_features
+    in_blocks = max(
+        _longest(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form)
+        for form in {form_of(*shape), *([Form.JOINT] if covariance_type == "full" else []), Form.CENTRED}
+    )
+    longest = _longest(n_rows, block_rows(*shape, Form.CENTRED))
+    stretch = stretch_rows(structure_named(covariance_type), n_components, n_features, longest)
+    gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
+    return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
+
+
+class Products(Protocol):
+    """Scores some components together, by products of all of them, in a buffer of scores (K', n_rows)."""
+
+    def score(self, rows: Floats) -> None:
+        """Write log-densities of rows (n, d), less the ceiling, into the first n columns of the scores."""
+        ...
+
+    def collect(self) -> None:
+        """Add the statistics of the block scored last, whose responsibilities are in the scores now."""
+        ...
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return those of all blocks collected, None where there were none."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class KernelPlan:
+    """How the rows are scored under one Θ.
+
+    Attributes
+    ----------
+    parameters : MixtureParameters
+    form : Form
+        Of the components that are scored together.
+    frame : Frame
+        Where their coordinates are formed.
+    together : ndarray of bool, shape (K,)
+        The components that are scored together; the others go centred, one by one.
+    single : bool
+        Whether products are in float32, and all components are scored together by features.
+    """
+
+    parameters: MixtureParameters
+    form: Form
+    frame: Frame
+    together: Bools
+    single: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of rows, features and responsibilities."""
+        return np.dtype(np.float32 if self.single else np.float64)
+
+    @property
+    def block_rows(self) -> int:
+        """About how many rows a block has: in float32, of half as many bytes each, twice as many."""
+        parameters = self.parameters
+        shape = parameters.covariance_type, parameters.n_components, parameters.n_features
+        rows = block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
+        return min(MAX_BLOCK_ROWS, 2 * rows) if self.single else rows
+
+    @cached_property
+    def ceiling(self) -> float:
+        """The weighted log-density of no row is above it, nats; scores are less it."""
+        return float(self.parameters.log_scales.max())
+
+    @cached_property
+    def log_scales(self) -> Floats:
+        """Of the components, less the ceiling, shape (K, 1), nats."""
+        return self.parameters.log_scales[:, np.newaxis] - self.ceiling
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """Of all features in the scores of components that go together, (K', F)."""
+        coefficients = FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
+        coefficients[:, 0] -= self.ceiling
+        return coefficients[self.together].astype(self.dtype, copy=False)
+
+    @cached_property
+    def factors(self) -> joint.JointFactors:
+        """The components that go jointly."""
+        components = np.flatnonzero(self.together)
+        return joint.joint_factors(self.parameters, components, self.frame.centre, self.log_scales)
+
+    def products(self, scores: Floats) -> Products | None:
+        """Return what scores blocks by the K' components that go together, into ``scores`` (K', n_rows)."""
+        if not self.together.any():
+            return None
+        if self.form is Form.JOINT:
+            return joint.JointProducts(self.factors, scores)
+        return FeatureProducts(self.parameters.covariance_type, self.coefficients, self.frame, scores)
+
+    @cached_property
+    def centred(self) -> KernelPlan:
+        """The plan by which every component goes centred."""
+        return KernelPlan(self.parameters, Form.CENTRED, self.frame, np.zeros_like(self.together))
+
+    def admits(self, produced: MixtureParameters) -> bool:
+        """Return whether the statistics behind ``produced`` kept their digits.
+
+        A component that collapses during an iteration is tiny beside its
+        distance from the frame's origin, and products have not seen it well.
+        """
+        if not self.together.any():
+            return True
+        epsilon, limit = (SINGLE_EPS, SINGLE_LIMIT) if self.single else (EPS, LIMIT)
+        most = STATISTICS_SLACK * limit / epsilon
+        if self.form is Form.JOINT:
+            means = self.parameters.means
+            seen = joint.conditions(produced, self.frame.centre, means) <= most
+            good = seen & (joint.shifts(produced, means) <= MOST_SHIFTED)
+        else:
+            good = conditions(produced, self.frame) <= most
+        return bool(good[self.together].all())
+
+
+def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
+    """Return how to score rows of ``dtype`` under ``parameters``.
+
+    Products are in float32 where rows are, and where the condition holds in the
+    coordinates of the rows themselves, so that no whitening can lose digits either.
+    Full covariances that features would score badly may still go jointly.
+    """
+    form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
+    frames = frames_of(parameters)
+    first = next(frames)
+    if form is Form.CENTRED:
+        return KernelPlan(parameters, form, first, np.zeros(parameters.n_components, dtype=np.bool_))
+    if form is Form.JOINT:
+        return _joint_plan(parameters, first)
+    if dtype == np.float32:
+        everything = np.ones(parameters.n_components, dtype=np.bool_)
+        unwhitened = conditions(parameters, Frame(parameters.weights @ parameters.means, None))
+        if (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
+            # NumPy subtracts a number of float64 from rows of float32 at half the speed.
+            rounded = replace(first, centre=frozen(first.centre.astype(np.float32)))
+            return KernelPlan(parameters, form, rounded, everything, True)
+    plans = []
+    for frame in (first, *frames):
+        good = EPS * conditions(parameters, frame) <= LIMIT
+        if parameters.covariance_type == "tied":
+            good = np.full_like(good, good.all())
+        plans.append(KernelPlan(parameters, form, frame, good))
+        if good.all():
+            return plans[-1]
+    if parameters.covariance_type == "full":
+        plans.append(_joint_plan(parameters, first))
+    return max(plans, key=lambda plan: int(plan.together.sum()))
+
+
+def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:
+    good = EPS * joint.conditions(parameters, frame.centre) <= LIMIT
+    return KernelPlan(parameters, Form.JOINT, frame, good)

@@ -1,0 +1,45 @@
+"""Mixture parameters, sufficient statistics, and the M-step from these to those."""
+
+from emtau_dask.mixture.model.parameters import (
+    MixtureParameters,
+    check_means,
+    check_precisions,
+    check_weights,
+    expected_log_density,
+    m_step,
+    most_probable,
+)
+from emtau_dask.mixture.model.statistics import (
+    Merger,
+    PairwiseMerger,
+    SufficientStatistics,
+    block_statistics,
+    group_statistics,
+    merge,
+    merged,
+    quotients,
+    spread_out,
+    tile_rows,
+    zero,
+)
+
+__all__ = [
+    "Merger",
+    "MixtureParameters",
+    "PairwiseMerger",
+    "SufficientStatistics",
+    "block_statistics",
+    "check_means",
+    "check_precisions",
+    "check_weights",
+    "expected_log_density",
+    "group_statistics",
+    "m_step",
+    "merge",
+    "merged",
+    "most_probable",
+    "quotients",
+    "spread_out",
+    "tile_rows",
+    "zero",
+]

@@ -1,0 +1,41 @@
+"""Arrays, matrix products and Cholesky factors that all of the mixture is computed with."""
+
+from emtau_dask.mixture.numerics.arrays import (
+    EPS,
+    AnyArray,
+    Bools,
+    Floats,
+    Ints,
+    frozen,
+    sealed,
+    squared_length,
+    symmetrised,
+)
+from emtau_dask.mixture.numerics.cholesky import (
+    check_variances,
+    covariance_of_factor,
+    factor_of_precision,
+    precision_factors,
+)
+from emtau_dask.mixture.numerics.products import Step, perform, product, squares, summed_product
+
+__all__ = [
+    "EPS",
+    "AnyArray",
+    "Bools",
+    "Floats",
+    "Ints",
+    "Step",
+    "check_variances",
+    "covariance_of_factor",
+    "factor_of_precision",
+    "frozen",
+    "perform",
+    "precision_factors",
+    "product",
+    "sealed",
+    "squared_length",
+    "squares",
+    "summed_product",
+    "symmetrised",
+]

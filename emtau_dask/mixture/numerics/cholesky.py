@@ -1,0 +1,164 @@
+"""Cholesky factors of covariances, refused where float64 cannot tell them from singular.
+
+A covariance that comes out of rounded data is never *exactly* singular, so
+"the Cholesky factorisation went through" says little. Two limits decide here,
+both free of units:
+
+- a variance must exceed what the rounding of the rows themselves can produce,
+  ``(8 ε |μ|)²``: below that the rows are identical as far as float64 can say;
+- every pivot of the *correlation* matrix must exceed ``64 d ε``, the size of
+  the rounding errors of the scatter that it was computed from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import lapack
+
+from emtau_dask.errors import SingularComponentError
+from emtau_dask.mixture.numerics.arrays import EPS, Floats, frozen
+
+SPACING_FACTOR = 8.0
+PIVOT_FACTOR = 64.0
+LAPACK_FEATURES = 96
+"""Features up to which LAPACK inverts a factor in one go."""
+
+
+def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
+    """Refuse variances that the rounding of the rows alone can produce.
+
+    Parameters
+    ----------
+    variances, means : ndarray of shape (K, m)
+        Variances of each component and the magnitude of the rows' coordinates.
+    weights : ndarray of shape (K,)
+        Named in the error.
+    first : int
+        What the first component is called in the error; -1 for a shared covariance.
+
+    Raises
+    ------
+    SingularComponentError
+        Names the first such component.
+    """
+    floors = (SPACING_FACTOR * EPS * np.abs(means)) ** 2
+    bad = ~(variances > floors)
+    if bad.any():
+        k, j = np.argwhere(bad)[0]
+        raise SingularComponentError(
+            first + int(k),
+            float(weights[k]),
+            f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, "
+            "what float64 can resolve there",
+        )
+
+
+def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
+    """Return of each covariance the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
+
+    The factorisations run on the correlation matrices, so that features of any
+    scale are treated alike.
+
+    Parameters
+    ----------
+    covariances : ndarray of shape (K, d, d)
+    means : ndarray of shape (K, d)
+        Magnitude of the rows' coordinates, for the resolution limit.
+    weights : ndarray of shape (K,)
+        Named in the error.
+    first : int
+        What the first component is called in the error; -1 for a shared covariance.
+
+    Returns
+    -------
+    ndarray of shape (K, d, d), float64
+
+    Raises
+    ------
+    SingularComponentError
+        A covariance is singular to working precision.
+    """
+    variances = np.einsum("kii->ki", covariances)
+    check_variances(variances, means, weights, first)
+    scales = np.sqrt(variances)
+    correlations = covariances / scales[:, np.newaxis, :]
+    correlations /= scales[:, :, np.newaxis]
+    limit = PIVOT_FACTOR * scales.shape[1] * EPS
+    factors, dependent = _upper_cholesky(correlations, limit)
+    if dependent is not None:
+        k, feature = dependent
+        raise SingularComponentError(
+            first + k,
+            float(weights[k]),
+            f"feature {feature} is a linear combination of the features before it to within {limit:.3g} "
+            "of its variance, so the covariance is not positive definite",
+        )
+    for factor in factors:
+        _invert_upper(factor)
+    factors /= scales[:, :, np.newaxis]
+    return factors
+
+
+def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[int, int] | None]:
+    """Return the upper Cholesky factors, and where the first component has its least pivot that is singular.
+
+    That is, whose least pivot is at most ``limit``; None where there is none such.
+
+    By NumPy: SciPy's LAPACK lets no other thread run, but says which pivot failed.
+    """
+    try:
+        factors = np.linalg.cholesky(correlations, upper=True).astype(np.float64, copy=False)
+    except np.linalg.LinAlgError:
+        factors = correlations
+        pivots = np.stack([_pivots_until_failure(correlation) for correlation in correlations])
+        limit = max(limit, pivots.min())  # where the two LAPACKs do not agree
+    else:
+        pivots = np.einsum("kii->ki", factors) ** 2
+    singular = ~(pivots > limit).all(axis=1)
+    if not singular.any():
+        return factors, None
+    k = int(np.argmax(singular))
+    return factors, (k, int(np.argmin(pivots[k])))
+
+
+def _pivots_until_failure(correlation: Floats) -> Floats:
+    """Return a matrix's pivots, zero for the first that is not above it and infinity after that."""
+    factor, failed = lapack.dpotrf(correlation, lower=0)
+    pivots = np.diagonal(factor) ** 2
+    if failed:
+        pivots[failed - 1 :] = np.inf
+        pivots[failed - 1] = 0.0
+    return pivots
+
+
+def _invert_upper(upper: Floats) -> None:
+    """Invert an upper-triangular matrix in place: by halves, whose products let other threads run."""
+    if len(upper) <= LAPACK_FEATURES:
+        upper[...] = lapack.dtrtri(upper, lower=0)[0]
+        return
+    half = len(upper) // 2
+    first, corner, last = upper[:half, :half], upper[:half, half:], upper[half:, half:]
+    _invert_upper(first)
+    _invert_upper(last)
+    np.matmul(first, corner @ last, out=corner)
+    np.negative(corner, out=corner)
+
+
+def factor_of_precision(precision: Floats) -> Floats | None:
+    """Return the upper-triangular P with ``P Pᵀ = precision``, or None where there is none.
+
+    Cholesky of the row- and column-reversed matrix, reversed back: a lower
+    factor of the reversed matrix is an upper factor of the matrix itself.
+    """
+    scale = np.sqrt(np.diagonal(precision))
+    flipped = (precision / scale / scale[:, np.newaxis])[::-1, ::-1]
+    lower, info = lapack.dpotrf(np.asfortranarray(flipped), lower=1, clean=1)
+    if info != 0:
+        return None
+    return np.ascontiguousarray(lower[::-1, ::-1]) * scale[:, np.newaxis]
+
+
+def covariance_of_factor(factor: Floats) -> Floats:
+    """Return ``(P Pᵀ)⁻¹`` for an upper-triangular factor P, exactly symmetric."""
+    inverse, _ = lapack.dtrtri(np.asfortranarray(factor), lower=0)
+    return frozen(inverse.T @ inverse)

@@ -1,0 +1,28 @@
+"""Traditional EM: every row, always."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+
+from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+
+
+class FullEM(BaseEstimator):  # type: ignore[misc]
+    """Traditional EM (the paper's Algorithm 1): every row is scored in every iteration.
+
+    Keeps no row state.
+    """
+
+    def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
+        """Return None: no row state is kept."""
+        return None
+
+    def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
+        """Leave every row active."""
+        return state, np.ones(len(evidence.labels), dtype=np.bool_)
+
+    def schedule(self, summary: PassSummary) -> Schedule:
+        """Score every row again; tol is tested after every iteration."""
+        return Schedule(NextPass.ALL, test_tol=True)

@@ -1,0 +1,35 @@
+"""The built-in policies by the names that ``algorithm`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from emtau_dask.errors import ConfigError
+from emtau_dask.policies.base import ActivityPolicy
+from emtau_dask.policies.full import FullEM
+from emtau_dask.policies.lazy import EMLazy
+from emtau_dask.policies.star import EMStar
+from emtau_dask.policies.tau import EMTau
+
+ALGORITHMS: Mapping[str, Callable[..., ActivityPolicy]] = MappingProxyType(
+    {"em": FullEM, "em-tau": EMTau, "em-star": EMStar, "em-lazy": EMLazy}
+)
+
+
+def as_policy(algorithm: object) -> ActivityPolicy:
+    """Return the policy that ``algorithm`` names or is.
+
+    Raises
+    ------
+    ConfigError
+        It is neither one of the names nor an object with a policy's methods.
+    """
+    if isinstance(algorithm, str) and algorithm in ALGORITHMS:
+        return ALGORITHMS[algorithm]()
+    if isinstance(algorithm, ActivityPolicy) and not isinstance(algorithm, type):
+        return algorithm
+    raise ConfigError(
+        f"algorithm is {algorithm!r}; use one of {', '.join(map(repr, ALGORITHMS))}, or an object with "
+        "the methods row_arrays, update and schedule."
+    )

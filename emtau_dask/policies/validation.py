@@ -1,0 +1,80 @@
+"""What a policy returns, checked: a user's own may return anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import ConfigError
+from emtau_dask.policies.base import (
+    ActivityPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    RowState,
+    Schedule,
+)
+
+ACTIVE = "active"
+"""The engine's own row array: which rows the next E-step scores."""
+
+
+def _refuse(policy: ActivityPolicy, method: str, found: object, wanted: str) -> ConfigError:
+    return ConfigError(f"{type(policy).__name__}.{method} returned {found}; it must return {wanted}.")
+
+
+def checked_row_arrays(
+    policy: ActivityPolicy, n_components: int, max_iter: int
+) -> tuple[RowArray, ...] | None:
+    """Return ``policy.row_arrays(…)``; raises `ConfigError` where it is no tuple of named arrays."""
+    arrays = policy.row_arrays(n_components, max_iter)
+    if arrays is None:
+        return None
+    wanted = f"None, or a tuple of RowArray of different names other than {ACTIVE!r}"
+    if not isinstance(arrays, (tuple, list)) or not all(isinstance(array, RowArray) for array in arrays):
+        raise _refuse(policy, "row_arrays", repr(arrays), wanted)
+    names = [array.name for array in arrays]
+    if ACTIVE in names or len(set(names)) < len(names):
+        raise _refuse(policy, "row_arrays", f"arrays named {names}", wanted)
+    return tuple(arrays)
+
+
+def checked_update(
+    policy: ActivityPolicy, state: RowState, evidence: Evidence
+) -> tuple[RowState, NDArray[np.bool_]]:
+    """Return ``policy.update(…)``; raises `ConfigError` where it does not fit the rows."""
+    n = len(evidence.labels)
+    result = policy.update(state, evidence)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Mapping):
+        raise _refuse(policy, "update", type(result).__name__, "a pair (state, stays)")
+    after, stays = result
+    if not isinstance(stays, np.ndarray) or stays.dtype != np.bool_ or stays.shape != (n,):
+        found = f"stays = {getattr(stays, 'dtype', type(stays).__name__)} of shape {np.shape(stays)}"
+        raise _refuse(policy, "update", found, f"a boolean array of shape ({n},)")
+    if set(after) != set(state):
+        raise _refuse(policy, "update", f"the arrays {sorted(after)}", f"the arrays {sorted(state)}")
+    for name, values in after.items():
+        limit = np.iinfo(state[name].dtype).max
+        if not _fits(values, n, limit):
+            found = f"{name} = {np.asarray(values).dtype} of shape {np.shape(values)}"
+            raise _refuse(policy, "update", found, f"integers from 0 to {limit}, of shape ({n},)")
+    return after, stays
+
+
+def _fits(values: Any, n: int, limit: int) -> bool:
+    array = np.asarray(values)
+    if array.shape != (n,) or array.dtype.kind not in "iub":
+        return False
+    return not n or (int(array.min()) >= 0 and int(array.max()) <= limit)
+
+
+def checked_schedule(policy: ActivityPolicy, summary: PassSummary) -> Schedule:
+    """Return ``policy.schedule(…)``; raises `ConfigError` where it is no `Schedule`."""
+    schedule = policy.schedule(summary)
+    if not isinstance(schedule, Schedule) or not isinstance(schedule.next_pass, NextPass):
+        raise _refuse(policy, "schedule", repr(schedule), "a Schedule whose next_pass is a NextPass")
+    return schedule

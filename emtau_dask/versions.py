@@ -1,0 +1,60 @@
+"""The versions of what reads data and row state, in which processes that work together should agree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+OWN = "emtau_dask"
+READERS = (OWN, "zarr", "numcodecs", "dask", "distributed", "fsspec", "pyarrow")
+
+
+@cache
+def _version(package: str) -> str | None:
+    imported = getattr(sys.modules.get(package), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def software() -> dict[str, str]:
+    """Return the versions of this process's packages, by name; of those that it has."""
+    found = {package: _version(package) for package in READERS}
+    return {package: number for package, number in found.items() if number is not None}
+
+
+def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return a sentence on why one process may fail at what another can do; "" where they do not differ.
+
+    It ends in a space, to be followed by other remedies.
+
+    Parameters
+    ----------
+    mine, theirs : mapping of str to str
+        The `software` of the process that failed, and of the one that fits.
+    """
+    found = differences(mine, theirs, "the process that fits")
+    return f"It has other versions of packages ({found}): install the same there. " if found else ""
+
+
+def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "here") -> str:
+    """Return in what two processes differ, such as ``"zarr 3.0.1, here 3.1.3"``; "" where in nothing.
+
+    Parameters
+    ----------
+    its, mine : mapping of str to str
+        Versions and the like, by name.
+    here : str
+        What the second process is called.
+    """
+    names = [*mine, *(name for name in its if name not in mine)]
+    return ", ".join(
+        f"{name} {its.get(name, 'missing')}, {here} {mine.get(name, 'missing')}"
+        for name in names
+        if its.get(name) != mine.get(name)
+    )
