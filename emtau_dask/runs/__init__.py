@@ -1,0 +1,37 @@
+"""What the commands of `emtau` do, from a config to results."""
+
+from emtau_dask.runs.authority import Demand
+from emtau_dask.runs.clusters import computing
+from emtau_dask.runs.inputs import open_inputs
+from emtau_dask.runs.inspect import history_table, inspect_run, run_table
+from emtau_dask.runs.plan import check_memory, plan_table
+from emtau_dask.runs.run import (
+    RunResult,
+    run_fit,
+    run_plan,
+    run_predict,
+    run_resume,
+    starting_responsibilities,
+    words_to_resume,
+)
+from emtau_dask.runs.tables import component_table, fit_table
+
+__all__ = [
+    "Demand",
+    "RunResult",
+    "check_memory",
+    "component_table",
+    "computing",
+    "fit_table",
+    "history_table",
+    "inspect_run",
+    "open_inputs",
+    "plan_table",
+    "run_fit",
+    "run_plan",
+    "run_predict",
+    "run_resume",
+    "run_table",
+    "starting_responsibilities",
+    "words_to_resume",
+]

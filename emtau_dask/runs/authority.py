@@ -1,0 +1,157 @@
+"""What the config in a checkpoint decides on its own, and what a person must say on the command line.
+
+A checkpoint may be a stranger's. On its word alone a resume computes on this machine, reads
+local data, and writes results beside the checkpoint. It reaches no server, reads no URL and
+writes nowhere else unless the command line, or the person at the terminal, says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emtau_dask.config import in_yaml
+from emtau_dask.errors import ConfigError
+from emtau_dask.io.files import followed
+from emtau_dask.io.remote import is_url, plain_path
+from emtau_dask.messages import HIDDEN, shown
+
+if TYPE_CHECKING:
+    from emtau_dask.config import ClusterSection, DataSection, OutputSection, RunConfig
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A setting of a checkpoint's config that is not obeyed without a person's word.
+
+    Attributes
+    ----------
+    key, value : str
+    why : str
+        What it would do.
+    """
+
+    key: str
+    value: str
+    why: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether the value is all there: a stored URL is without its secrets."""
+        return HIDDEN not in self.value
+
+    def __str__(self) -> str:
+        return shown(f"{self.key} = {self.value} ({self.why})")
+
+
+def demands(config: RunConfig, run: str, given: Collection[str]) -> list[Demand]:
+    """Return what a config asks for that a checkpoint may not decide.
+
+    Parameters
+    ----------
+    config : RunConfig
+        As `resumed_config` returns it.
+    run : str
+        The path or URL of the checkpoint, as the person gave it.
+    given : collection of str
+        The keys that the command line sets.
+
+    Returns
+    -------
+    list of Demand
+    """
+    return [
+        demand
+        for demand in (
+            *_of_cluster(config.cluster),
+            *_of_data(config.data),
+            *_of_output(config.output, run, given),
+        )
+        if demand.key not in given
+    ]
+
+
+def _of_cluster(cluster: ClusterSection) -> Iterator[Demand]:
+    if cluster.scheduler not in ("threads", "processes"):
+        yield Demand("cluster.scheduler", cluster.scheduler, "a server whose messages run code here")
+    if cluster.tls is not None:
+        for name, value in cluster.tls.model_dump().items():
+            yield Demand(f"cluster.tls.{name}", value, "a file that the connection uses")
+    cores = os.cpu_count() or 1
+    if (cluster.workers or cores) * cluster.threads > cores:
+        why = f"more than the {cores} cores of this machine"
+        if cluster.workers is not None:
+            yield Demand("cluster.workers", str(cluster.workers), why)
+        if cluster.threads != 1:
+            yield Demand("cluster.threads", str(cluster.threads), why)
+
+
+def _of_data(data: DataSection) -> Iterator[Demand]:
+    for name in ("path", "weights", "labels"):
+        value = getattr(data, name)
+        if value is not None and is_url(plain_path(value)):
+            yield Demand(f"data.{name}", value, "a URL to read")
+
+
+def _of_output(output: OutputSection, run: str, given: Collection[str]) -> Iterator[Demand]:
+    why = "a place to write, not beside the checkpoint"
+    local = plain_path(run)
+    roots = [] if is_url(local) else [Path(local).absolute().parent]
+    names = {name: getattr(output, name) for name in ("model", "labels")}
+    wanted = {name: value for name, value in names.items() if value is not None}
+    if any(not Path(value).is_absolute() for value in wanted.values()):
+        folder = Path(output.directory)
+        if "output.directory" not in given and not _lies_in(folder / "result", roots):
+            yield Demand("output.directory", output.directory, why)
+        roots.append(folder)
+    for name, value in wanted.items():
+        if not _lies_in(output.place(value), roots):
+            yield Demand(f"output.{name}", value, why)
+
+
+def _lies_in(path: Path, roots: Iterable[Path]) -> bool:
+    """Return whether a path leads below one of the folders, and through no hidden one there."""
+    path = followed(path)
+    return any(
+        path.is_relative_to(root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        for root in map(followed, roots)
+    )
+
+
+def require(found: Iterable[Demand], run: str, confirm: Callable[[Demand], bool] | None) -> None:
+    """Ask for what a checkpoint may not decide.
+
+    Parameters
+    ----------
+    found : iterable of Demand
+    run : str
+    confirm : callable or None
+        Asks the person; None where nobody can be asked.
+
+    Raises
+    ------
+    ConfigError
+        Something was not agreed to; names keys, values, and the words that agree.
+    """
+    refused = [demand for demand in found if confirm is None or not demand.complete or not confirm(demand)]
+    if not refused:
+        return
+    hidden = (
+        f" In place of {HIDDEN} write the user, password or query, which a checkpoint does not keep."
+        if any(not demand.complete for demand in refused)
+        else ""
+    )
+    raise ConfigError(
+        f"the checkpoint {run} asks for {'; '.join(map(str, refused))}. Checkpoints may come from others, so "
+        "it is not obeyed in that. If you want it, add: "
+        f"{settings_in_words((demand.key, demand.value) for demand in refused)}{hidden}"
+    )
+
+
+def settings_in_words(settings: Iterable[tuple[str, str]]) -> str:
+    """Return keys and values as a shell's command line sets them."""
+    return " ".join(f"--set {shlex.quote(f'{key}={in_yaml(value)}')}" for key, value in settings)

@@ -1,0 +1,119 @@
+"""Where a command computes: threads of this process, a cluster on this machine, or one elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dask
+
+from emtau_dask.errors import ClusterError
+
+if TYPE_CHECKING:
+    from emtau_dask.config import ClusterSection, RunConfig
+
+
+@contextmanager
+def computing(config: RunConfig) -> Iterator[None]:
+    """Compute on what `cluster` asks for, inside the block.
+
+    Raises
+    ------
+    ClusterError
+        The cluster cannot be started or reached.
+    """
+    cluster = config.cluster
+    with ExitStack() as stack:
+        settings: dict[str, Any] = {"scheduler": cluster.scheduler}
+        if cluster.scheduler == "threads":
+            if cluster.workers is not None:
+                settings["num_workers"] = cluster.workers
+        else:
+            stack.enter_context(_client(cluster))
+            settings["scheduler"] = "distributed"
+        stack.enter_context(dask.config.set(settings))
+        yield
+
+
+@contextmanager
+def _client(cluster: ClusterSection) -> Iterator[Any]:
+    from distributed import Client, LocalCluster
+
+    with ExitStack() as stack:
+        try:
+            if cluster.scheduler == "processes":
+                local = LocalCluster(
+                    n_workers=cluster.workers or os.cpu_count(),
+                    threads_per_worker=cluster.threads,
+                    memory_limit=cluster.memory_limit or "auto",
+                    dashboard_address=None,
+                )
+                address, security = stack.enter_context(local), None
+            else:
+                address, security = cluster.scheduler, _security(cluster)
+            # One that cannot connect would stay behind as dask's default, as long as anything keeps it.
+            client = stack.enter_context(Client(address, security=security, set_as_default=False))
+            stack.enter_context(client.as_current())
+        except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+            raise ClusterError(
+                f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "
+                f"{error}). {_remedy(cluster.scheduler)}"
+            ) from error
+        yield client
+
+
+def _remedy(scheduler: str) -> str:
+    reachable = "See that a dask scheduler runs there and that this machine can reach it"
+    if scheduler.startswith("tls://"):
+        return f"{reachable}, and that the certificates are of the authority that it trusts: {_TLS_SETTINGS}."
+    if scheduler.startswith("tcp://"):
+        return (
+            f"{reachable}; one that asks for certificates is reached by tls:// instead of tcp://, with "
+            f"{_TLS_SETTINGS}."
+        )
+    return "See that this machine lets processes be started."
+
+
+_TLS_SETTINGS = (
+    "cluster.tls (ca_file, cert, key) or, if that is not given, dask's own distributed.comm.tls "
+    "(DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY)"
+)
+
+
+def _security(cluster: ClusterSection) -> Any:
+    """Return what ``tls://`` needs, once it has been read, or None."""
+    from distributed import Security
+
+    if not cluster.scheduler.startswith("tls://"):
+        return None
+    if cluster.tls is None:
+        security = Security(require_encryption=True)
+    else:
+        security = Security(
+            tls_ca_file=cluster.tls.ca_file,
+            tls_client_cert=cluster.tls.cert,
+            tls_client_key=cluster.tls.key,
+            require_encryption=True,
+        )
+    files = {"ca_file": security.tls_ca_file, "cert": security.tls_client_cert}
+    missing = [name for name, path in files.items() if not path]
+    if missing:
+        raise ClusterError(
+            f"cluster.scheduler = {cluster.scheduler} needs a certificate, and no {' and no '.join(missing)} "
+            f"is given: set {_TLS_SETTINGS}."
+        )
+    try:
+        security.get_connection_args("client")
+    except (OSError, ValueError) as error:
+        files["key"] = security.tls_client_key
+        # What has several lines is no path but the key itself.
+        paths = ", ".join(f"{name} {path}" for name, path in files.items() if path and "\n" not in path)
+        raise ClusterError(
+            f"cluster.scheduler = {cluster.scheduler}: the certificate cannot be read "
+            f"({type(error).__name__}: {error}) from {paths}. "
+            "See that these files are there, that this user may read them and that "
+            "the key is the certificate's."
+        ) from error
+    return security

@@ -1,0 +1,168 @@
+"""From the `data` section of a run config to open sources; a dataset is made where it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emtau_dask.config import DataSection, MnistOptions, RunConfig
+from emtau_dask.errors import ConfigError, InvalidDataError
+from emtau_dask.io.remote import is_url, plain_path, suffix_of
+from emtau_dask.io.sources import Source, as_source, is_parquet, open_parquet, open_source, parquet_names
+
+if TYPE_CHECKING:
+    from emtau_dask.em import FitObserver
+
+PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads.
+
+    Attributes
+    ----------
+    path : str
+        Where the rows are; a local path or a URL.
+    rows : Source
+        Shape (N, d).
+    weights : Source or None
+        Row weights, shape (N,).
+    labels : Source or None
+        Known labels, shape (N,).
+    """
+
+    path: str
+    rows: Source
+    weights: Source | None
+    labels: Source | None
+
+
+def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
+    """Open a run's data; first make the dataset that it names, where it is not there yet.
+
+    Parameters
+    ----------
+    config : RunConfig
+    overwrite : bool
+        Replace a dataset made with other options.
+    observer : FitObserver
+        Told while a dataset is made.
+
+    Returns
+    -------
+    Inputs
+        Nothing but metadata has been read.
+
+    Raises
+    ------
+    ConfigError
+        If weights or labels are named in a way that the data's format does not have.
+    InvalidDataError
+        If something is not there, is unreadable, or has another number of rows.
+    """
+    data = config.data
+    path = data_path(config)
+    _provide_dataset(data, path, overwrite, observer)
+    weights = _open_column(path, "data.weights", data.weights)
+    labels = _open_column(path, "data.labels", data.labels)
+    rows = open_rows(path, array=data.array, columns=_feature_columns(data, path))
+    rows = as_source(rows, ndim=2, what=path)
+    for key, column in (("data.weights", weights), ("data.labels", labels)):
+        if column is not None and column.shape != rows.shape[:1]:
+            raise InvalidDataError(
+                f"{key} has shape {column.shape}, but {path} has {rows.shape[0]:,} rows; "
+                "give one value for each row"
+            )
+    return Inputs(path, rows, weights, labels)
+
+
+def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) -> Source:
+    """Open stored rows, refusing a choice that the format does not have.
+
+    Parameters
+    ----------
+    path : str
+        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or a URL.
+    array : str or None
+        Member of a zarr group.
+    columns : sequence of str or None
+        Columns of a parquet source.
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    ConfigError
+        If `array` or `columns` is given for a format without.
+    InvalidDataError
+        If nothing readable is there.
+    """
+    parquet = is_parquet(path)
+    if array is not None and (parquet or suffix_of(path) == ".npy"):
+        raise ConfigError(
+            f"array {array!r} (data.array in a config) is a member of a zarr group, but {path} is none; "
+            "leave it out"
+        )
+    if columns is not None and not parquet:
+        raise ConfigError(
+            f"columns {', '.join(columns)} (data.columns in a config) are a parquet file's, "
+            f"but {path} is none; leave them out"
+        )
+    return open_source(path, array=array, columns=columns)
+
+
+def data_path(config: RunConfig) -> str:
+    """Return where a run's rows are, or where the dataset that it names is made."""
+    return plain_path(config.data.path or str(config.output.place(f"{config.data.dataset}.zarr")))
+
+
+def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: FitObserver) -> None:
+    options = data.dataset_options
+    if options is None:
+        return
+    if is_url(path):
+        raise ConfigError(
+            f"data.path = {path!r} is a URL, but the dataset {options.dataset} is made in local folders "
+            "only; give a local data.path, or leave out data.dataset to read what is there"
+        )
+    from emtau_dask.datasets import holds_dataset, make_dataset
+
+    place = Path(path)
+    if place.exists() and holds_dataset(options, place):
+        return
+    if place.exists() and not overwrite:
+        raise InvalidDataError(
+            f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
+            "use --overwrite to make it anew, or another data.path"
+        )
+    if isinstance(options, MnistOptions) and options.source is None:
+        raise InvalidDataError(
+            f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
+            "(or without --source, which downloads MNIST)"
+        )
+    make_dataset(options, place, overwrite=overwrite, observer=observer)
+
+
+def _open_column(path: str, key: str, name: str | None) -> Source | None:
+    if name is None:
+        return None
+    if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
+        return open_parquet(name, None, squeeze=True) if is_parquet(name) else open_source(name)
+    if is_parquet(path):
+        return open_parquet(path, [name], squeeze=True)
+    if suffix_of(path) == ".npy":
+        raise ConfigError(f"{key} = {name!r} is a name, but {path} has no names; give the path of a file")
+    return open_source(path, array=name)
+
+
+def _feature_columns(data: DataSection, path: str) -> tuple[str, ...] | None:
+    """Return the columns that are features: not the one of weights, not the one of labels."""
+    others = {name for name in (data.weights, data.labels) if name is not None}
+    if data.columns is not None or not others or not is_parquet(path):
+        return data.columns
+    return tuple(name for name in parquet_names(path) if name not in others)

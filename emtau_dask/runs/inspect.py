@@ -1,0 +1,130 @@
+"""What a checkpoint holds, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from emtau_dask.em import FitState
+from emtau_dask.estimator import open_saved
+from emtau_dask.io.objects import FORMAT, VERSION
+from emtau_dask.messages import masked_values, printable, shown
+
+if TYPE_CHECKING:
+    from emtau_dask.checkpoint import SavedFit
+
+LAST_ITERATIONS = 10
+
+
+def inspect_run(run: str) -> dict[str, Any]:
+    """Return what the newest whole commit of a run says; every object it refers to is verified.
+
+    Parameters
+    ----------
+    run : str
+        A path or URL.
+
+    Returns
+    -------
+    dict
+        Plain values, as JSON has them.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    return described_run(open_saved(run))
+
+
+def described_run(saved: SavedFit) -> dict[str, Any]:
+    """Return a saved fit as plain values."""
+    manifest, state = saved.manifest, saved.state()
+    config, data = manifest.config, manifest.data
+    run = state.current or state.best
+    rows = data.shape[0]
+    return {
+        "location": saved.log.objects.location,
+        "format": FORMAT,
+        "version": VERSION,
+        "run": manifest.run,
+        "commit": saved.number,
+        "written": manifest.written,
+        "damaged": list(saved.passed_over),
+        "stage": _stage(state),
+        "start": state.run + 1,
+        "starts": len(config.seeds),
+        "iteration": 0 if run is None else run.iteration,
+        "lower_bound": run.lower_bound if run is not None and run.records else None,
+        "active_rows": _active_rows(state, rows),
+        "rows": rows,
+        "stop_reason": None if run is None else run.stop_reason,
+        "notes": [shown(note) for note in state.notes],
+        "environment": dict(manifest.environment),
+        "config": config.model_dump(mode="json", exclude={"given", "run_config"}),
+        "run_config": masked_values(config.run_config),
+        "data": data.model_dump(mode="json"),
+        "history": [] if run is None else [dataclasses.asdict(record) for record in run.records],
+    }
+
+
+def _stage(state: FitState) -> str:
+    if state.finished:
+        return "finished"
+    return "starting" if state.current is None else "iterating"
+
+
+def _active_rows(state: FitState, rows: int) -> int:
+    """Return how many rows the next iteration scores, those of weight 0 included where it scores all."""
+    if state.finished or state.current is None:
+        return 0 if state.finished else rows
+    return rows if state.current.afresh else sum(state.current.remaining.values())
+
+
+def run_table(described: dict[str, Any]) -> Table:
+    """Return a table for people of what `inspect_run` returned."""
+    table = Table(title=Text(printable(f"run in {described['location']}")), show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    config = described["config"]
+    algorithm = config["algorithm"]
+    parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())
+    bound = described["lower_bound"]
+    lines = {
+        "stage": described["stage"],
+        "commit": f"{described['commit']}, written {described['written']}",
+        "mixture": f"{config['n_components']} components, {config['covariance_type']}",
+        "algorithm": f"{algorithm['name'] or algorithm['kind']}({parameters})",
+        "data": f"{described['rows']:,} rows × {config['n_features']} features",
+        "start": f"{described['start']} of {described['starts']}",
+        "iteration": f"{described['iteration']} of at most {config['max_iter']}",
+        "lower bound": "-" if bound is None else f"{bound:.9g} nats per row",
+        "active rows": f"{described['active_rows']:,}",
+        "stop reason": described["stop_reason"] or "-",
+    }
+    for note in described["damaged"] + described["notes"]:
+        lines[f"note {len(lines)}"] = note
+    for name, text in lines.items():
+        # Text, since words of a checkpoint may be markup as well.
+        table.add_row(name, Text(shown(text)))
+    return table
+
+
+def history_table(described: dict[str, Any]) -> Table:
+    """Return a table of the last iterations."""
+    history = described["history"]
+    table = Table(title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations")
+    for name in ("iteration", "lower bound", "active rows", "chunks", "bytes read", "seconds"):
+        table.add_column(name, justify="right")
+    for record in history[-LAST_ITERATIONS:]:
+        table.add_row(
+            str(record["iteration"]),
+            f"{record['lower_bound']:.9g}",
+            f"{record['active_rows']:,}",
+            f"{record['chunks_processed']:,}/{record['chunks_processed'] + record['chunks_skipped']:,}",
+            f"{record['bytes_read']:,}",
+            f"{record['seconds']:.3g}",
+        )
+    return table

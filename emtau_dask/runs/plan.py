@@ -1,0 +1,123 @@
+"""`emtau fit --plan`, and the refusal of fits that would need more memory than they may use."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dask.utils import format_bytes, parse_bytes
+from rich.table import Table
+
+from emtau_dask.config import policy_of
+from emtau_dask.em import worth_compiling
+from emtau_dask.errors import ConfigError
+from emtau_dask.execution import read_ahead_limit
+from emtau_dask.fit import FitDemand, FitOutline, cache_limit, demand, largest_chunk, row_fields
+from emtau_dask.io.sources import Source
+
+if TYPE_CHECKING:
+    from emtau_dask.config import RunConfig
+    from emtau_dask.runs.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need.
+
+    Attributes
+    ----------
+    demand : FitDemand
+    threads : int
+        Chunks processed at a time in each process.
+    limit : int or None
+        Bytes that a process may use, where that is known.
+    longest : int
+        Rows of the longest chunk.
+    fitting : int
+        Rows that chunks may have for the limit to be kept; 0 where none will do.
+    """
+
+    demand: FitDemand
+    threads: int
+    limit: int | None
+    longest: int
+    fitting: int
+
+
+def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
+    """Return what the run of a config needs of each process that computes."""
+    cluster, model = config.cluster, config.model
+    processes = cluster.scheduler == "processes"
+    threads = cluster.threads if processes else cluster.workers or os.cpu_count() or 1
+    sources: dict[str, Source] = {"X": inputs.rows}
+    if inputs.weights is not None:
+        sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
+    fields = row_fields(inputs.rows, model.n_components, policy_of(config.algorithm), config.stop.max_iter)
+    outline = FitOutline(
+        n_components=model.n_components,
+        covariance_type=model.covariance_type,
+        fields=fields,
+        threads=threads,
+        cache_limit=cache_limit(),
+        read_ahead_limit=read_ahead_limit() if cluster.scheduler == "threads" else 0,
+        compiled=worth_compiling(inputs.rows.shape, model.covariance_type, model.n_components),
+    )
+    found = demand(sources, outline)
+    limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
+    longest = max(inputs.rows.chunk_rows, default=0)
+    fitting = longest
+    if limit is not None and found.memory > limit:
+        fitting = largest_chunk(sources, outline, limit)
+    return Plan(found, threads, limit, longest, fitting)
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a plan that exceeds its limit.
+
+    Raises
+    ------
+    ConfigError
+        Names the prediction, the limit, and the chunk size that would fit.
+    """
+    if plan.limit is None or plan.demand.memory <= plan.limit:
+        return
+    remedy = (
+        f"Write the data in chunks of at most {plan.fitting:,} rows (they have {plan.longest:,})"
+        if plan.fitting
+        else "What does not depend on the chunks needs about as much: raise it"
+    )
+    if plan.demand.cache:
+        remedy += f", lower dask's emtau.cache-bytes (of which {format_bytes(plan.demand.cache)} are needed)"
+    if plan.demand.read_ahead:
+        needed = format_bytes(plan.demand.read_ahead)
+        remedy += f", lower dask's emtau.read-ahead-bytes (of which {needed} are needed)"
+    raise ConfigError(
+        f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
+        f"{format_bytes(plan.demand.memory)} "
+        f"that a process with {plan.threads} thread(s) is predicted to need. {remedy}, use fewer "
+        "threads, or raise "
+        "the limit."
+    )
+
+
+def plan_table(plan: Plan) -> Table:
+    """Return a table for people."""
+    found = plan.demand
+    table = Table(title="what the fit will need; nothing has been run", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    beside = "" if found.complete else ", and what the input's own tasks need"
+    lines = {
+        "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
+        "of which reading a chunk": format_bytes(found.largest_read),
+        "of which active rows and row state kept": format_bytes(found.cache),
+        "of which chunks read ahead": format_bytes(found.read_ahead),
+        "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
+        "chunks": f"{found.chunks:,}, the longest of {plan.longest:,} rows",
+        "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",
+        "tasks of a full iteration": f"{found.tasks:,}",
+    }
+    for name, text in lines.items():
+        table.add_row(name, text)
+    return table
