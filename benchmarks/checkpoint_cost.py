@@ -42,7 +42,7 @@ from emtau_dask.datasets.registry import make_dataset
 from emtau_dask.em import chunk as chunks
 from emtau_dask.em.estep_task import EStepTask
 from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fit_sources
+from emtau_dask.estimator import fitting
 from emtau_dask.io.objects.base import LocalObjects
 from emtau_dask.io.objects.commits import CommitLog
 
@@ -77,7 +77,7 @@ class Spent:
             patch.object(LocalObjects, "put", counting_put),
             patch.object(CommitLog, "append", counting_append),
             patch.object(CheckpointJournal, "save", clocked(CheckpointJournal.save, self.commits)),
-            patch.object(fit_sources, "fingerprint", clocked(fit_sources.fingerprint, self.fingerprint)),
+            patch.object(fitting, "fingerprint", clocked(fitting.fingerprint, self.fingerprint)),
             patch.object(chunks, "chunk_contents", self._costing(chunks.chunk_contents)),
             patch.object(EStepTask, "read", self._costing_task(EStepTask.read)),
             patch.object(EStepTask, "compute", self._costing_task(EStepTask.compute)),

@@ -29,7 +29,7 @@ from side_by_side import known_start
 from speed import WORK, Work, chunks_of, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
-from emtau_dask.execution.process_settings import threads_side_by_side
+from emtau_dask.execution.blas import threads_side_by_side
 from emtau_dask.mixture.compiled.products import multiply, multiply_transposed
 from emtau_dask.mixture.compiled.tiles import Kernels, lines, rows_of_tile
 from emtau_dask.mixture.estep.plan import Form, KernelPlan, plan_kernel

@@ -45,12 +45,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
 from emtau_dask.em.compiling import worth_compiling
-from emtau_dask.execution.read_ahead import read_ahead_limit
-from emtau_dask.fit.caching import cache_limit
 from emtau_dask.fit.memory_estimate import FitOutline, demand
 from emtau_dask.io.files.direct import passes_cache, read_directly
 from emtau_dask.io.sources.base import places_of
 from emtau_dask.io.sources.opening import as_source, open_source
+from emtau_dask.settings import read_settings
 
 PLAIN, ZSTD = "plain.zarr", "zstd.zarr"
 KINDS = ("memory", "files", "decoding", "plain", "plain, nothing ahead", "zstd", "zstd, nothing ahead")
@@ -153,7 +152,7 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     n_rows = source.shape[0]
     if kind == "memory":
         n_rows = min(n_rows, max(options.chunk_rows, n_rows // options.times // 2))
-    compiled = worth_compiling((n_rows, options.features), "full", options.components)
+    compiled = worth_compiling(None, (n_rows, options.features), "full", options.components)
     with dask.config.set({"emtau.compiled": "always" if compiled else "never"}):  # loads code
         iterate(np.random.default_rng(2).normal(size=(2000, options.features)), options)
     if kind == "memory":
@@ -174,7 +173,7 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     elif kind == "memory":
         when = iterate(X, options)
     else:
-        ahead = 0 if kind.endswith("nothing ahead") else read_ahead_limit()
+        ahead = 0 if kind.endswith("nothing ahead") else read_settings().read_ahead_bytes
         with dask.config.set({"emtau.read-ahead-bytes": ahead}):
             when = iterate(source, options)
     return {"rows": n_rows, "when": when, "cpu": time.process_time() - cpu}
@@ -239,8 +238,8 @@ def needed(folder: Path, options: argparse.Namespace) -> int:
         covariance_type="full",
         fields=None,
         threads=options.threads,
-        cache_limit=cache_limit(),
-        read_ahead_limit=read_ahead_limit(),
+        cache_limit=read_settings().cache_bytes,
+        read_ahead_limit=read_settings().read_ahead_bytes,
     )
     return demand({"X": open_source(str(folder / ZSTD))}, outline).memory
 

@@ -1,6 +1,10 @@
-"""Every error that the package raises on purpose, under one base class."""
+"""Every error that the package raises on purpose, under one base class; and how it warns."""
 
 from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
 
 from emtau_dask.messages import shown
 
@@ -109,3 +113,15 @@ class CheckpointTakenError(CheckpointError):
 
 class ClusterError(EmtauError):
     """A dask cluster cannot be used, or failed while it was; says what to change."""
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line, outside of this package, by which it was entered."""
+    package = f"{__name__.partition('.')[0]}."
+    frame: FrameType | None = sys._getframe()
+    level = depth = 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(package):
+            level = depth + 1
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -1,21 +1,55 @@
-"""Sizes that a user sets in dask's configuration."""
+"""What a user sets in dask's configuration under ``emtau``."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import dask
 from dask.utils import parse_bytes
 
 from emtau_dask.errors import ConfigError
 
+CACHE_BYTES = 2**25
+READ_AHEAD_BYTES = 2**26
 
-def byte_setting(key: str, default: int) -> int:
-    """Return the number of bytes that dask's configuration has under ``key``.
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings, as `read_settings` finds them.
+
+    Attributes
+    ----------
+    cache_bytes : int
+        ``emtau.cache-bytes``: bytes that each process may keep in memory between passes; 0 keeps nothing.
+    read_ahead_bytes : int
+        ``emtau.read-ahead-bytes``: bytes that a pass may hold read ahead; 0 reads nothing ahead.
+    compiled, direct_reads : "auto", "always" or "never"
+        ``emtau.compiled``, and ``emtau.direct-reads`` (which counts in the process that reads).
+    """
+
+    cache_bytes: int
+    read_ahead_bytes: int
+    compiled: str
+    direct_reads: str
+
+
+def read_settings() -> Settings:
+    """Return the settings of dask's configuration now.
 
     Raises
     ------
     ConfigError
-        It is no number of bytes.
+        One is neither a number of bytes nor one of the words that it may be.
     """
+    return Settings(
+        _bytes("emtau.cache-bytes", CACHE_BYTES),
+        _bytes("emtau.read-ahead-bytes", READ_AHEAD_BYTES),
+        _when("emtau.compiled"),
+        _when("emtau.direct-reads"),
+    )
+
+
+def _bytes(key: str, default: int) -> int:
     value = dask.config.get(key, default)
     try:
         size = -1 if isinstance(value, bool) else int(parse_bytes(value))
@@ -26,3 +60,10 @@ def byte_setting(key: str, default: int) -> int:
             f"dask's setting {key} is {value!r}; give a number of bytes, such as 0 or '256 MiB'."
         )
     return size
+
+
+def _when(key: str) -> str:
+    setting = dask.config.get(key, "auto")
+    if setting not in ("auto", "always", "never"):
+        raise ConfigError(f"dask's setting {key} is {setting!r}; give 'auto', 'always' or 'never'.")
+    return str(setting)

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.checkpoint.schema import SampleEntry, SourceEntry
-from emtau_dask.em import FitObserver
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.execution import run_pass
+from emtau_dask.execution import Executor, Pass, PassObserver
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, places_of, values_digest
 
 SAMPLED_CHUNKS = 16
@@ -77,7 +76,7 @@ def sampled(source: Source) -> dict[int, ChunkPlace]:
     return {place.chunk: place for place in picked}
 
 
-def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint:
+def fingerprint(source: Source, what: str, executor: Executor, observer: PassObserver) -> Fingerprint:
     """Return the fingerprint of a source; reads the chunks that are `sampled`.
 
     Parameters
@@ -85,19 +84,20 @@ def fingerprint(source: Source, what: str, observer: FitObserver) -> Fingerprint
     source : Source
     what : str
         Its name, for the observer.
-    observer : FitObserver
+    executor : Executor
+    observer : PassObserver
     """
     items = sampled(source)
-    digests = run_pass(
+    work = Pass(
         _SampleTask(source.reader()),
         partial(reduce, _join),
         [source],
         items,
         name="fingerprint",
         stage=f"fingerprint of {what}",
-        observer=observer,
         costs={chunk: float(place.n_rows) for chunk, place in items.items()},
     )
+    digests = executor.map_reduce(work, observer)
     return Fingerprint(
         tuple(int(size) for size in source.shape),
         source.dtype.str,

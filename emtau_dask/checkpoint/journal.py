@@ -66,6 +66,7 @@ class CheckpointJournal:
         assert data is not None
         self._log, self._config, self._given = log, config, given
         self._sources, self.fields = sources, fields
+        self.state = FitState()
         self.contents = ReadContents({})
         self._environment = numerical_environment(compiled=compiled)
         self._n_chunks = len(data.chunk_rows)
@@ -101,6 +102,7 @@ class CheckpointJournal:
                     f"the policy keeps the row arrays {list(ours)}; the checkpointed run had "
                     f"{attempt.fields}. Give the policy that the run was begun with."
                 )
+        self.state = state
         references = saved.references()
         self.contents = ReadContents(saved.contents())
         self._log.keep(saved.number, references)
@@ -160,6 +162,7 @@ class CheckpointJournal:
 
     def save(self, state: FitState, *, commit: bool) -> None:
         """Take note of row state; write a commit where asked to."""
+        self.state = state
         slots = {slot.key for run in runs_of(state) for slot in run.slots.values()}
         self._log.written(slots)
         self._unsynced |= slots - self._seen

@@ -19,7 +19,6 @@ import zarr
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.cluster.errors import cluster_errors, one_line
 from emtau_dask.cluster.payload import Sealed
-from emtau_dask.cluster.scheduler import active_client
 from emtau_dask.errors import CheckpointError, ClusterError, InvalidDataError
 from emtau_dask.io.files import this_process
 from emtau_dask.io.objects import ObjectStore, begun_elsewhere
@@ -42,13 +41,14 @@ ANSWER_SECONDS = 5.0
 """How long the end of a fit waits for workers to say what software they have."""
 
 
-def shared_source(source: Source, name: str) -> Source:
-    """Return a source that the workers of the active client read only where they see what this process sees.
+def shared_source(client: Any, source: Source, name: str) -> Source:
+    """Return a source that the workers of a client read only where they see what this process sees.
 
     Reads samples of what is stored; without a client the source is left as it is.
 
     Parameters
     ----------
+    client : distributed.Client or None
     source : Source
     name : str
         What users call it.
@@ -58,7 +58,7 @@ def shared_source(source: Source, name: str) -> Source:
     InvalidDataError
         This process cannot read the samples.
     """
-    if active_client() is None:
+    if client is None:
         return source
     if isinstance(source, GraphSource):
         what = f"what {name} is made from"
@@ -69,21 +69,22 @@ def shared_source(source: Source, name: str) -> Source:
     return source
 
 
-def shared_data(data: Any, name: str) -> Any:
+def shared_data(client: Any, data: Any, name: str) -> Any:
     """Return lazy data, shared as by `shared_source` where they plainly are what is stored.
 
     Parameters
     ----------
+    client : distributed.Client or None
     data : dask array, zarr array or Source
     name : str
         What users call it.
     """
-    if active_client() is None:
+    if client is None:
         return data
     if isinstance(data, da.Array):
         plain = plain_zarr_of(data)
-        return data if plain is None else shared_source(zarr_source(plain, data.chunks[0]), name)
-    return shared_source(zarr_source(data) if isinstance(data, zarr.Array) else data, name)
+        return data if plain is None else shared_source(client, zarr_source(plain, data.chunks[0]), name)
+    return shared_source(client, zarr_source(data) if isinstance(data, zarr.Array) else data, name)
 
 
 def _shared_by(source: Source) -> tuple[SharedRows, ...]:
@@ -120,14 +121,14 @@ class _Sight:
     unopened: str = ""
 
 
-_Told = tuple[ObjectStore | None, str, Sequence[SharedRows]]
+_Given = tuple[ObjectStore | None, str, Sequence[SharedRows]]
 
 
-def _look(told: Sealed[_Told]) -> _Sight:
+def _look(given: Sealed[_Given]) -> _Sight:
     """Return what this process finds; sealed, lest a worker that cannot unpickle it says nothing else."""
     secret, unusable, unseen = None, "", ""
     try:
-        objects, folder, shared = told.value
+        objects, folder, shared = given.value
     except ClusterError as error:
         why = str(error).removeprefix(f"{this_process()} ")
         return _Sight(None, "", "", numerical_environment(), software(), unopened=why)
@@ -142,14 +143,14 @@ def _look(told: Sealed[_Told]) -> _Sight:
     return _Sight(secret, unusable, unseen, numerical_environment(), software())
 
 
-def _sights(client: Any, told: Sealed[_Told]) -> dict[str, _Sight]:
+def _sights(client: Any, given: Sealed[_Given]) -> dict[str, _Sight]:
     """Return what the workers find, by address; those that go away meanwhile are left out."""
     found: dict[str, _Sight] = {}
     lost: dict[str, BaseException] = {}
     for _ in range(PROOFS):
         with cluster_errors():
             waiting = [worker for worker in client.nthreads() if worker not in found]
-            answers = client.run(_look, told, workers=waiting, on_error="return") if waiting else {}
+            answers = client.run(_look, given, workers=waiting, on_error="return") if waiting else {}
         lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _Sight)}
         found |= {worker: answer for worker, answer in answers.items() if worker not in lost}
         for worker, error in lost.items():
@@ -168,11 +169,12 @@ def _sights(client: Any, told: Sealed[_Told]) -> dict[str, _Sight]:
     return found
 
 
-def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
+def prove_access(client: Any, objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
     """Let every worker prove that it reaches the checkpoint (or row state) and the data.
 
     Parameters
     ----------
+    client : distributed.Client or None
     objects : ObjectStore or None
         Where row state will be; None where none is kept.
     sources : mapping of str to Source
@@ -194,43 +196,54 @@ def prove_access(objects: ObjectStore | None, sources: Mapping[str, Source]) -> 
     ClusterError
         A worker does not answer, lacks this package, or has another version of it.
     """
-    client = active_client()
     if client is None:
         return []
     shared = [rows for source in sources.values() for rows in _shared_by(source)]
-    folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
-    if objects is not None:
-        if not objects.shared:
-            raise CheckpointError(
-                f"{objects.location} lies in this process's memory, which workers cannot reach. Give a "
-                "folder that all of them see, or the URL of an object store."
-            )
-        objects.put(f"{folder}secret", secret)
-    try:
-        with cluster_errors():
-            told: Sealed[_Told] = Sealed.of((objects, folder, shared), made_with=software())
-        sights = _sights(client, told)
-        written = [] if objects is None else objects.list(folder)
-        if objects is not None and f"{folder}secret" not in written:
-            raise begun_elsewhere(objects)
-        arrived = len(written) - 1
-    finally:
-        if objects is not None:
-            with suppress(CheckpointError):
-                objects.delete(objects.list(folder))
+    sights = _sights_of(client, None, "", shared) if objects is None else _sights_at(client, objects, shared)
+    for worker, sight in sights.items():
+        if sight.unseen:
+            raise InvalidDataError(f"the worker {worker} {sight.unseen}")
+    return _notes(sights)
+
+
+def _sights_of(
+    client: Any, objects: ObjectStore | None, folder: str, shared: Sequence[SharedRows]
+) -> dict[str, _Sight]:
+    """Return what the workers find; raises `ClusterError` for one that cannot look."""
+    with cluster_errors():
+        given: Sealed[_Given] = Sealed.of((objects, folder, shared), made_with=software())
+    sights = _sights(client, given)
     for worker, sight in sights.items():
         if sight.unopened:
             raise ClusterError(f"the worker {worker} {sight.unopened}")
-        if objects is not None:
-            _check_place(worker, sight, secret, objects.location)
-        if sight.unseen:
-            raise InvalidDataError(f"the worker {worker} {sight.unseen}")
-    if objects is not None and arrived < len(sights):
+    return sights
+
+
+def _sights_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows]) -> dict[str, _Sight]:
+    """Return what the workers find, after they proved that they read and write at ``objects``."""
+    if not objects.shared:
         raise CheckpointError(
-            f"of {len(sights)} workers that wrote to {objects.location}, {arrived} wrote where this process "
-            "can see it. Use a folder that is shared by all of them, or the URL of an object store."
+            f"{objects.location} lies in this process's memory, which workers cannot reach. Give a "
+            "folder that all of them see, or the URL of an object store."
         )
-    return _notes(sights)
+    folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
+    objects.put(f"{folder}secret", secret)
+    try:
+        sights = _sights_of(client, objects, folder, shared)
+        written = objects.list(folder)
+        if f"{folder}secret" not in written:
+            raise begun_elsewhere(objects)
+    finally:
+        with suppress(CheckpointError):
+            objects.delete(objects.list(folder))
+    for worker, sight in sights.items():
+        _check_place(worker, sight, secret, objects.location)
+    if len(written) - 1 < len(sights):
+        raise CheckpointError(
+            f"of {len(sights)} workers that wrote to {objects.location}, {len(written) - 1} wrote where this "
+            "process can see it. Use a folder that is shared by all of them, or the URL of an object store."
+        )
+    return sights
 
 
 def _check_place(worker: str, sight: _Sight, secret: bytes, place: str) -> None:
@@ -277,17 +290,16 @@ def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str])
     return ", ".join(f"{worker} ({difference})" for worker, difference in told.items() if difference)
 
 
-def differing_workers() -> list[str]:
+def differing_workers(client: Any) -> list[str]:
     """Return what `prove_access` would warn of now; nothing where a worker takes too long to answer."""
-    client = active_client()
     if client is None:
         return []
     answers: dict[str, Any] = {}
 
     def ask() -> None:
         with suppress(Exception):
-            told = Sealed.of((None, "", ()), made_with=software())
-            answers.update(client.run(_look, told, on_error="ignore"))
+            given = Sealed.of((None, "", ()), made_with=software())
+            answers.update(client.run(_look, given, on_error="ignore"))
 
     asking = threading.Thread(target=ask, name="emtau-versions", daemon=True)
     asking.start()

@@ -6,12 +6,12 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 
 from emtau_dask.cluster.errors import cluster_errors, unsendable
-from emtau_dask.cluster.scheduler import active_client, in_process
+from emtau_dask.cluster.scheduler import in_process
 from emtau_dask.errors import ClusterError
 from emtau_dask.io.sources import GraphSource, RangeSource, Source, array_of_blocks
 
@@ -19,9 +19,7 @@ S = TypeVar("S", bound=Source | None)
 
 
 def check_portable(what: str, thing: object) -> None:
-    """Raise `ClusterError` where other processes run tasks, and ``thing`` cannot be sent to them."""
-    if in_process():
-        return
+    """Raise `ClusterError` where ``thing`` cannot be sent to other processes."""
     try:
         cloudpickle.dumps(thing)
     except Exception as error:
@@ -29,7 +27,7 @@ def check_portable(what: str, thing: object) -> None:
 
 
 @contextmanager
-def resident(source: S) -> Iterator[S]:
+def resident(client: Any, source: S) -> Iterator[S]:
     """Give a source whose tasks need not carry an array that lies in this process's memory.
 
     On a cluster the array is sent to the workers once and stays there until the
@@ -37,7 +35,6 @@ def resident(source: S) -> Iterator[S]:
     sent again); other processes get each chunk with its task. In this process it
     is left as it is, as is every other source, and None.
     """
-    client = active_client()
     if not isinstance(source, RangeSource) or not source.in_memory or (client is None and in_process()):
         yield source
         return

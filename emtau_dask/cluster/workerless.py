@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from emtau_dask.cluster.scheduler import active_client
+from emtau_dask.errors import warn_user
 from emtau_dask.messages import shown
 
 LOOK_SECONDS = 2.0
@@ -34,11 +33,12 @@ def _has_none(client: Any) -> bool:
 
 
 @contextmanager
-def missing_workers_told(what: str) -> Iterator[None]:
-    """Warn while the block waits for the active client's cluster, whenever that has no workers left.
+def missing_workers_told(client: Any, what: str) -> Iterator[None]:
+    """Warn while the block waits for a client's cluster, whenever that has no workers left.
 
     Parameters
     ----------
+    client : distributed.Client or None
     what : str
         What waits.
 
@@ -47,7 +47,6 @@ def missing_workers_told(what: str) -> Iterator[None]:
     UserWarning
         Within some seconds; once until there are workers again.
     """
-    client = active_client()
     if client is None:
         yield
         return
@@ -60,7 +59,7 @@ def missing_workers_told(what: str) -> Iterator[None]:
             none = _has_none(client)
             if none and not told and not over.is_set():
                 try:
-                    warnings.warn(_message(client, what), stacklevel=1)
+                    warn_user(_message(client, what))
                 except Warning as error:
                     errors.append(error)
             told = none
@@ -76,14 +75,14 @@ def missing_workers_told(what: str) -> Iterator[None]:
         raise errors[0]
 
 
-def tell_if_there_are_none(what: str) -> None:
-    """Warn where the active client's cluster has no workers now.
+def tell_if_there_are_none(client: Any, what: str) -> None:
+    """Warn where a client's cluster has no workers now.
 
     Parameters
     ----------
+    client : distributed.Client or None
     what : str
         What will wait for one.
     """
-    client = active_client()
     if client is not None and _has_none(client):
-        warnings.warn(_message(client, what), stacklevel=4)
+        warn_user(_message(client, what))

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, ChunkLoader, EStepItem, FitObserver, Problem
-from emtau_dask.execution import NO_SOURCE, run_pass
+from emtau_dask.em import SCAN_ROWS, ChunkLoader, EStepItem, Problem
+from emtau_dask.execution import NO_SOURCE, Pass
 from emtau_dask.init import NearestCentre
 from emtau_dask.io.objects import ObjectStore, SlotState
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
@@ -182,7 +182,7 @@ class _LabelsTask:
         return np.unique(self.reader.load(place, blocks)[0])
 
 
-def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> NDArray[Any]:
+def distinct_labels(problem: Problem, labels: Source) -> NDArray[Any]:
     """Return the known labels that occur, ascending.
 
     Parameters
@@ -190,18 +190,17 @@ def distinct_labels(problem: Problem, labels: Source, observer: FitObserver) -> 
     problem : Problem
     labels : Source
         (N,), in the problem's chunks.
-    observer : FitObserver
     """
-    found: NDArray[Any] | None = run_pass(
+    work = Pass(
         _LabelsTask(labels.reader()),
         partial(reduce, np.union1d),
         [labels],
         problem.places,
-        costs=problem.costs,
         name="labels",
         stage="labels",
-        observer=observer,
+        costs=problem.costs,
     )
+    found: NDArray[Any] | None = problem.executor.map_reduce(work, problem.context.observer)
     assert found is not None
     return found
 
@@ -216,7 +215,6 @@ def judge(
     classes: NDArray[Any],
     *,
     stage: str,
-    observer: FitObserver,
 ) -> Verdict:
     """Return the sums that a comparison needs, in one pass over the rows.
 
@@ -236,19 +234,16 @@ def judge(
     classes : ndarray
         Their distinct values, ascending; one dummy value where there are none.
     stage : str
-    observer : FitObserver
     """
     reader = None if labels is None else labels.reader()
     plan = None if final is None else plan_kernel(final)
-    verdict: Verdict | None = run_pass(
+    verdict: Verdict | None = problem.map_reduce(
         _JudgeTask(problem.loader(), reader, classes, held, reference, plan),
         partial(reduce, Verdict.plus),
-        [labels or NO_SOURCE, *problem.sources],
-        {chunk: EStepItem(place, states.get(chunk)) for chunk, place in problem.places.items()},
-        costs=problem.costs,
         name="judge",
         stage=stage,
-        observer=observer,
+        items={chunk: EStepItem(place, states.get(chunk)) for chunk, place in problem.places.items()},
+        beside=labels or NO_SOURCE,
     )
     assert verdict is not None
     return verdict

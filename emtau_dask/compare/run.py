@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from emtau_dask.compare.evaluate import Held, HeldByCentre, HeldByIteration, Ver
 from emtau_dask.compare.tables import print_comparison
 from emtau_dask.config import KMeansSettings, PublishedFigures, policy_of
 from emtau_dask.em import (
+    Context,
     EmSettings,
     FitObserver,
     IterationRecord,
@@ -22,11 +23,11 @@ from emtau_dask.em import (
     RunState,
     first_unusable_row_named,
     iterate,
-    pose,
+    make_problem,
     worth_compiling,
 )
 from emtau_dask.estimator import Seeds, watching
-from emtau_dask.execution import threads_side_by_side
+from emtau_dask.execution import choose_executor, threads_side_by_side
 from emtau_dask.fit import TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.init import (
     STARTS,
@@ -44,6 +45,7 @@ from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.policies import FullEM, Traced
 from emtau_dask.runs import computing, open_inputs, starting_responsibilities
+from emtau_dask.settings import read_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,22 +157,26 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
     """
     inputs = open_inputs(config, overwrite=False, observer=observer)
     model = config.model
-    problem = pose(
+    executor = choose_executor()
+    problem = make_problem(
         inputs.rows,
         inputs.weights,
         model.n_components,
         structure_named(model.covariance_type),
-        observer,
-        compiled=worth_compiling(inputs.rows.shape, model.covariance_type, model.n_components),
+        executor,
+        Context(observer, read_ahead=read_settings().read_ahead_bytes),
+        compiled=worth_compiling(
+            executor.client, inputs.rows.shape, model.covariance_type, model.n_components
+        ),
     )
-    with first_unusable_row_named(problem, observer):
-        return _compared(config, problem, inputs.labels, observer)
+    with first_unusable_row_named(problem):
+        return _compared(config, problem, inputs.labels)
 
 
-def _compared(config: RunConfig, problem: Problem, known: Source | None, observer: FitObserver) -> Comparison:
-    start = _start(config, problem, observer)
+def _compared(config: RunConfig, problem: Problem, known: Source | None) -> Comparison:
+    start = _start(config, problem)
     labels = None if known is None else known.aligned(problem.rows.chunk_rows)
-    classes = np.zeros(1) if labels is None else distinct_labels(problem, labels, observer)
+    classes = np.zeros(1) if labels is None else distinct_labels(problem, labels)
 
     def verdict(
         held: Held,
@@ -180,9 +186,9 @@ def _compared(config: RunConfig, problem: Problem, known: Source | None, observe
         name: str,
     ) -> Verdict:
         stage = f"judging {name}"
-        return judge(problem, held, states, reference, final, labels, classes, stage=stage, observer=observer)
+        return judge(problem, held, states, reference, final, labels, classes, stage=stage)
 
-    runner = _Runner(problem, start, config, observer)
+    runner = _Runner(problem, start, config)
     reference, lines = runner.reference(), []
     for settings in config.algorithm.compare:
         if isinstance(settings, KMeansSettings):
@@ -194,14 +200,14 @@ def _compared(config: RunConfig, problem: Problem, known: Source | None, observe
     return Comparison(tuple(lines), classes, labels is not None)
 
 
-def _start(config: RunConfig, problem: Problem, observer: FitObserver) -> MixtureParameters:
+def _start(config: RunConfig, problem: Problem) -> MixtureParameters:
     given = starting_responsibilities(config, problem.rows.shape[0])
     if given is None:
         seed = Seeds(config.model.random_state).draw()
-        statistics = STARTS[config.model.init_params](StartRequest(problem, seed, observer))
+        statistics = STARTS[config.model.init_params](StartRequest(problem, seed))
     else:
         source: Source = as_source(given, ndim=2, what="responsibilities_init")
-        statistics = start_from_responsibilities(problem, source, observer)
+        statistics = start_from_responsibilities(problem, source)
     return starting_parameters(problem, GivenParameters(), statistics, config.model.reg_covar)
 
 
@@ -236,24 +242,17 @@ class _Runner:
     problem: Problem
     start: MixtureParameters
     config: RunConfig
-    observer: FitObserver
 
     def _fit(self, name: str, policy: Any, journal: TemporaryJournal) -> _Finished:
         stop, model = self.config.stop, self.config.model
-        settings = EmSettings(stop.tol, stop.max_iter, model.reg_covar)
-        recorder = _Recorder(self.observer, self.start)
-        self.observer.note(name)
+        observer = self.problem.context.observer
+        settings = EmSettings(policy, stop.tol, stop.max_iter, model.reg_covar)
+        recorder = _Recorder(observer, self.start)
+        observer.note(name)
         began = time.perf_counter()
         with journal.watched():
-            outcome = iterate(
-                self.problem,
-                RunState(self.start, None),
-                policy,
-                settings,
-                journal.writer,
-                journal.retain,
-                recorder,
-            )
+            problem = replace(self.problem, context=replace(self.problem.context, observer=recorder))
+            outcome = iterate(problem, RunState(self.start, None), settings, journal.writer, journal.retain)
         seconds = time.perf_counter() - began
         plans = tuple(plan_kernel(parameters) for parameters in recorder.parameters[:-1])
         return _Finished(name, outcome, HeldByIteration(plans, journal.objects), seconds)
@@ -274,10 +273,10 @@ class _Runner:
             return finished.judged(settings.published, judge_it, reference)
 
     def run_kmeans(self, settings: Any, reference: Held, judge_it: Judge) -> Judged:
-        self.observer.note("kmeans")
+        self.problem.context.observer.note("kmeans")
         began = time.perf_counter()
         seed = Seeds(self.config.model.random_state).draw()
-        outcome = kmeans(self.problem, seed, self.observer)
+        outcome = kmeans(self.problem, seed)
         seconds = time.perf_counter() - began
         return Judged(
             "kmeans",

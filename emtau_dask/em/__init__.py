@@ -3,6 +3,7 @@
 from emtau_dask.em.chunk import ChunkLoader, LoadedChunk, loaded_bytes
 from emtau_dask.em.compiling import compile_setting, worth_compiling
 from emtau_dask.em.contents import CONTENTS_BYTES, ReadContents
+from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, HeldRows
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.em.loop import EmSettings, iterate
@@ -14,7 +15,7 @@ from emtau_dask.em.problem import (
     check_counts,
     chunk_costs,
     first_unusable_row_named,
-    pose,
+    make_problem,
 )
 from emtau_dask.em.state import FitState, KMeansProgress, RunState
 
@@ -25,6 +26,7 @@ __all__ = [
     "RESPONSIBILITIES",
     "SCAN_ROWS",
     "ChunkLoader",
+    "Context",
     "EStepItem",
     "EmSettings",
     "FitHistory",
@@ -45,7 +47,7 @@ __all__ = [
     "first_unusable_row_named",
     "iterate",
     "loaded_bytes",
-    "pose",
+    "make_problem",
     "score_chunk",
     "worth_compiling",
 ]

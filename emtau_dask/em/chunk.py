@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.contents import check_contents, chunk_contents
+from emtau_dask.em.positions import Positions
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, this_process
 from emtau_dask.io.cache import CachedRows, RowCache
@@ -24,22 +24,7 @@ LARGEST = np.float64(1e150)
 NumPy would make a plain float one of float32, infinity, to compare float32 values with it."""
 ROW_BYTES = 16
 """Of a loaded row beside its values: its position, and its row state."""
-KEPT_POSITIONS = 2**20
-"""Of a chunk, the most that are kept for the next: to write them takes a fiftieth of the time in which rows
-of 4 features are scored."""
 DOUBLE = np.dtype(np.float64)
-
-
-@lru_cache(maxsize=1)
-def _same_positions(n_rows: int) -> Ints:
-    positions = np.arange(n_rows)
-    positions.setflags(write=False)
-    return positions
-
-
-def _all_positions(n_rows: int) -> Ints:
-    """Return 0 to ``n_rows``; of chunks of one length, that are not too long, the same array."""
-    return _same_positions(n_rows) if n_rows <= KEPT_POSITIONS else np.arange(n_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +64,7 @@ class LoadedChunk:
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight; not to be written."""
-        return _all_positions(len(self.rows)) if self.present is None else self.present
+        return np.arange(len(self.rows)) if self.present is None else self.present
 
     def blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
@@ -206,6 +191,7 @@ class ChunkLoader:
         None where every row weighs 1.
     cache : RowCache or None
         Where active rows are kept between passes; None where they are not.
+    positions : Positions
     made_in : str
         The process that made it, and holds what its tasks need for as long as the fit lasts.
     known : mapping of int to bytes
@@ -217,6 +203,7 @@ class ChunkLoader:
     rows: ChunkReader
     weights: ChunkReader | None
     cache: RowCache | None = None
+    positions: Positions = field(default_factory=Positions)
     made_in: str = field(default_factory=this_process)
     known: Mapping[int, bytes] = field(default_factory=dict)
     noted: frozenset[int] = frozenset()
@@ -236,7 +223,7 @@ class ChunkLoader:
         """
         self._hold()
         rows, bytes_read = self.rows.load(place, row_blocks)
-        weights, present = None, None
+        weights, present = None, self.positions.of(len(rows))
         if self.weights is not None:
             stored, weight_bytes = self.weights.load(place, weight_blocks)
             weights = stored.astype(np.float64)
@@ -279,7 +266,7 @@ class ChunkLoader:
         return LoadedChunk(
             cached.rows,
             cached.weights,
-            None,
+            positions,
             place.start,
             bytes_read + sum(block.nbytes for block in weight_blocks),
             place.chunk,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dask
+from typing import Any
 
-from emtau_dask.cluster import active_client, cluster_errors
+from emtau_dask.cluster import cluster_errors
 from emtau_dask.errors import ClusterError, ConfigError
 from emtau_dask.mixture.compiled import why_not_compiled
 from emtau_dask.mixture.estep import FORMS, Form, form_of
+from emtau_dask.settings import read_settings
 
 KEY = "emtau.compiled"
 WORTH_IT = 2**26
@@ -23,18 +24,16 @@ def compile_setting() -> str:
     ConfigError
         The setting is none of the three, or ``"always"`` where nothing can be compiled.
     """
-    setting = dask.config.get(KEY, "auto")
-    if setting not in ("auto", "always", "never"):
-        raise ConfigError(f"dask's setting {KEY} is {setting!r}; give 'auto', 'always' or 'never'.")
+    setting = read_settings().compiled
     if setting == "always" and (why_not := why_not_compiled()) is not None:
         raise ConfigError(
             f"dask's setting {KEY} is 'always', but nothing can be compiled here ({why_not}). Install numba "
             "with pip install 'emtau_dask[compiled]', or set 'auto'."
         )
-    return str(setting)
+    return setting
 
 
-def worth_compiling(shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
+def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
     """Return whether a fit goes by compiled tiles where it can: as dask's ``emtau.compiled`` says.
 
     By default fits of some size, where this process and all workers there are can compile,
@@ -42,6 +41,7 @@ def worth_compiling(shape: tuple[int, ...], covariance_type: str, n_components: 
 
     Parameters
     ----------
+    client : distributed.Client or None
     shape : tuple of int
         Rows and features.
     covariance_type : str
@@ -59,15 +59,14 @@ def worth_compiling(shape: tuple[int, ...], covariance_type: str, n_components: 
     size = n_rows * n_components * FORMS[covariance_type].count(n_features)
     if size < WORTH_IT or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
         return False
-    return why_not_compiled() is None and _workers_can_compile()
+    return why_not_compiled() is None and _workers_can_compile(client)
 
 
-def _workers_can_compile() -> bool:
-    """Return whether all workers of the active client can, True where there is no client.
+def _workers_can_compile(client: Any) -> bool:
+    """Return whether all workers of a client can, True where there is no client.
 
     One that goes away meanwhile does not count; should it only have seemed to, `check_compiler` says so.
     """
-    client = active_client()
     if client is None:
         return True
     with cluster_errors():

@@ -1,13 +1,12 @@
-"""The iteration loop: the only one, for every policy, covariance type, scheduler and storage."""
+"""The iteration loop: the only one, for every policy, covariance type, executor and storage."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from emtau_dask.cluster import local_threads
 from emtau_dask.em.estep_task import (
     EStepItem,
     EStepTask,
@@ -18,11 +17,9 @@ from emtau_dask.em.estep_task import (
     merge_totals,
 )
 from emtau_dask.em.history import IterationRecord
-from emtau_dask.em.observer import FitObserver
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.state import RunState
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
-from emtau_dask.execution import run_pass
 from emtau_dask.io.objects import RowStateWriter
 from emtau_dask.mixture.compiled import Kernels
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
@@ -33,21 +30,30 @@ from emtau_dask.mixture.model import (
     m_step,
     merge,
 )
-from emtau_dask.policies import ActivityPolicy, NextPass, PassSummary, checked_row_arrays, checked_schedule
+from emtau_dask.policies import (
+    ActivityPolicy,
+    NextPass,
+    PassSummary,
+    Schedule,
+    checked_row_arrays,
+    checked_schedule,
+)
 
 
 @dataclass(frozen=True)
 class EmSettings:
-    """How long a run goes on.
+    """How a run of EM goes on, and when it ends.
 
     Attributes
     ----------
+    policy : ActivityPolicy
     tol : float
         Nats per row; 0 never stops by it.
     max_iter : int
     reg_covar : float
     """
 
+    policy: ActivityPolicy
     tol: float
     max_iter: int
     reg_covar: float
@@ -56,11 +62,9 @@ class EmSettings:
 def iterate(
     problem: Problem,
     state: RunState,
-    policy: ActivityPolicy,
     settings: EmSettings,
     writer: Callable[[], RowStateWriter | None],
     after: Callable[[RunState], None],
-    observer: FitObserver,
 ) -> RunState:
     """Run EM with partial E-steps (the paper's Algorithm 2) from ``state`` until it stops.
 
@@ -68,15 +72,13 @@ def iterate(
     ----------
     problem : Problem
     state : RunState
-        Of a run that begins, or one that goes on.
-    policy : ActivityPolicy
+        Of a run that begins, or of one that is resumed.
     settings : EmSettings
     writer : callable () -> RowStateWriter or None
         Called for each pass; gives where its tasks leave row state, None where
         the policy keeps none.
     after : callable (RunState) -> None
         Called after each iteration.
-    observer : FitObserver
 
     Returns
     -------
@@ -93,7 +95,7 @@ def iterate(
     while state.stop_reason is None:
         if state.iteration >= settings.max_iter:
             return replace(state, stop_reason="max-iter")
-        state = advance(problem, state, policy, settings, writer, observer)
+        state = advance(problem, state, settings, writer)
         after(state)
     return state
 
@@ -101,76 +103,87 @@ def iterate(
 def advance(
     problem: Problem,
     state: RunState,
-    policy: ActivityPolicy,
     settings: EmSettings,
     writer: Callable[[], RowStateWriter | None],
-    observer: FitObserver,
 ) -> RunState:
     """Return the state after one more iteration; the old one stays as it was.
 
     Parameters and errors are those of `iterate`.
     """
     began = time.perf_counter()
-    iteration = state.iteration + 1
     held = None if state.afresh else state.held
-    since_reset = 1 if state.afresh else state.since_reset + 1
     chunks = problem.chunks if state.afresh else [chunk for chunk, rows in state.remaining.items() if rows]
 
     def score(plan: KernelPlan) -> PassTotals | None:
-        return _e_step(problem, state, plan, policy, settings, iteration, chunks, writer(), observer)
+        return _e_step(problem, state, plan, settings, chunks, writer())
 
     def maximise(totals: PassTotals | None) -> MixtureParameters:
         statistics = _all_rows(problem, totals, held)
-        return m_step(statistics, problem.structure, settings.reg_covar, local_threads())
+        return m_step(statistics, problem.structure, settings.reg_covar, problem.executor.threads)
 
     totals, parameters = _with_enough_digits(
         score, maximise, plan_kernel(state.parameters, problem.rows.dtype)
     )
     bound = _lower_bound(problem, state.parameters, totals, held)
-    remaining: dict[int, int] = {}
-    slots = dict(state.slots)
-    if totals is not None:
-        held = merge_held(problem.structure, held, totals.leaving)
-        remaining = {outcome.chunk: outcome.remaining for outcome in totals.chunks}
-        slots |= {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
-        if problem.contents is not None:
-            problem.contents.found(
-                {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
-            )
-    scored = totals.scored if totals is not None else 0
+    scored = 0 if totals is None else totals.scored
     record = IterationRecord(
-        iteration=iteration,
+        iteration=state.iteration + 1,
         lower_bound=bound,
         active_rows=scored,
         full_pass=scored == problem.n_present,
         chunks_processed=len(chunks),
         chunks_skipped=len(problem.chunks) - len(chunks),
-        bytes_read=totals.bytes_read if totals is not None else 0,
+        bytes_read=0 if totals is None else totals.bytes_read,
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
     )
-    observer.iteration(record, parameters)
+    problem.context.observer.iteration(record, parameters)
+    following = _following(problem, state, totals, held)
     change = None if state.bound is None else bound - state.bound
-    left = sum(remaining.values())
-    schedule = checked_schedule(
-        policy, PassSummary(iteration, record.full_pass, left, change, settings.tol, since_reset)
+    summary = PassSummary(
+        record.iteration,
+        record.full_pass,
+        sum(following.remaining.values()),
+        change,
+        settings.tol,
+        following.since_reset,
     )
-    stop_reason = None
-    if schedule.test_tol and change is not None and abs(change) < settings.tol:
-        stop_reason = "tol"
-    elif schedule.next_pass is NextPass.STOP:
-        stop_reason = "no-active-rows"
-    return RunState(
-        parameters,
-        bound,
-        (*state.records, record),
-        held,
-        since_reset,
-        schedule.next_pass is NextPass.ALL,
-        remaining,
-        slots,
-        stop_reason,
+    schedule = checked_schedule(settings.policy, summary)
+    return replace(
+        following,
+        parameters=parameters,
+        bound=bound,
+        records=(*state.records, record),
+        afresh=schedule.next_pass is NextPass.ALL,
+        stop_reason=_stop_reason(schedule, change, settings.tol),
     )
+
+
+def _following(
+    problem: Problem, state: RunState, totals: PassTotals | None, held: HeldRows | None
+) -> RunState:
+    """Return the state with what a pass left of the rows: who is active, and what the others contribute."""
+    since_reset = 1 if state.afresh else state.since_reset + 1
+    if totals is None:
+        return replace(state, held=held, since_reset=since_reset, remaining={})
+    if problem.contents is not None:
+        problem.contents.found(
+            {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
+        )
+    written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
+    return replace(
+        state,
+        held=merge_held(problem.structure, held, totals.leaving),
+        since_reset=since_reset,
+        remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
+        slots={**state.slots, **written},
+    )
+
+
+def _stop_reason(schedule: Schedule, change: float | None, tol: float) -> str | None:
+    if schedule.test_tol and change is not None and abs(change) < tol:
+        return "tol"
+    return "no-active-rows" if schedule.next_pass is NextPass.STOP else None
 
 
 def _with_enough_digits(
@@ -197,31 +210,26 @@ def _e_step(
     problem: Problem,
     state: RunState,
     plan: KernelPlan,
-    policy: ActivityPolicy,
     settings: EmSettings,
-    iteration: int,
-    chunks: list[int],
+    chunks: Sequence[int],
     writer: RowStateWriter | None,
-    observer: FitObserver,
 ) -> PassTotals | None:
     tracking = None
     if writer is not None:
-        arrays = checked_row_arrays(policy, problem.n_components, settings.max_iter) or ()
+        arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
         kept = frozenset(array.name for array in arrays if array.keep)
-        tracking = RowTracking(policy, writer, kept, problem.cache)
+        tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
     places, sizes, width = problem.places, problem.costs, problem.n_features
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
-    return run_pass(
+    iteration = state.iteration + 1
+    return problem.map_reduce(
         EStepTask(problem.loader(noting=True), Kernels(plan, compiled=problem.compiled), iteration, tracking),
         partial(merge_totals, problem.structure),
-        problem.sources,
-        {chunk: EStepItem(places[chunk], slots.get(chunk)) for chunk in chunks},
         name="estep",
         stage=f"iteration {iteration}",
-        observer=observer,
+        items={chunk: EStepItem(places[chunk], slots.get(chunk)) for chunk in chunks},
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
-        ahead=problem.ahead,
     )
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.chunk import LARGEST, ChunkLoader, LoadedChunk, loaded_bytes
 from emtau_dask.em.contents import ReadContents
-from emtau_dask.em.observer import FitObserver
+from emtau_dask.em.context import Context
 from emtau_dask.errors import InvalidDataError, UnusableRowError
-from emtau_dask.execution import AheadBudget, ReadingTask, read_ahead_limit, run_pass
-from emtau_dask.io.cache import RowCache
+from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass, ReadingTask
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, is_stored, places_of
 from emtau_dask.mixture.covariance import CovarianceStructure
 
+T = TypeVar("T")
 SCAN_ROWS = 2**12
 
 
@@ -46,10 +46,9 @@ class Problem:
         Rows of positive weight.
     total_weight : float
         ``Σ s_n``.
-    cache : RowCache or None
-        Where row state and active rows are kept between passes; None where they are not.
-    read_ahead : int
-        Bytes that a pass may hold read ahead.
+    executor : Executor
+        Runs the passes over the rows.
+    context : Context
     compiled : bool
         Whether rows go by compiled tiles where they can.
     contents : ReadContents or None
@@ -62,8 +61,8 @@ class Problem:
     structure: CovarianceStructure
     n_present: int
     total_weight: float
-    cache: RowCache | None = None
-    read_ahead: int = 0
+    executor: Executor
+    context: Context
     compiled: bool = False
     contents: ReadContents | None = None
 
@@ -95,9 +94,9 @@ class Problem:
     @cached_property
     def ahead(self) -> AheadBudget | None:
         """What a pass over the rows may read ahead; None for rows that are not stored, or no bytes."""
-        if not self.read_ahead or not is_stored(self.rows):
+        if not self.context.read_ahead or not is_stored(self.rows):
             return None
-        return AheadBudget(self.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
+        return AheadBudget(self.context.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
     def loader(self, *, noting: bool = False) -> ChunkLoader:
         """Return what tasks take along to load chunks; rows that are not stored gain nothing from a cache.
@@ -108,11 +107,50 @@ class Problem:
             Whether the pass tells what chunks hold of which that is not known.
         """
         weights = None if self.weights is None else self.weights.reader()
-        loader = ChunkLoader(self.rows.reader(), weights, self.cache if is_stored(self.rows) else None)
+        cache = self.context.cache if is_stored(self.rows) else None
+        loader = ChunkLoader(self.rows.reader(), weights, cache, self.context.positions)
         if self.contents is None:
             return loader
         unknown = self.places.keys() - self.contents.known.keys() if noting else ()
         return replace(loader, known=self.contents.to_compare(), noted=frozenset(unknown))
+
+    def map_reduce(
+        self,
+        task: Callable[..., T],
+        merge: Callable[[Iterable[T]], T],
+        *,
+        name: str,
+        stage: str,
+        items: Mapping[int, Any] | None = None,
+        costs: Mapping[int, float] | None = None,
+        beside: ChunkInput | None = None,
+    ) -> T | None:
+        """Run a pass over the rows, and tell the observer of it; see `execution.Pass`.
+
+        Parameters
+        ----------
+        task, merge, name, stage
+            See `execution.Pass`. A task gets the blocks of ``beside``, of the rows, and of
+            the weights.
+        items : mapping of int to object, optional
+            By default the place of every chunk that holds rows.
+        costs : mapping of int to float, optional
+            By default the numbers that each chunk holds.
+        beside : ChunkInput, optional
+            What tasks read beside the rows; where that is anything, nothing is read ahead.
+        """
+        sources = self.sources if beside is None else [beside, *self.sources]
+        work = Pass(
+            task,
+            merge,
+            sources,
+            self.places if items is None else items,
+            name,
+            stage,
+            self.costs if costs is None else costs,
+            self.ahead if beside in (None, NO_SOURCE) else None,
+        )
+        return self.executor.map_reduce(work, self.context.observer)
 
 
 @dataclass(frozen=True)
@@ -156,12 +194,13 @@ def check_counts(rows: Source, weights: Source | None, n_components: int) -> Non
         )
 
 
-def pose(
+def make_problem(
     rows: Source,
     weights: Source | None,
     n_components: int,
     structure: CovarianceStructure,
-    observer: FitObserver,
+    executor: Executor,
+    context: Context,
     *,
     compiled: bool,
 ) -> Problem:
@@ -177,16 +216,16 @@ def pose(
     n_present, total_weight = rows.shape[0], float(rows.shape[0])
     if weights is not None:
         weights = weights.aligned(rows.chunk_rows)
-        totals = run_pass(
+        work = Pass(
             _WeightTask(weights.reader()),
             partial(reduce, _WeightTotals.plus),
             [weights],
             places_of(rows.chunk_rows),
-            costs=chunk_costs(weights),
             name="weights",
             stage="weights",
-            observer=observer,
+            costs=chunk_costs(weights),
         )
+        totals = executor.map_reduce(work, context.observer)
         assert totals is not None
         n_present, total_weight = totals.present, totals.weight
         if totals.first_bad is not None:
@@ -206,8 +245,9 @@ def pose(
         structure,
         n_present,
         total_weight,
-        read_ahead=read_ahead_limit(),
-        compiled=compiled,
+        executor,
+        context,
+        compiled,
     )
 
 
@@ -240,7 +280,7 @@ class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
 
 
 @contextmanager
-def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterator[None]:
+def first_unusable_row_named(problem: Problem) -> Iterator[None]:
     """Raise the `UnusableRowError` of the first unusable row, whichever a pass stumbled over.
 
     Chunks run side by side, so a pass may meet a later one first; another pass
@@ -249,15 +289,10 @@ def first_unusable_row_named(problem: Problem, observer: FitObserver) -> Iterato
     try:
         yield
     except UnusableRowError as error:
-        first = run_pass(
+        first = problem.map_reduce(
             _ScanTask(problem.loader()),
             partial(reduce, _earlier),
-            problem.sources,
-            problem.places,
-            costs=problem.costs,
             name="scan",
             stage="looking for the first unusable row",
-            observer=observer,
-            ahead=problem.ahead,
         )
         raise (first or error) from None

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
-from emtau_dask.cluster import missing_workers_told, shared_data, tell_if_there_are_none
+from emtau_dask.cluster import active_client, missing_workers_told, shared_data, tell_if_there_are_none
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.estimator.inputs import checked_array, checked_lazy
@@ -89,7 +89,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         lazy = checked_lazy(self, X)
         if lazy is None:
             return scoring(checked_array(self, X, reset=False), plan)
-        array = as_dask(shared_data(lazy, "X")).rechunk({1: -1})
+        array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
         layout: dict[str, Any] = (
             {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
             if scoring.per_component
@@ -129,7 +129,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """Return the log-likelihood of X (nats) and its rows, in one pass; chunk sizes may be unknown."""
         values = self._score(X, LOG_LIKELIHOODS)
         if isinstance(values, da.Array):
-            with interrupts_as_they_are(), missing_workers_told("the score"):
+            with interrupts_as_they_are(), missing_workers_told(active_client(), "the score"):
                 total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
         else:
             total, rows = values.sum(), len(values)
@@ -224,7 +224,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 def _told(values: Any) -> Any:
     """Return values, after a warning where they are lazy and nobody is there to compute them."""
     if isinstance(values, da.Array):
-        tell_if_there_are_none("computing what this call returns")
+        tell_if_there_are_none(active_client(), "computing what this call returns")
     return values
 
 

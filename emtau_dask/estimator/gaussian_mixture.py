@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Self
 
 from sklearn.exceptions import ConvergenceWarning
 
+from emtau_dask.errors import warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import resume_estimator
@@ -195,11 +195,10 @@ class GaussianMixture(FittedMixture):
 
     def _warn_unless_converged(self) -> None:
         if self.stop_reason_ == "max-iter" and self.max_iter > 0:
-            warnings.warn(
+            warn_user(
                 "Best performing initialization did not converge. Try different init parameters, or "
                 "increase max_iter, tol, or check for degenerate data.",
                 ConvergenceWarning,
-                stacklevel=3,
             )
 
     @classmethod
@@ -261,9 +260,7 @@ class GaussianMixture(FittedMixture):
             sample_weight=sample_weight,
             responsibilities_init=responsibilities_init,
             algorithm=algorithm,
-            max_iter=max_iter,
-            checkpoint_every=checkpoint_every,
-            verbose=verbose,
+            changes={"max_iter": max_iter, "checkpoint_every": checkpoint_every, "verbose": verbose},
         )
         mixture._warn_unless_converged()
         return mixture

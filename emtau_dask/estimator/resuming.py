@@ -1,15 +1,16 @@
-"""What `GaussianMixture.resume` does, and what a checkpoint holds of an estimator."""
+"""What `GaussianMixture.resume` does around `fit.fit`, and what a checkpoint holds of an estimator."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from emtau_dask.checkpoint import (
     CheckpointJournal,
+    ConfigEntry,
     ParametersEntry,
     SavedFit,
     check_same,
@@ -17,22 +18,28 @@ from emtau_dask.checkpoint import (
     fingerprint_of,
     read_newest,
 )
-from emtau_dask.cluster import numerical_environment, prove_access
-from emtau_dask.em import EmSettings, FitObserver, FitState
-from emtau_dask.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigError
-from emtau_dask.estimator.fit_sources import FitSources, opened_sources
-from emtau_dask.estimator.fitting import check_surroundings, finish, proved, publish
-from emtau_dask.estimator.progress import observer_for
-from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
-from emtau_dask.fit import FitPlan, check_settings, row_fields
+from emtau_dask.cluster import differing_workers, numerical_environment, prove_access
+from emtau_dask.em import EmSettings, FitObserver, FitState, worth_compiling
+from emtau_dask.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    ConfigError,
+    warn_user,
+)
+from emtau_dask.estimator.fitted import FittedMixture
+from emtau_dask.estimator.fitting import fit_session, noted, proved, publish
+from emtau_dask.estimator.sources import opened_sources
+from emtau_dask.execution import Executor
+from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
 from emtau_dask.messages import shown
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, matching_policy
+from emtau_dask.settings import read_settings
 
-if TYPE_CHECKING:
-    from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+M = TypeVar("M", bound=FittedMixture)
 
 
 def open_saved(checkpoint: Any) -> SavedFit:
@@ -46,7 +53,7 @@ def open_saved(checkpoint: Any) -> SavedFit:
     objects = object_store(checkpoint)
     saved = read_newest(open_log(objects))
     if saved.passed_over:
-        warnings.warn(_passed_over(saved), stacklevel=4)
+        warn_user(_passed_over(saved))
     return saved
 
 
@@ -54,9 +61,7 @@ def _passed_over(saved: SavedFit) -> str:
     return f"commit {saved.number} is used, since newer ones are damaged: {' '.join(saved.passed_over)}"
 
 
-def saved_estimator(
-    cls: type[GaussianMixture], saved: SavedFit, checkpoint: Any, algorithm: Any = None
-) -> GaussianMixture:
+def saved_estimator(cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: Any = None) -> M:
     """Return the estimator of a checkpointed run, not fitted.
 
     Raises
@@ -99,7 +104,7 @@ def saved_estimator(
     return estimator
 
 
-def mixture_in(cls: type[GaussianMixture], checkpoint: Any) -> GaussianMixture:
+def mixture_in(cls: type[M], checkpoint: Any) -> M:
     """Return the mixture of a run's last commit; warns where the run has not ended.
 
     Raises
@@ -118,11 +123,9 @@ def mixture_in(cls: type[GaussianMixture], checkpoint: Any) -> GaussianMixture:
     entry = saved.config.algorithm
     estimator = saved_estimator(cls, saved, checkpoint, None if entry.name else "em")
     if not state.finished:
-        warnings.warn(
+        warn_user(
             f"the run in {saved.log.objects.location} has not ended: its parameters are those after "
-            "iteration "
-            f"{run.iteration}.",
-            stacklevel=3,
+            f"iteration {run.iteration}."
         )
     estimator.n_features_in_ = saved.config.n_features
     if saved.config.feature_names is not None:
@@ -133,49 +136,58 @@ def mixture_in(cls: type[GaussianMixture], checkpoint: Any) -> GaussianMixture:
 
 
 def resume_estimator(
-    cls: type[GaussianMixture],
+    cls: type[M],
     checkpoint: Any,
     X: Any,
     *,
     sample_weight: Any,
     responsibilities_init: Any,
     algorithm: Any,
-    max_iter: int | None,
-    checkpoint_every: int | None,
-    verbose: int,
+    changes: Mapping[str, Any],
     saved: SavedFit | None = None,
-) -> GaussianMixture:
-    """Go on with a checkpointed run; see `GaussianMixture.resume`."""
+) -> M:
+    """Resume a checkpointed run; see `GaussianMixture.resume`.
+
+    Parameters
+    ----------
+    cls : type
+        `GaussianMixture`, or a class derived from it.
+    checkpoint, X, sample_weight, responsibilities_init, algorithm
+        See `GaussianMixture.resume`.
+    changes : mapping
+        ``max_iter``, ``checkpoint_every`` and ``verbose`` in place of the run's; None leaves one as it was.
+    saved : SavedFit, optional
+        The commit, where it has been read already.
+    """
     saved = saved or open_saved(checkpoint)
     estimator = saved_estimator(cls, saved, checkpoint, algorithm)
-    estimator.set_params(
-        max_iter=estimator.max_iter if max_iter is None else max_iter,
-        checkpoint_every=estimator.checkpoint_every if checkpoint_every is None else checkpoint_every,
-        verbose=verbose,
-    )
+    estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
     check_settings(estimator.get_params(deep=False))
-    policy = as_policy(estimator.algorithm)
-    check_surroundings(policy)
-    state, given = saved.state(), saved.given()
+    policy, state = as_policy(estimator.algorithm), saved.state()
     needed = responsibilities_init if state.current is None and state.best is None else None
-    observer = observer_for(verbose)
-    with interrupts_as_they_are():
-        try:
-            with (
-                opened_sources(estimator, X, sample_weight, needed) as sources,
-                threads_side_by_side(),
-            ):
-                _check_names(estimator, saved)
-                prove_access(None, sources.named())
-                _check_data(saved, sources, needed is None and state.current is not None, observer)
-                finished = _resumed(estimator, policy, saved, state, given, sources, observer)
-        finally:
-            observer.close()
+    keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
+    with (
+        fit_session(policy, estimator.verbose) as (executor, observer),
+        opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,
+        open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+    ):
+        _check_names(estimator, saved)
+        prove_access(executor.client, None, sources.named())
+        _check_data(saved, sources, needed is None and state.current is not None, executor, observer)
+        reopened = _reopened(state, int(estimator.max_iter))
+        if reopened.finished:
+            publish(estimator, reopened)
+            return estimator
+        config = _config(saved, estimator)
+        settings = _settings(config, policy, saved.given(), sources, executor)
+        journal = _journal(saved, reopened, config, settings, sources, executor)
+        finished = fit(settings, sources, executor, journal, context)
+        finished = noted(finished, differing_workers(executor.client))
     publish(estimator, finished)
     return estimator
 
 
-def _check_names(estimator: GaussianMixture, saved: SavedFit) -> None:
+def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
     names, theirs = getattr(estimator, "feature_names_in_", None), saved.config.feature_names
     if names is not None and theirs is not None and list(names) != theirs:
         raise CheckpointMismatchError(
@@ -186,9 +198,11 @@ def _check_names(estimator: GaussianMixture, saved: SavedFit) -> None:
         estimator.feature_names_in_ = np.asarray(theirs, dtype=object)
 
 
-def _check_data(saved: SavedFit, sources: FitSources, started: bool, observer: FitObserver) -> None:
+def _check_data(
+    saved: SavedFit, sources: FitSources, started: bool, executor: Executor, observer: FitObserver
+) -> None:
     """Raise `CheckpointMismatchError` unless the data is what the run was begun with."""
-    found = {name: fingerprint(source, name, observer) for name, source in sources.named().items()}
+    found = {name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()}
     manifest = saved.manifest
     check_same("X", fingerprint_of(manifest.data), found["X"])
     check_same("sample_weight", fingerprint_of(manifest.sample_weight), found.get("sample_weight"))
@@ -200,52 +214,71 @@ def _check_data(saved: SavedFit, sources: FitSources, started: bool, observer: F
         )
 
 
-def _resumed(
-    estimator: GaussianMixture,
-    policy: ActivityPolicy,
-    saved: SavedFit,
-    state: FitState,
-    given: GivenParameters,
-    sources: FitSources,
-    observer: FitObserver,
-) -> FitState:
+def _reopened(state: FitState, max_iter: int) -> FitState:
+    """Return the state of a run that goes on where it ended at a smaller ``max_iter``."""
     run = state.current
-    if state.finished and run is not None:
-        if run.stop_reason != "max-iter" or run.iteration >= estimator.max_iter:
-            return state
-        state = replace(state, current=replace(run, stop_reason=None), finished=False)
-    config = saved.config.model_copy(
+    if not state.finished or run is None or run.stop_reason != "max-iter" or run.iteration >= max_iter:
+        return state
+    return replace(state, current=replace(run, stop_reason=None), finished=False)
+
+
+def _config(saved: SavedFit, estimator: FittedMixture) -> ConfigEntry:
+    """Return the settings of the run, with what the resume changes."""
+    return saved.config.model_copy(
         update={
             "max_iter": int(estimator.max_iter),
             "checkpoint_every": int(estimator.checkpoint_every),
             "given": ParametersEntry(),
         }
     )
-    plan = FitPlan(
-        policy=policy,
-        settings=EmSettings(config.tol, config.max_iter, config.reg_covar),
-        init_params=config.init_params,
-        given=given,
-        responsibilities=sources.responsibilities,
-        seeds=tuple(config.seeds),
-        previous_bound=config.previous_bound,
+
+
+def _settings(
+    config: ConfigEntry,
+    policy: ActivityPolicy,
+    given: GivenParameters,
+    sources: FitSources,
+    executor: Executor,
+) -> FitSettings:
+    return FitSettings(
+        config.n_components,
+        structure_named(config.covariance_type),
+        EmSettings(policy, config.tol, config.max_iter, config.reg_covar),
+        config.init_params,
+        given,
+        tuple(config.seeds),
+        config.previous_bound,
+        worth_compiling(executor.client, sources.rows.shape, config.covariance_type, config.n_components),
     )
-    objects = saved.log.objects
-    warn_unless_exclusive(objects)
-    state = proved(objects, sources, _noted(saved, state, numerical_environment(compiled=sources.compiled)))
-    fields = row_fields(sources.rows, config.n_components, policy, config.max_iter)
+
+
+def _journal(
+    saved: SavedFit,
+    state: FitState,
+    config: ConfigEntry,
+    settings: FitSettings,
+    sources: FitSources,
+    executor: Executor,
+) -> CheckpointJournal:
+    """Return the journal that goes on with the run's commits."""
+    warn_unless_exclusive(saved.log.objects)
+    environment = numerical_environment(compiled=settings.compiled)
+    state = proved(executor, saved.log.objects, sources, _with_notes(saved, state, environment))
+    fields = row_fields(sources.rows, config.n_components, settings.em.policy, config.max_iter)
     manifest = saved.manifest
     entries = {
         "data": manifest.data,
         "sample_weight": manifest.sample_weight,
         "responsibilities_init": manifest.responsibilities_init,
     }
-    journal = CheckpointJournal(saved.log, config, given, entries, fields, compiled=sources.compiled)
-    journal.inherit(saved, state, given)
-    return finish(estimator, plan, sources, state, journal, observer)
+    journal = CheckpointJournal(
+        saved.log, config, settings.given, entries, fields, compiled=settings.compiled
+    )
+    journal.inherit(saved, state, settings.given)
+    return journal
 
 
-def _noted(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
+def _with_notes(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
     """Return the state with notes of what is different now, the environment among it."""
     notes = [_passed_over(saved)] if saved.passed_over else []
     then = saved.manifest.environment
@@ -259,6 +292,6 @@ def _noted(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
             f"resumed in another environment ({shown(changes)}): the last bits may differ from an "
             "undisturbed run's."
         )
-        warnings.warn(note, stacklevel=6)
+        warn_user(note)
         notes.append(note)
     return replace(state, notes=(*state.notes, *notes))

@@ -17,23 +17,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from emtau_dask.settings import byte_setting
-
 L = TypeVar("L")
-READ_AHEAD_BYTES = 2**26
-
-
-def read_ahead_limit() -> int:
-    """Return the bytes that a pass may hold read ahead: dask's ``emtau.read-ahead-bytes``.
-
-    By default `READ_AHEAD_BYTES`; with 0 nothing is read ahead.
-
-    Raises
-    ------
-    ConfigError
-        The setting is no number of bytes.
-    """
-    return byte_setting("emtau.read-ahead-bytes", READ_AHEAD_BYTES)
 
 
 @dataclass(frozen=True)

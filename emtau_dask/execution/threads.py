@@ -1,4 +1,4 @@
-"""Tasks in threads of this process, by dask's own scheduler, which they need not wait for.
+"""Passes in threads of this process, by dask's own scheduler, which tasks need not wait for.
 
 Dask's thread learns that a task is done before it hands out another one, so that between two tasks a
 thread waits until two others have woken up: a good part of what a small chunk takes. Here dask hands
@@ -11,10 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
+from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import dask.config
@@ -22,8 +24,83 @@ import dask.threaded
 from dask.callbacks import Callback
 from dask.local import get_async
 
-from emtau_dask.cluster import local_threads
+from emtau_dask.cluster import cluster_errors, local_threads
+from emtau_dask.execution.executor import Pass, ReadingTask
+from emtau_dask.execution.graph import SharedWork, graph_of
 from emtau_dask.execution.interrupts import interrupts_as_they_are
+from emtau_dask.execution.observer import PassObserver
+from emtau_dask.execution.read_ahead import ReadAhead
+
+T = TypeVar("T")
+Compute = Callable[[Mapping[Any, Any], Hashable, int], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ThreadExecutor:
+    """Runs passes in this process.
+
+    Attributes
+    ----------
+    threads : int
+    compute : callable (tasks, key, per_thread) -> value
+        `compute_in_threads` or `compute_here`.
+    """
+
+    threads: int
+    compute: Compute
+
+    @property
+    def client(self) -> None:
+        """There is none."""
+        return
+
+    @property
+    def in_process(self) -> bool:
+        """Yes."""
+        return True
+
+    def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
+        """See `Executor.map_reduce`."""
+        observer.stage(work.stage, len(work.items))
+        if not work.items:
+            return None
+        reading = _read_ahead(work)
+        graph = graph_of(work, SharedWork(work.task, work.merge, reading))
+
+        def expect(_: Any, state: Mapping[str, Any]) -> None:
+            if reading is not None:
+                reading.expect(_upcoming(graph.chunks_of, state))
+
+        ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
+        per_thread = 2 if work.addressable else 1
+        with (
+            cluster_errors(),  # Blocks of the user's own graph may be futures of one.
+            ahead_of_tasks,
+            Callback(start_state=expect, posttask=graph.count(observer)),
+        ):
+            return cast("T", self.compute(graph.tasks, graph.root, per_thread))
+
+
+def _read_ahead(work: Pass[Any]) -> ReadAhead[Any] | None:
+    """Return what reads the chunks of upcoming tasks; None where nothing is read ahead."""
+    task = work.task
+    if work.ahead is None or not work.addressable or not isinstance(task, ReadingTask):
+        return None
+
+    def read(chunk: int) -> Any:
+        return task.read(work.items[chunk], *[[] for _ in work.sources])
+
+    return ReadAhead(read, work.ahead)
+
+
+def _upcoming(
+    chunks_of: Mapping[Hashable, tuple[int, ...]], state: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    """Return the chunks of each task that can run, in the order in which dask's local schedulers will.
+
+    They take tasks from the end of those that are ready.
+    """
+    return [chunks_of[key] for key in reversed(state["ready"]) if key in chunks_of]
 
 
 def _run_here(run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
@@ -63,12 +140,12 @@ class _HandedOut:
         return [future for future in list(self._futures) if not future.cancel()]
 
 
-def compute_here(tasks: Mapping[Any, Any], key: Hashable) -> Any:
+def compute_here(tasks: Mapping[Any, Any], key: Hashable, per_thread: int = 1) -> Any:
     """Return the value of a key of a graph, whose tasks all run in the calling thread."""
     return get_async(_run_here, 1, tasks, key)
 
 
-def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, *, per_thread: int) -> Any:
+def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int) -> Any:
     """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``.
 
     The task of that key runs in the calling thread. The others see the caller's context variables, as

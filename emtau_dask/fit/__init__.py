@@ -1,7 +1,8 @@
 """A whole fit from its settings, sources and state."""
 
-from emtau_dask.fit.caching import cache_limit, kept_between_passes
-from emtau_dask.fit.fit import FitPlan, Journal, TemporaryJournal, row_fields, run_fit, temporary_journal
+from emtau_dask.fit.context import open_context
+from emtau_dask.fit.fit import FitSettings, FitSources, fit
+from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.fit.memory_estimate import FitDemand, FitOutline, demand, largest_chunk
 from emtau_dask.fit.settings import MAX_COMPONENTS, MAX_STARTS, check_settings
 
@@ -10,15 +11,15 @@ __all__ = [
     "MAX_STARTS",
     "FitDemand",
     "FitOutline",
-    "FitPlan",
+    "FitSettings",
+    "FitSources",
     "Journal",
     "TemporaryJournal",
-    "cache_limit",
     "check_settings",
     "demand",
-    "kept_between_passes",
+    "fit",
     "largest_chunk",
+    "open_context",
     "row_fields",
-    "run_fit",
     "temporary_journal",
 ]

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import ChunkLoader, FitObserver, LoadedChunk, Problem
+from emtau_dask.em import ChunkLoader, LoadedChunk, Problem
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.execution import NO_SOURCE, ReadingTask, run_pass
+from emtau_dask.execution import NO_SOURCE, ReadingTask
 from emtau_dask.init.row_random import RESPONSIBILITY, row_uniforms
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
 from emtau_dask.mixture.covariance import CovarianceStructure
@@ -245,9 +245,8 @@ def statistics_under(
     problem: Problem,
     assignment: Assignment,
     *,
-    source: Source | None = None,
     stage: str,
-    observer: FitObserver,
+    source: Source | None = None,
 ) -> SufficientStatistics:
     """Return the statistics of all rows under an assignment, in one pass.
 
@@ -255,21 +254,17 @@ def statistics_under(
     ----------
     problem : Problem
     assignment : Assignment
+    stage : str
+        Names the pass to the observer.
     source : Source, optional
         What the assignment reads, in the problem's chunks.
-    stage : str
-    observer : FitObserver
     """
-    total: SufficientStatistics | None = run_pass(
+    total: SufficientStatistics | None = problem.map_reduce(
         _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
         partial(merged, problem.structure),
-        [source or NO_SOURCE, *problem.sources],
-        problem.places,
-        costs=problem.costs,
         name="assign",
         stage=stage,
-        observer=observer,
-        ahead=problem.ahead if source is None else None,
+        beside=source or NO_SOURCE,
     )
     assert total is not None
     return total

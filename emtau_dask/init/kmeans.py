@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.cluster import KMeans, kmeans_plusplus
 from threadpoolctl import threadpool_limits
 
-from emtau_dask.em import FitObserver, KMeansProgress, Problem
+from emtau_dask.em import KMeansProgress, Problem
 from emtau_dask.init.assignment import NearestCentre, statistics_under
 from emtau_dask.init.sampling import RowSample, sample_rows, sample_size
 from emtau_dask.mixture.model import SufficientStatistics
@@ -49,8 +49,8 @@ def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
     return frozen(centres)
 
 
-def _on_sample(problem: Problem, seed: int, observer: FitObserver) -> KMeansProgress:
-    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
+def _on_sample(problem: Problem, seed: int) -> KMeansProgress:
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
     with threadpool_limits(limits=1, user_api="openmp"):
         start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
             sample.rows, sample_weight=sample.weights
@@ -66,7 +66,6 @@ def _forget(progress: KMeansProgress) -> None:
 def kmeans(
     problem: Problem,
     seed: int,
-    observer: FitObserver,
     *,
     max_iter: int = 300,
     progress: KMeansProgress | None = None,
@@ -82,7 +81,6 @@ def kmeans(
     ----------
     problem : Problem
     seed : int
-    observer : FitObserver
     max_iter : int
         Passes over the rows, at least 1; up to K more where centres keep losing their rows.
     progress : KMeansProgress, optional
@@ -95,17 +93,17 @@ def kmeans(
     KMeansOutcome
     """
     if progress is None:
-        progress = _on_sample(problem, seed, observer)
+        progress = _on_sample(problem, seed)
         after(progress)
     while True:
         centres, n_iter = progress.centres, progress.n_iter + 1
-        statistics = statistics_under(
-            problem, NearestCentre.of(centres), stage=f"k-means {n_iter}", observer=observer
-        )
+        statistics = statistics_under(problem, NearestCentre.of(centres), stage=f"k-means {n_iter}")
         empty = statistics.weights == 0
         if empty.any() and n_iter < max_iter + problem.n_components:
             heaviest = int(np.argmax(statistics.weights))
-            observer.note(f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}")
+            problem.context.observer.note(
+                f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}"
+            )
             moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
             progress = replace(progress, centres=frozen(moved), n_iter=n_iter)
         else:

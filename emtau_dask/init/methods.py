@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from emtau_dask.em import FitObserver, KMeansProgress, Problem
+from emtau_dask.em import KMeansProgress, Problem
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.init.assignment import (
     GivenResponsibilities,
@@ -39,16 +39,14 @@ class StartRequest:
     ----------
     problem : Problem
     seed : int
-    observer : FitObserver
     progress : KMeansProgress or None
-        Where an interrupted start goes on.
+        Where an interrupted start is resumed.
     after : callable (KMeansProgress) -> None
         Called where an interrupted start could go on.
     """
 
     problem: Problem
     seed: int
-    observer: FitObserver
     progress: KMeansProgress | None = None
     after: Callable[[KMeansProgress], None] = _forget
 
@@ -79,38 +77,35 @@ def _kmeans_start(request: StartRequest) -> SufficientStatistics:
     return kmeans(
         request.problem,
         request.seed,
-        request.observer,
         max_iter=KMEANS_PASSES,
         progress=request.progress,
         after=request.after,
     ).statistics
 
 
-def _seeded_start(problem: Problem, seeds: Floats, observer: FitObserver) -> SufficientStatistics:
-    return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed", observer=observer)
+def _seeded_start(problem: Problem, seeds: Floats) -> SufficientStatistics:
+    return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed")
 
 
 def _plusplus_start(request: StartRequest) -> SufficientStatistics:
-    problem, seed, observer = request.problem, request.seed, request.observer
-    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features), observer)
-    return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed), observer)
+    problem, seed = request.problem, request.seed
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+    return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed))
 
 
 def _random_rows_start(request: StartRequest) -> SufficientStatistics:
-    problem, seed, observer = request.problem, request.seed, request.observer
+    problem, seed = request.problem, request.seed
     n_components = problem.n_components
     size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
-    sample = sample_rows(problem, seed, size, observer)
+    sample = sample_rows(problem, seed, size)
     first, _ = distinct_rows(sample.rows)
     distinct = sample.rows[np.sort(first)[:n_components]]
-    return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))), observer)
+    return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))))
 
 
 def _random_start(request: StartRequest) -> SufficientStatistics:
     assignment = RandomResponsibilities(request.seed, request.problem.n_components)
-    return statistics_under(
-        request.problem, assignment, stage="random responsibilities", observer=request.observer
-    )
+    return statistics_under(request.problem, assignment, stage="random responsibilities")
 
 
 STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingProxyType(
@@ -133,9 +128,7 @@ def check_responsibilities_shape(responsibilities: Source | None, rows: Source, 
         )
 
 
-def start_from_responsibilities(
-    problem: Problem, responsibilities: Source, observer: FitObserver
-) -> SufficientStatistics:
+def start_from_responsibilities(problem: Problem, responsibilities: Source) -> SufficientStatistics:
     """Return the statistics of all rows under given responsibilities.
 
     Raises
@@ -149,7 +142,6 @@ def start_from_responsibilities(
         GivenResponsibilities(aligned.reader()),
         source=aligned,
         stage="given responsibilities",
-        observer=observer,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, ChunkLoader, FitObserver, LoadedChunk, Problem
-from emtau_dask.execution import ReadingTask, run_pass
+from emtau_dask.em import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem
+from emtau_dask.execution import Pass, ReadingTask
 from emtau_dask.init.row_random import PRIORITY, row_uniforms
 from emtau_dask.io.sources import ChunkPlace, ChunkReader
 from emtau_dask.mixture.numerics import Floats, Ints
@@ -124,7 +124,7 @@ def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
     return {p.chunk: _Chosen(p, part) for p, part in zip(places, parts, strict=True) if len(part)}
 
 
-def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -> RowSample:
+def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
     """Return ``size`` rows, or all of them where there are fewer.
 
     The rows with the lowest of random priorities addressed by global row
@@ -137,29 +137,25 @@ def sample_rows(problem: Problem, seed: int, size: int, observer: FitObserver) -
         A chosen row holds NaN or infinity.
     """
     weights = problem.weights
-    draw = run_pass(
+    work = Pass(
         _DrawTask(seed, size, None if weights is None else weights.reader()),
         partial(reduce, partial(_merge_draws, size)),
         [] if weights is None else [weights],
         problem.places,
-        costs=problem.costs,
         name="draw",
         stage="sample",
-        observer=observer,
+        costs=problem.costs,
     )
+    draw = problem.executor.map_reduce(work, problem.context.observer)
     assert draw is not None
     chosen = draw.lowest(size).numbers
     ascending = np.sort(chosen)
-    sample = run_pass(
+    sample = problem.map_reduce(
         _TakeTask(problem.loader()),
         partial(reduce, _join),
-        problem.sources,
-        _by_chunk(problem, ascending),
-        costs=problem.costs,
         name="take",
         stage="sample rows",
-        observer=observer,
-        ahead=problem.ahead,
+        items=_by_chunk(problem, ascending),
     )
     assert sample is not None
     order = np.searchsorted(sample.numbers, chosen)

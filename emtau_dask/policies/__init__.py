@@ -1,6 +1,6 @@
 """Activity policies: which rows the next E-step scores. Knows NumPy; nothing of mixtures or storage."""
 
-from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary
+from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary, Schedule
 from emtau_dask.policies.description import describe_policy, matching_policy
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
@@ -22,6 +22,7 @@ __all__ = [
     "FullEM",
     "NextPass",
     "PassSummary",
+    "Schedule",
     "Traced",
     "as_policy",
     "checked_row_arrays",

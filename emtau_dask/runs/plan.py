@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
+from emtau_dask.cluster import active_client
 from emtau_dask.config import policy_of
 from emtau_dask.em import worth_compiling
 from emtau_dask.errors import ConfigError
-from emtau_dask.execution import read_ahead_limit
-from emtau_dask.fit import FitDemand, FitOutline, cache_limit, demand, largest_chunk, row_fields
+from emtau_dask.fit import FitDemand, FitOutline, demand, largest_chunk, row_fields
 from emtau_dask.io.sources import Source
+from emtau_dask.settings import read_settings
 
 if TYPE_CHECKING:
     from emtau_dask.config import RunConfig
@@ -54,14 +55,17 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
     fields = row_fields(inputs.rows, model.n_components, policy_of(config.algorithm), config.stop.max_iter)
+    settings = read_settings()
     outline = FitOutline(
         n_components=model.n_components,
         covariance_type=model.covariance_type,
         fields=fields,
         threads=threads,
-        cache_limit=cache_limit(),
-        read_ahead_limit=read_ahead_limit() if cluster.scheduler == "threads" else 0,
-        compiled=worth_compiling(inputs.rows.shape, model.covariance_type, model.n_components),
+        cache_limit=settings.cache_bytes,
+        read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
+        compiled=worth_compiling(
+            active_client(), inputs.rows.shape, model.covariance_type, model.n_components
+        ),
     )
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))

@@ -299,9 +299,11 @@ def run_resume(
             sample_weight=inputs.weights,
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
             algorithm=None,
-            max_iter=config.stop.max_iter,
-            checkpoint_every=config.checkpoint.every,
-            verbose=1,
+            changes={
+                "max_iter": config.stop.max_iter,
+                "checkpoint_every": config.checkpoint.every,
+                "verbose": 1,
+            },
             saved=saved,
         )
     return config, outputs.write(config, model, inputs, run=marker, progress=progress)

@@ -12,11 +12,12 @@ from numcodecs.zstd import Zstd
 from processes import process_of
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
+from emtau_dask.em.context import Context
 from emtau_dask.em.loop import EmSettings
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.em.problem import pose
-from emtau_dask.em.state import RunState
-from emtau_dask.fit.fit import FitPlan, FitState, row_fields, run_fit, temporary_journal
+from emtau_dask.em.state import FitState, RunState
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.fit.fit import FitSettings, FitSources, fit
+from emtau_dask.fit.journal import row_fields, temporary_journal
 from emtau_dask.init.methods import GivenParameters
 from emtau_dask.io.objects.encoding import digest
 from emtau_dask.io.objects.remote import object_store
@@ -298,7 +299,7 @@ def files_in(folder):
 KEEPER = """
 import sys
 import dask, numpy as np
-from emtau_dask.fit.fit import temporary_journal
+from emtau_dask.fit.journal import temporary_journal
 from emtau_dask.io.objects import RowFields
 dask.config.set({"temporary-directory": sys.argv[1]})
 with temporary_journal(RowFields(("active",), ("bool",), 5), 1) as journal:
@@ -432,10 +433,10 @@ class TestInAFit:
         sides = np.repeat([0, 0, 1, 1], [30, 10, 10, 10])
         rows = np.random.default_rng(3).normal(size=(60, 2)) + 200.0 * sides[:, None]
         source = as_source(rows, ndim=2, what="X").aligned(FIT_ROWS)
-        problem = pose(source, None, 2, STRUCTURES["full"], SilentObserver(), compiled=False)
         eyes = np.array([np.eye(2)] * 2)
         given = GivenParameters(np.full(2, 0.5), np.array([[0.0, 0.0], [200.0, 200.0]]), (eyes, eyes))
-        plan = FitPlan(Rest(), EmSettings(0.0, 15, 1e-6), "kmeans", given, None, (0,))
+        em = EmSettings(Rest(), 0.0, 15, 1e-6)
+        settings = FitSettings(2, STRUCTURES["full"], em, "kmeans", given, (0,))
         seen = []
         with temporary_journal(row_fields(source, 2, Rest(), 15), len(FIT_ROWS)) as journal:
             save = journal.save
@@ -447,7 +448,7 @@ class TestInAFit:
                 seen.append((state.current.iteration, dict(slots), journal.objects.list("rows/"), held))
 
             journal.save = watch
-            run_fit(problem, plan, FitState(), journal, SilentObserver())
+            fit(settings, FitSources(source), choose_executor(), journal, Context())
         return sides, {iteration: rest for iteration, *rest in seen}
 
     def test_it_ran(self, watched):

@@ -195,19 +195,18 @@ class Answers:
 SIGHT = access._Sight(None, "", "", numerical_environment(), software())
 
 
-def proved(monkeypatch, *rounds):
-    monkeypatch.setattr(access, "active_client", lambda: Answers(*rounds))
-    return access.prove_access(None, {})
+def proved(*rounds):
+    return access.prove_access(Answers(*rounds), None, {})
 
 
-def test_a_worker_that_dies_while_it_is_asked_is_left_out(monkeypatch):
-    assert proved(monkeypatch, {"a": SIGHT, "b": ConnectionResetError("gone")}, {"a": SIGHT}) == []
+def test_a_worker_that_dies_while_it_is_asked_is_left_out():
+    assert proved({"a": SIGHT, "b": ConnectionResetError("gone")}, {"a": SIGHT}) == []
 
 
-def test_a_worker_that_answers_when_asked_again_will_do(monkeypatch):
-    assert proved(monkeypatch, {"a": OSError("timed out")}, {"a": SIGHT}) == []
+def test_a_worker_that_answers_when_asked_again_will_do():
+    assert proved({"a": OSError("timed out")}, {"a": SIGHT}) == []
 
 
-def test_a_worker_that_stays_without_answering_is_named(monkeypatch):
+def test_a_worker_that_stays_without_answering_is_named():
     with pytest.raises(ClusterError, match="the worker a does not answer"):
-        proved(monkeypatch, *[{"a": OSError("timed out")}] * 4)
+        proved(*[{"a": OSError("timed out")}] * 4)

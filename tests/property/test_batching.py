@@ -10,13 +10,13 @@ import pytest
 from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from passes import run_pass
 
 from emtau_dask.em.chunk import ChunkLoader
 from emtau_dask.em.estep_task import EStepItem, EStepTask
-from emtau_dask.em.observer import SilentObserver
 from emtau_dask.execution import merge_tree
+from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.execution.merge_tree import FAN_IN, batches_of
-from emtau_dask.execution.passes import NO_SOURCE, run_pass
 from emtau_dask.io.objects.row_state import RowFields, SlotState
 from emtau_dask.io.sources.base import ChunkPlace
 from emtau_dask.io.sources.opening import as_source
@@ -69,9 +69,6 @@ def run(costs, task=lambda chunk, *blocks: np.float32(1) / np.float32(chunk + 3)
             merge or partial(reduce, add),
             [NO_SOURCE],
             items,
-            name="test",
-            stage="",
-            observer=SilentObserver(),
             costs=costs,
         )
     return value, ran.keys
@@ -130,8 +127,6 @@ def graph_bytes(n_chunks, n_components=16, n_features=12):
             [NO_SOURCE],
             items,
             name="estep",
-            stage="",
-            observer=SilentObserver(),
             costs=dict.fromkeys(items, 2.0**22),
         )
     shared = max(sizes["tasks"].values())

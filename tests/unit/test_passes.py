@@ -10,11 +10,12 @@ import dask.array as da
 import numpy as np
 import pytest
 from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task, processed
+from passes import run_pass
 
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.execution.merge_tree import batches_of
-from emtau_dask.execution.passes import NO_SOURCE, run_pass
 from emtau_dask.io.sources.dask_arrays import GraphSource
 
 
@@ -28,11 +29,8 @@ def name_of(item, *blocks):
 
 def merged(chunks, task=name_of, sources=(), observer=None, items=str, costs=None):
     """Run a pass whose items are the names of the chunks: its result spells the tree of merges."""
-    observer = observer or SilentObserver()
     items = {chunk: items(chunk) for chunk in chunks}
-    return run_pass(
-        task, joined, sources, items, name="test", stage="a stage", observer=observer, costs=costs
-    )
+    return run_pass(task, joined, sources, items, stage="a stage", observer=observer, costs=costs)
 
 
 @pytest.fixture(params=["in batches", "one by one"])
@@ -138,9 +136,7 @@ def test_a_task_gets_an_empty_list_for_each_source_without_references():
 def test_items_and_results_are_handed_on_as_they_are():
     """Items that dask would read as a key, a task or a list of them in a graph are none of these."""
     odd = {2: "emtau-pass", 3: ("emtau-test", 3), 4: (str, 5), 5: [2, 3], 70: {"emtau-test": 1}}
-    found = run_pass(
-        lambda item: [item], partial(reduce, add), [], odd, name="test", stage="", observer=SilentObserver()
-    )
+    found = run_pass(lambda item: [item], partial(reduce, add), [], odd)
     assert found == list(odd.values())
 
 

@@ -15,7 +15,7 @@ import json, sys, threading
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 from emtau_dask import GaussianMixture, InvalidDataError
-from emtau_dask.execution.process_settings import hold_for_process, threads_side_by_side
+from emtau_dask.execution.blas import hold_for_process, threads_side_by_side
 
 def limits(api="blas"):
     return sorted({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == api})

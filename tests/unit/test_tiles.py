@@ -537,12 +537,12 @@ class TestChoice:
     def test_the_setting_and_the_size_decide(self, setting, rows, expected):
         """Three components, each with three coefficients: of 1, of the feature and of its square."""
         with dask.config.set({"emtau.compiled": setting}):
-            assert worth_compiling((rows, 1), "diag", 3) is expected
+            assert worth_compiling(None, (rows, 1), "diag", 3) is expected
 
     def test_nothing_is_compiled_for_components_that_go_centred(self):
-        assert not worth_compiling((10**9, 400), "full", 3)
-        assert worth_compiling((10**9, 380), "full", 3)
-        assert worth_compiling((10**9, 400), "diag", 3)
+        assert not worth_compiling(None, (10**9, 400), "full", 3)
+        assert worth_compiling(None, (10**9, 380), "full", 3)
+        assert worth_compiling(None, (10**9, 400), "diag", 3)
 
     @pytest.mark.parametrize("setting", [True, "yes", 3, None])
     def test_other_settings_are_refused(self, setting):
@@ -550,7 +550,7 @@ class TestChoice:
             dask.config.set({"emtau.compiled": setting}),
             pytest.raises(ConfigError, match=r"emtau\.compiled"),
         ):
-            worth_compiling((1, 1), "diag", 1)
+            worth_compiling(None, (1, 1), "diag", 1)
 
 
 WITHOUT = """
@@ -563,7 +563,7 @@ class Broken:
 sys.meta_path.insert(0, Broken())
 from emtau_dask import ClusterError, ConfigError, GaussianMixture
 from emtau_dask.em.compiling import WORTH_IT, check_compiler, worth_compiling
-assert not worth_compiling((WORTH_IT, 1), "diag", 1)
+assert not worth_compiling(None, (WORTH_IT, 1), "diag", 1)
 dask.config.set({"emtau.compiled": "always"})
 for expected, call in [
     (ConfigError, lambda: GaussianMixture(2).fit(np.random.default_rng(0).normal(size=(500, 2)))),

@@ -1,0 +1,56 @@
+"""Passes as graphs that dask computes elsewhere: on a cluster, in processes, or as the user has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import dask
+from dask.callbacks import Callback
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
+
+from emtau_dask.cluster import Sealed, cluster_errors, local_threads, missing_workers_told
+from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.graph import SharedWork, graph_of
+from emtau_dask.execution.observer import PassObserver
+from emtau_dask.versions import software
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class GraphExecutor:
+    """Runs passes by the scheduler that dask's own precedence chooses, in other processes.
+
+    Attributes
+    ----------
+    client : distributed.Client or None
+        None for a scheduler of this machine's processes, or of the user's.
+    """
+
+    client: Any
+
+    @property
+    def in_process(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def threads(self) -> int:
+        """As many as dask would use in this process."""
+        return local_threads()
+
+    def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
+        """See `Executor.map_reduce`."""
+        observer.stage(work.stage, len(work.items))
+        if not work.items:
+            return None
+        shared = SharedWork(work.task, work.merge, None)
+        with cluster_errors(), missing_workers_told(self.client, work.stage):
+            payload = shared if self.client is None else Sealed.of(shared, made_with=software())
+            graph = graph_of(work, payload)
+            layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
+            with Callback(posttask=graph.count(observer)):
+                (value,) = dask.compute(Delayed(graph.root, layers, layer=graph.layer), traverse=False)
+        return cast("T", value)

@@ -1,0 +1,160 @@
+"""How a fit is remembered: the port, and a journal whose memory ends with the process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
+from uuid import uuid4
+
+import dask
+import numpy as np
+
+from emtau_dask.em import FitState, ReadContents, RunState
+from emtau_dask.errors import CheckpointError, ConfigError, StorageError
+from emtau_dask.io.files import ScratchFolder
+from emtau_dask.io.objects import LocalObjects, RowFields, RowStateWriter, Witness, rows_layout
+from emtau_dask.io.sources import Source
+from emtau_dask.policies import ACTIVE, ActivityPolicy, checked_row_arrays
+
+WITNESS = "witness"
+"""Key of what a temporary folder holds beside row state."""
+
+
+class Journal(Protocol):
+    """Remembers a fit while it goes on."""
+
+    @property
+    def state(self) -> FitState:
+        """The state of which it last took note: where the fit begins, or is resumed."""
+        ...
+
+    @property
+    def fields(self) -> RowFields | None:
+        """The row state that is kept; None for policies that keep none."""
+        ...
+
+    @property
+    def contents(self) -> ReadContents | None:
+        """What the data is found to hold; None where nothing outlasts this process."""
+        ...
+
+    def writer(self) -> RowStateWriter | None:
+        """Return where the next iteration's tasks leave row state; None where none is kept."""
+        ...
+
+    def save(self, state: FitState, *, commit: bool) -> None:
+        """Take note of a new state; it must outlast this process where ``commit`` says so."""
+        ...
+
+    def due(self, step: int) -> bool:
+        """Return whether the state after iteration (or k-means pass) ``step`` is to be committed."""
+        ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Say in errors of the store what can be resumed, or that another process has gone on."""
+        ...
+
+
+def row_fields(rows: Source, n_components: int, policy: ActivityPolicy, max_iter: int) -> RowFields | None:
+    """Return the row arrays that ``policy`` keeps, with the active mask; None where it keeps none."""
+    arrays = checked_row_arrays(policy, n_components, max_iter)
+    if arrays is None:
+        return None
+    dtypes = {ACTIVE: np.dtype(np.bool_)} | {array.name: array.dtype for array in arrays}
+    return RowFields.of(dtypes, max(rows.chunk_rows, default=1))
+
+
+class TemporaryJournal:
+    """Row state in a temporary folder; nothing outlasts the process.
+
+    Parameters
+    ----------
+    objects : LocalObjects or None
+    fields : RowFields or None
+        None where the policy keeps no row state.
+    n_slots : int
+        Chunks of the data.
+    """
+
+    contents: ReadContents | None = None
+
+    def __init__(self, objects: LocalObjects | None, fields: RowFields | None, n_slots: int) -> None:
+        self.state = FitState()
+        self.objects = objects
+        self.fields, self._n_slots = fields, n_slots
+        self._step = 0
+        self._keys: set[str] = set()
+        self._witness: Witness | None = None
+        if objects is not None:
+            data = uuid4().bytes
+            objects.put(WITNESS, data)
+            self._witness = Witness.of(WITNESS, data)
+
+    def writer(self) -> RowStateWriter | None:
+        """Return a writer to places not used before."""
+        if self.objects is None or self._witness is None or self.fields is None:
+            return None
+        self._step += 1
+        layout = rows_layout("rows", self.fields, self._step + 1, self._n_slots)
+        return RowStateWriter(self.objects, layout, self.fields, self._step, self._witness)
+
+    def save(self, state: FitState, *, commit: bool) -> None:
+        """Remove the row state that the new one replaces."""
+        self.state = state
+        runs = [run for run in (state.current, state.best) if run is not None]
+        self.retain(*runs)
+
+    def retain(self, *runs: RunState) -> None:
+        """Remove all row state but that of ``runs``."""
+        keys = {slot.key for run in runs for slot in run.slots.values()}
+        if self.objects is not None:
+            self.objects.delete(self._keys - keys)
+        self._keys = keys
+
+    def due(self, step: int) -> bool:
+        """Never: nothing is committed."""
+        return False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise `StorageError` for errors of the store: there is no checkpoint, and nothing to resume."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise StorageError(
+                f"{error} It is the temporary folder for the state of rows. The fit has no checkpoint, so "
+                "nothing can be resumed: fit again with dask's temporary-directory set to a folder with "
+                "enough space (dask.config.set or DASK_TEMPORARY_DIRECTORY), or give a checkpoint."
+            ) from error
+
+
+@contextmanager
+def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[TemporaryJournal]:
+    """Hold a temporary local store for row state, where ``fields`` say that there is any.
+
+    It lies in dask's ``temporary-directory``, or the system's; what fits of
+    killed processes left there is removed first.
+
+    Raises
+    ------
+    ConfigError
+        There is no place for it.
+    """
+    if fields is None:
+        yield TemporaryJournal(None, None, n_slots)
+        return
+    place = dask.config.get("temporary-directory", None)
+    with ExitStack() as held:
+        try:
+            folder = ScratchFolder("emtau-state-", place)
+            held.callback(folder.remove)
+            objects = folder.path.absolute() / "objects"
+            objects.mkdir()
+        except OSError as error:
+            raise ConfigError(
+                f"row state cannot be kept in {place or tempfile.gettempdir()}: {error}. Set dask's "
+                "temporary-directory to a folder that can be written."
+            ) from error
+        yield TemporaryJournal(LocalObjects(str(objects)), fields, n_slots)
