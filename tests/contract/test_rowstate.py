@@ -16,7 +16,7 @@ from emtau_dask.em.context import Context
 from emtau_dask.em.loop import EmSettings
 from emtau_dask.em.state import FitState, RunState
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.fit.fit import FitSettings, FitSources, fit
+from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import row_fields, temporary_journal
 from emtau_dask.init.methods import GivenParameters
 from emtau_dask.io.objects.encoding import digest

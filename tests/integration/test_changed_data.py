@@ -18,7 +18,7 @@ from emtau_dask import EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint.fingerprints import sampled
 from emtau_dask.em import chunk as chunks
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.fit import fit as fitting
+from emtau_dask.fit import fitting
 from emtau_dask.io.sources.opening import as_source, open_source
 
 CHUNKS, CHUNK_ROWS = 176, 40

@@ -21,7 +21,6 @@ from emtau_dask import ClusterError, EMTau, GaussianMixture
 from emtau_dask.cluster.errors import cluster_errors
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
-from emtau_dask.estimator import resuming
 from emtau_dask.io.sources.opening import as_source
 
 ITERATIONS = 12
@@ -69,8 +68,7 @@ def after_iterations(monkeypatch):
         def iteration(self, record, parameters):
             calls.get(record.iteration, lambda: None)()
 
-    for module in (fits, resuming):
-        monkeypatch.setattr(module, "observer_for", lambda verbose: Observer())
+    monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
     return calls
 
 

@@ -10,7 +10,6 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
-from emtau_dask.estimator import resuming
 
 ITERATIONS, STARTS = 3, 3
 
@@ -27,8 +26,7 @@ def interrupted_after(monkeypatch):
                 if left[0] < 0:
                     raise KeyboardInterrupt
 
-    for module in (fits, resuming):
-        monkeypatch.setattr(module, "observer_for", lambda verbose: Observer())
+    monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
 
     def set_to(iterations):
         left[0] = iterations
