@@ -22,9 +22,9 @@ PICTURE = DOCS / "architecture.svg"
 Edges = Mapping[str, frozenset[str]]
 """The folders that each folder imports."""
 
-WIDTH, PADDING, GAP, ROW_GAP = 200, 11, 24, 32
+WIDTH, PADDING, GAP, ROW_GAP = 178, 10, 18, 30
 """Of a box without inner boxes; between a box and what is in it; between boxes of a row; between rows."""
-TITLE, LINE, LETTERS = 17, 14, 29
+TITLE, LINE, LETTERS = 17, 14, 26
 """Heights of a name and of a line of text, and the letters of a line."""
 ORDERINGS, SHIFTS = 8, 300
 """Rounds of the search for the order and for the places of boxes, after which nothing moves."""

@@ -10,8 +10,8 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 PACKAGE = DOCS.parent / "emtau_dask"
 PAGES = {
-    name: (DOCS / name).read_text(encoding="utf-8")
-    for name in ("architecture.md", "glossary.md", "recipes.md")
+    page: (DOCS / page).read_text(encoding="utf-8")
+    for page in ("architecture.md", "glossary.md", "recipes.md")
 }
 PAGE = PAGES["architecture.md"]
 NAMED = re.compile(r"`((?:\w+/)+(?:\w+\.py)?)`")
