@@ -199,9 +199,9 @@ def box(name: str, names: Mapping[str, str], edges: Edges) -> Box:
     """Return the box of a folder, with the folders in it."""
     inside = among(edges, name)
     text = tuple(wrap(names[name], LETTERS))
-    if not inside.keys() - {name}:
+    if not inside:
         return Box(name, text, WIDTH, TITLE + LINE * len(text) + 2 * PADDING, None)
-    inner = arranged({k: v for k, v in inside.items() if k != name}, names, edges)
+    inner = arranged(inside, names, edges)
     width = inner.width + 2 * PADDING
     text = tuple(wrap(names[name], int(LETTERS * width / WIDTH)))
     height = inner.height + TITLE + LINE * len(text) + 3 * PADDING
