@@ -9,4 +9,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 html_theme = "alabaster"
-html_theme_options = {"description": "Gaussian mixtures on data larger than memory", "page_width": "1240px"}
+html_theme_options = {
+    "description": "Gaussian mixtures on data larger than memory",
+    "page_width": "1240px",
+    "body_max_width": "1000px",
+}
