@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from emtau_dask.checkpoint import SourceEntry, fingerprint, source_entry
+from emtau_dask.checkpoint import SourceEntry, fingerprint
 from emtau_dask.cluster import resident, shared_source
 from emtau_dask.em import FitObserver, check_counts, worth_compiling
 from emtau_dask.estimator.inputs import fit_source, row_values_source
@@ -44,9 +44,7 @@ class FitSources:
 
     def entries(self, observer: FitObserver) -> dict[str, SourceEntry | None]:
         """Return their fingerprints, as a manifest has them; reads samples."""
-        found = {
-            name: source_entry(fingerprint(source, name, observer)) for name, source in self.named().items()
-        }
+        found = {name: fingerprint(source, name, observer) for name, source in self.named().items()}
         return {
             "data": found["X"],
             "sample_weight": found.get("sample_weight"),

@@ -14,7 +14,6 @@ from emtau_dask.checkpoint import (
     SavedFit,
     check_same,
     fingerprint,
-    fingerprint_of,
     read_newest,
 )
 from emtau_dask.cluster import numerical_environment, prove_access
@@ -66,7 +65,7 @@ def saved_estimator(
     CheckpointCorruptError
         Its settings are impossible.
     """
-    config, given = saved.config, saved.given()
+    config, given = saved.config, saved.given
     entry = config.algorithm
     try:
         policy = matching_policy(algorithm, entry.name, entry.kind, entry.params)
@@ -108,7 +107,7 @@ def mixture_in(cls: type[GaussianMixture], checkpoint: Any) -> GaussianMixture:
         There is no run, no commit is whole, or it has no parameters yet.
     """
     saved = open_saved(checkpoint)
-    state = saved.state()
+    state = saved.state
     run = state.current or state.best
     if run is None:
         raise CheckpointError(
@@ -156,7 +155,7 @@ def resume_estimator(
     check_settings(estimator.get_params(deep=False))
     policy = as_policy(estimator.algorithm)
     check_surroundings(policy)
-    state, given = saved.state(), saved.given()
+    state, given = saved.state, saved.given
     needed = responsibilities_init if state.current is None and state.best is None else None
     observer = observer_for(verbose)
     with interrupts_as_they_are():
@@ -190,12 +189,12 @@ def _check_data(saved: SavedFit, sources: FitSources, started: bool, observer: F
     """Raise `CheckpointMismatchError` unless the data is what the run was begun with."""
     found = {name: fingerprint(source, name, observer) for name, source in sources.named().items()}
     manifest = saved.manifest
-    check_same("X", fingerprint_of(manifest.data), found["X"])
-    check_same("sample_weight", fingerprint_of(manifest.sample_weight), found.get("sample_weight"))
+    check_same("X", manifest.data, found["X"])
+    check_same("sample_weight", manifest.sample_weight, found.get("sample_weight"))
     if not started:
         check_same(
             "responsibilities_init",
-            fingerprint_of(manifest.responsibilities_init),
+            manifest.responsibilities_init,
             found.get("responsibilities_init"),
         )
 
@@ -241,7 +240,7 @@ def _resumed(
         "responsibilities_init": manifest.responsibilities_init,
     }
     journal = CheckpointJournal(saved.log, config, given, entries, fields, compiled=sources.compiled)
-    journal.inherit(saved, state, given)
+    journal.inherit(saved)
     return finish(estimator, plan, sources, state, journal, observer)
 
 
