@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
 from itertools import groupby
+from operator import or_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.checkpoint.schema import SampleEntry, SourceEntry
+from emtau_dask.checkpoint.schema import MAX_SAMPLES, SampleEntry, SourceEntry
 from emtau_dask.em import FitObserver
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.execution import run_pass
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, places_of, values_digest
 
-SAMPLED_CHUNKS = 16
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
 """What a sample may read, beyond one chunk: 64 MiB of values, or a twentieth of them all."""
 SHOWN_CHUNKS = 8
@@ -35,10 +35,6 @@ class _SampleTask:
         return {place.chunk: values_digest(np.asarray(values))}
 
 
-def _join(a: dict[int, str], b: dict[int, str]) -> dict[int, str]:
-    return a | b
-
-
 def sampled(source: Source) -> dict[int, ChunkPlace]:
     """Return which chunks are sampled: at most 16 of those that hold rows, evenly spaced.
 
@@ -49,7 +45,7 @@ def sampled(source: Source) -> dict[int, ChunkPlace]:
         return {}
     all_bytes = math.prod(source.shape) * source.dtype.itemsize
     allowed = max(SAMPLED_BYTES, all_bytes // SAMPLED_SHARE) * len(places) // max(1, all_bytes)
-    count = max(1, min(SAMPLED_CHUNKS, len(places), allowed))
+    count = max(1, min(MAX_SAMPLES, len(places), allowed))
     picked = (places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count))
     return {place.chunk: place for place in picked}
 
@@ -67,7 +63,7 @@ def fingerprint(source: Source, what: str, observer: FitObserver) -> SourceEntry
     items = sampled(source)
     digests = run_pass(
         _SampleTask(source.reader()),
-        partial(reduce, _join),
+        partial(reduce, or_),
         [source],
         items,
         name="fingerprint",

@@ -51,14 +51,10 @@ def array_layouts(
     }
 
 
-def attempt_of(slot: SlotState) -> str:
-    """Return the id of the attempt that wrote the row state of a chunk."""
-    return slot.key.split("/")[1]
-
-
-def step_of(slot: SlotState) -> int:
-    """Return the step in which it was written."""
-    return int(slot.key.rpartition("/")[2].split(".")[1])
+def place_of(slot: SlotState) -> tuple[str, int]:
+    """Return the id of the attempt that wrote the row state of a chunk, and the step in which it did."""
+    _, attempt, _, name = slot.key.split("/")
+    return attempt, int(name.split(".")[1])
 
 
 def slot_key(attempt: str, step: int, chunk: int) -> str:

@@ -7,8 +7,9 @@ unusable, and an earlier one is used; one that is whole but says what cannot be 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from emtau_dask.em import FitState, HeldRows, IterationRecord, KMeansProgress, R
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.files import each
-from emtau_dask.io.objects import CommitLog, RowFields, SlotState, decode, read_verified
+from emtau_dask.io.objects import ArrayLayout, CommitLog, RowFields, SlotState, decode, read_verified
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
 
 MAX_SLOT_ROWS = 2**40
@@ -81,70 +82,51 @@ class SavedFit:
         return self.manifest.config
 
 
-class _Commit:
-    """A commit whose objects are all there and are what was written.
+@dataclass(frozen=True, eq=False)
+class WholeCommit:
+    """A commit of which every object is there and is what was written; what they say is not checked yet.
 
-    Sizes come from its settings, which are bounded, and are checked against those of objects.
-
-    Raises
-    ------
-    CheckpointCorruptError
-        The commit or an object is missing or altered, or its sizes contradict each other.
+    ``objects`` are those of its arrays, row state apart; ``stored`` is what has been made of them.
     """
 
-    def __init__(self, log: CommitLog, number: int) -> None:
-        self._log, self._manifest = log, _manifest(log, number)
-        config, data = self._manifest.config, self._manifest.data
-        n_chunks = sum(count for _, count in data.chunks)
-        self._slot_rows = max((rows for rows, count in data.chunks if count), default=0)
-        consistent = (
-            len(data.shape) == 2
-            and data.shape[1] == config.n_features
-            and n_chunks <= MAX_CHUNKS
-            and sum(rows * count for rows, count in data.chunks) == data.shape[0]
-            and self._slot_rows <= MAX_SLOT_ROWS
-            and len(config.seeds) == config.n_init
-        )
-        if not consistent:
-            raise CheckpointCorruptError(
-                f"commit {number} in {log.objects.location} contradicts itself: {data.shape} rows x "
-                f"features in {n_chunks} chunks, {config.n_features} features."
-            )
-        self._layouts = array_layouts(
-            config.covariance_type, config.n_components, config.n_features, n_chunks, prefix="", n_steps=1
-        )
-        refs = set(references_of(self._manifest))
-        limit = 2 * max(8 * math.prod(layout.chunks) for layout in self._layouts.values()) + 1024
-        read = each(lambda ref: read_verified(log.objects, ref.key, ref.sha256, limit), refs)
-        self._objects = dict(zip(refs, read, strict=True))
-        self._stored: list[Stored] = []
-        self._slots = {
-            (run.chunks, run.digests): self._slots_of(run)
-            for run in (self._manifest.fit.current, self._manifest.fit.best)
-            if run is not None
-        }
-        slots = {slot.key: slot for found in self._slots.values() for slot in found.values()}
-        each(
-            lambda slot: read_verified(log.objects, slot.key, slot.sha256, slot.fields.most_bytes),
-            slots.values(),
-        )
-        self._references = frozenset({ref.key for ref in refs} | slots.keys())
+    log: CommitLog
+    manifest: Manifest
+    layouts: Mapping[str, ArrayLayout]
+    slot_rows: int
+    objects: Mapping[ArrayRef, bytes]
+    stored: list[Stored] = field(default_factory=list)
 
-    def saved(self, passed_over: tuple[str, ...]) -> SavedFit:
+    @cached_property
+    def slots(self) -> dict[tuple[ArrayRef, ArrayRef | None], dict[int, SlotState]]:
+        """Where the row state of each run is, by chunk; runs are known by their tables."""
+        runs = (self.manifest.fit.current, self.manifest.fit.best)
+        return {(run.chunks, run.digests): self._slots_of(run) for run in runs if run is not None}
+
+    @property
+    def row_state(self) -> dict[str, SlotState]:
+        """Where all row state is, by key."""
+        return {slot.key: slot for slots in self.slots.values() for slot in slots.values()}
+
+    @property
+    def references(self) -> frozenset[str]:
+        """Keys of all objects that the commit refers to."""
+        return frozenset({ref.key for ref in self.objects} | self.row_state.keys())
+
+    def saved(self, passed_over: Sequence[str] = ()) -> SavedFit:
         """Return the fit; raises `CheckpointCorruptError` where what the commit says cannot be."""
         contents: dict[int, bytes] = {}
-        if (ref := self._manifest.fit.contents) is not None:
+        if (ref := self.manifest.fit.contents) is not None:
             table = self._array("contents", ref)
             contents = {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
-            self._stored.append(("contents", contents, ref))
+            self.stored.append(("contents", contents, ref))
         given, state = self._given(), self._state()
-        stored = tuple(self._stored)
+        stored = tuple(self.stored)
         return SavedFit(
-            self._log, self._manifest, given, state, contents, stored, self._references, passed_over
+            self.log, self.manifest, given, state, contents, stored, self.references, tuple(passed_over)
         )
 
     def _given(self) -> GivenParameters:
-        entry = self._manifest.config.given
+        entry = self.manifest.config.given
         arrays = {name: self._finite(name, ref) for name, ref in entry if ref is not None}
         precisions = None
         if "covariances" in arrays and "precisions_cholesky" in arrays:
@@ -152,7 +134,7 @@ class _Commit:
         return GivenParameters(arrays.get("weights"), arrays.get("means"), precisions)
 
     def _state(self) -> FitState:
-        fit, seeds = self._manifest.fit, self._manifest.config.seeds
+        fit, seeds = self.manifest.fit, self.manifest.config.seeds
         if fit.run >= len(seeds):
             raise self._impossible(f"it is in run {fit.run + 1} of {len(seeds)}")
         if fit.finished and (fit.current is None or fit.current.stop_reason is None):
@@ -184,10 +166,10 @@ class _Commit:
         remaining = {chunk: rows for chunk, rows in enumerate(self._table(entry)[:, 2].tolist()) if rows}
         if not entry.afresh and frozen is None and not remaining:
             raise self._impossible("no row is active and none is inactive")
-        slots = self._slots[entry.chunks, entry.digests]
-        self._stored.append(("chunks", slots, entry.chunks))
+        slots = self.slots[entry.chunks, entry.digests]
+        self.stored.append(("chunks", slots, entry.chunks))
         if entry.digests is not None:
-            self._stored.append(("digests", slots, entry.digests))
+            self.stored.append(("digests", slots, entry.digests))
         return RunState(
             self._parameters(entry.parameters),
             entry.bound,
@@ -213,7 +195,7 @@ class _Commit:
             raise self._impossible(f"its run has only {sorted(refs)}")
         arrays = {name: self._finite(name, ref) for name, ref in refs.items()}
         try:
-            return MixtureParameters(self._manifest.config.covariance_type, **arrays)
+            return MixtureParameters(self.manifest.config.covariance_type, **arrays)
         except EmtauError as error:
             raise self._impossible(str(error)) from error
 
@@ -221,13 +203,13 @@ class _Commit:
         if entry.digests is None:
             return {}
         table, digests = self._table(entry), self._array("digests", entry.digests)
-        attempts = self._manifest.attempts
+        attempts = self.manifest.attempts
         for attempt in attempts:
             n_fields = len(set(attempt.fields))
             if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
                 raise self._impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
         fields = [
-            RowFields(tuple(attempt.fields), tuple(attempt.dtypes), self._slot_rows) for attempt in attempts
+            RowFields(tuple(attempt.fields), tuple(attempt.dtypes), self.slot_rows) for attempt in attempts
         ]
         return {
             chunk: SlotState(
@@ -240,27 +222,27 @@ class _Commit:
     def _table(self, entry: RunEntry) -> NDArray[np.int64]:
         """Return who wrote the state of each chunk, in which step, and how many rows it has active."""
         table = self._array("chunks", entry.chunks)
-        lengths, counts = zip(*self._manifest.data.chunks, strict=True) if len(table) else ((), ())
+        lengths, counts = zip(*self.manifest.data.chunks, strict=True) if len(table) else ((), ())
         rows = np.repeat(np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64))
         within = (table >= [-1, -1, 0]).all() and (table[:, 2] <= rows).all()
-        if not within or (table[:, :2] > [len(self._manifest.attempts) - 1, MAX_COUNT]).any():
+        if not within or (table[:, :2] > [len(self.manifest.attempts) - 1, MAX_COUNT]).any():
             raise self._impossible("its table of chunks is out of range")
         return table
 
     def _array(self, name: str, ref: ArrayRef) -> NDArray[Any]:
-        where = f"{ref.key} in {self._log.objects.location}"
-        return decode(self._objects[ref], self._layouts[name], where)
+        where = f"{ref.key} in {self.log.objects.location}"
+        return decode(self.objects[ref], self.layouts[name], where)
 
     def _finite(self, name: str, ref: ArrayRef) -> NDArray[Any]:
         values = self._array(name, ref)
         if not np.isfinite(values).all():
             raise self._impossible(f"{name} in {ref.key} hold NaN or infinity")
-        self._stored.append((name, values, ref))
+        self.stored.append((name, values, ref))
         return values
 
     def _impossible(self, why: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(
-            f"commit {self._manifest.number} in {self._log.objects.location} cannot be: {why}."
+            f"commit {self.manifest.number} in {self.log.objects.location} cannot be: {why}."
         )
 
 
@@ -277,15 +259,45 @@ def _manifest(log: CommitLog, number: int) -> Manifest:
     return manifest
 
 
-def read_commit(log: CommitLog, number: int) -> SavedFit:
-    """Return what a commit says, after verifying every object that it refers to.
+def read_commit(log: CommitLog, number: int) -> WholeCommit:
+    """Return a commit after reading every object that it refers to.
+
+    Sizes come from its settings, which are bounded, and are compared with those of its objects.
 
     Raises
     ------
     CheckpointCorruptError
-        The commit or an object is missing or altered, or what they say cannot be.
+        The commit or an object is missing or altered, or its sizes contradict each other.
     """
-    return _Commit(log, number).saved(())
+    manifest = _manifest(log, number)
+    config, data = manifest.config, manifest.data
+    n_chunks = sum(count for _, count in data.chunks)
+    slot_rows = max((rows for rows, count in data.chunks if count), default=0)
+    consistent = (
+        len(data.shape) == 2
+        and data.shape[1] == config.n_features
+        and n_chunks <= MAX_CHUNKS
+        and sum(rows * count for rows, count in data.chunks) == data.shape[0]
+        and slot_rows <= MAX_SLOT_ROWS
+        and len(config.seeds) == config.n_init
+    )
+    if not consistent:
+        raise CheckpointCorruptError(
+            f"commit {number} in {log.objects.location} contradicts itself: {data.shape} rows x "
+            f"features in {n_chunks} chunks, {config.n_features} features."
+        )
+    K, d = config.n_components, config.n_features
+    layouts = array_layouts(config.covariance_type, K, d, n_chunks, prefix="", n_steps=1)
+    limit = 2 * max(8 * math.prod(layout.chunks) for layout in layouts.values()) + 1024
+
+    def read(place: ArrayRef | SlotState) -> bytes:
+        most = limit if isinstance(place, ArrayRef) else place.fields.most_bytes
+        return read_verified(log.objects, place.key, place.sha256, most)
+
+    refs = set(references_of(manifest))
+    commit = WholeCommit(log, manifest, layouts, slot_rows, dict(zip(refs, each(read, refs), strict=True)))
+    each(lambda slot: len(read(slot)), commit.row_state.values())  # Without keeping the bytes.
+    return commit
 
 
 def read_newest(log: CommitLog) -> SavedFit:
@@ -302,13 +314,13 @@ def read_newest(log: CommitLog) -> SavedFit:
         passed_over: list[str] = []
         for number in reversed(numbers):
             try:
-                commit = _Commit(log, number)
+                commit = read_commit(log, number)
             except CheckpointCorruptError as error:
                 passed_over.append(str(error))
                 if max(log.numbers(), default=-1) > log.last:
                     break
             else:
-                return commit.saved(tuple(passed_over))
+                return commit.saved(passed_over)
         else:
             why = passed_over[0] if passed_over else "There is none."
             raise CheckpointCorruptError(f"no commit is whole. {why}")

@@ -18,8 +18,7 @@ from emtau_dask.checkpoint.layout import (
     STATISTICS,
     Stored,
     array_layouts,
-    attempt_of,
-    step_of,
+    place_of,
 )
 from emtau_dask.checkpoint.reader import SavedFit
 from emtau_dask.checkpoint.schema import (
@@ -249,15 +248,8 @@ def _validated(manifest: Mapping[str, Any]) -> Manifest:
 class _Entries:
     """Turns the records of one commit into entries of its manifest, collecting the objects to write.
 
-    Parameters
-    ----------
-    layouts : mapping of str to ArrayLayout
-    step : int
-        Where new objects go; those of a second run, in the next one.
-    known : sequence of (name, object, ArrayRef)
-        What is stored already; an object is recognised by its identity.
-    attempts : sequence of str
-        The attempts whose places in this sequence the tables of chunks among ``known`` name.
+    New objects go to ``step``, those of a second run to the next one. An object is recognised among
+    ``known`` by its identity. The tables of chunks among these refer to ``attempts`` by place.
     """
 
     def __init__(
@@ -274,7 +266,7 @@ class _Entries:
 
     def attempts_of(self, state: FitState) -> list[AttemptEntry]:
         """Return who wrote the row state that ``state`` refers to, in a fixed order; comes before `fit`."""
-        fields = {attempt_of(slot): slot.fields for slot in _slots_of(state)}
+        fields = {place_of(slot)[0]: slot.fields for slot in _slots_of(state)}
         attempts = sorted(fields)
         if attempts != list(self.attempts):
             self._known = [entry for entry in self._known if entry[0] != "chunks"]
@@ -339,7 +331,8 @@ class _Entries:
         table[:, CHUNK_COLUMNS.index("remaining")] = 0
         numbers = {attempt: number for number, attempt in enumerate(self.attempts)}
         for chunk, slot in run.slots.items():
-            table[chunk, :2] = numbers[attempt_of(slot)], step_of(slot)
+            attempt, step = place_of(slot)
+            table[chunk, :2] = numbers[attempt], step
         for chunk, remaining in run.remaining.items():
             table[chunk, 2] = remaining
         return table

@@ -169,21 +169,16 @@ class RowStore:
             if cached:
                 self._put(cached, (what, chunk), None)
 
-    def keep_in_memory(self, token: str, chunk: int, found: CachedRows, limit: int) -> bool:
-        """Return whether there was room for the rows, or is no need to cache them."""
+    def keep_rows(self, token: str, chunk: int, found: CachedRows, limit: int) -> None:
+        """Cache rows in memory where they fit, else in a file where that saves bytes to read."""
         with self._of(token) as cached:
             if cached is None:
-                return True
+                return
             before = cached.entries.get((ROWS, chunk))
-            if self._bytes - (before.nbytes if before else 0) + found.nbytes > limit:
-                return False
-            self._put(cached, (ROWS, chunk), found)
-            return True
-
-    def keep_in_file(self, token: str, chunk: int, found: CachedRows) -> None:
-        """Write the rows to a file; where that cannot be, what was cached before stays."""
-        with self._of(token) as cached:
-            folder = _folder(cached) if cached else None
+            if self._bytes - (before.nbytes if before else 0) + found.nbytes <= limit:
+                self._put(cached, (ROWS, chunk), found)
+                return
+            folder = _folder(cached) if found.nbytes < found.source_bytes else None
         if folder is None:
             return
         file = None
@@ -309,10 +304,7 @@ class RowCache:
         would have to be read from the source. Where neither can be, what was
         cached before stays.
         """
-        store = process_store()
-        in_memory = store.keep_in_memory(self.token, chunk, found, self.limit)
-        if not in_memory and found.nbytes < found.source_bytes:
-            store.keep_in_file(self.token, chunk, found)
+        process_store().keep_rows(self.token, chunk, found, self.limit)
 
     def drop(self, chunk: int) -> None:
         """Remove the rows of a chunk."""

@@ -18,13 +18,11 @@ from emtau_dask.io.objects.documents import digested_document, group_document
 FORMAT, VERSION = "emtau-checkpoint", 2
 
 
-def check_startable(objects: ObjectStore, *, overwrite: bool) -> None:
-    """Raise `CheckpointExistsError` unless a new run may begin there; writes nothing."""
-    _to_replace(objects, overwrite=overwrite)
+def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] | None:
+    """Return the root document of the run that a new one would replace, None where nothing is there.
 
-
-def _to_replace(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] | None:
-    """Return the root document of the run that a new one would replace, None where nothing is there."""
+    Writes nothing. Raises `CheckpointExistsError` where no new run may begin.
+    """
     if objects.empty():
         return None
     found = _root_in(objects)
@@ -76,7 +74,7 @@ def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
     CheckpointError
         The store failed; what was written is removed again.
     """
-    earlier = _to_replace(objects, overwrite=overwrite)
+    earlier = check_startable(objects, overwrite=overwrite)
     objects.prepare()
     log = CommitLog(objects, uuid.uuid4().hex, -1)
     root = digested_document({"format": FORMAT, "version": VERSION, "run": log.run})

@@ -17,6 +17,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
 from typing import Any
 
 from emtau_dask.errors import (
@@ -123,7 +124,33 @@ class CommitLog:
             The store failed; the last commit stands.
         """
         with self.watched():
-            self._append(manifest, frozenset(references))
+            number = self.last + 1
+            if number >= MAX_COMMITS:
+                raise CheckpointError(
+                    f"{self.objects.location} has {number:,} commits, the most that there can be. Start a "
+                    "new run from this model with warm_start=True."
+                )
+            document = digested_document({**manifest, "run": self.run, "number": number})
+            if len(document) > MAX_MANIFEST_BYTES:
+                raise CheckpointError(
+                    f"commit {number} would have {len(document):,} bytes, more than {MAX_MANIFEST_BYTES:,}; "
+                    "its history is too long. Start a new run from this model with warm_start=True."
+                )
+            self._attempt = manifest.get("attempt")
+            self._check_own(self.last)
+            if not self.objects.create(_commit_key(number), document):
+                raise self._taken(number)
+            try:
+                self._check_own(number)
+            except CheckpointTakenError:
+                self.objects.delete([_commit_key(number)])
+                raise
+            self.last = number
+            self._kept[number] = frozenset(references)
+            self._candidates |= self._kept[number]
+            while len(self._kept) > KEPT:
+                del self._kept[min(self._kept)]
+            self._sweep()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -176,35 +203,6 @@ class CommitLog:
         self.objects.delete([key for key in self.objects.list("") if key != ROOT_DOCUMENT])
         self.objects.delete([ROOT_DOCUMENT])
 
-    def _append(self, manifest: Mapping[str, Any], references: frozenset[str]) -> None:
-        number = self.last + 1
-        if number >= MAX_COMMITS:
-            raise CheckpointError(
-                f"{self.objects.location} has {number:,} commits, the most that there can be. Start a new "
-                "run from this model with warm_start=True."
-            )
-        document = digested_document({**manifest, "run": self.run, "number": number})
-        if len(document) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(
-                f"commit {number} would have {len(document):,} bytes, more than {MAX_MANIFEST_BYTES:,}; its "
-                "history is too long. Start a new run from this model with warm_start=True."
-            )
-        self._attempt = manifest.get("attempt")
-        self._check_own(self.last)
-        if not self.objects.create(_commit_key(number), document):
-            raise self._taken(number)
-        try:
-            self._check_own(number)
-        except CheckpointTakenError:
-            self.objects.delete([_commit_key(number)])
-            raise
-        self.last = number
-        self._kept[number] = references
-        self._candidates |= references
-        while len(self._kept) > KEPT:
-            del self._kept[min(self._kept)]
-        self._sweep()
-
     def _check_own(self, newest: int) -> None:
         """Raise `CheckpointTakenError` where another process has made a newer commit than ``newest``."""
         if self.objects.get(ROOT_DOCUMENT, 0) is None:
@@ -249,7 +247,7 @@ class CommitLog:
         Their metadata documents stay as long as one of their objects does.
         """
         referenced = self._referenced()
-        in_use = {folder for key in referenced for folder in _folders(key)}
+        in_use = {str(folder) for key in referenced for folder in PurePosixPath(key).parents}
         unused = []
         for key in [*self.objects.list("attempts/"), *self.objects.list("commits/")]:
             match = WRITTEN_KEY.match(key)
@@ -262,8 +260,3 @@ class CommitLog:
             if not in_place and (own or not live):
                 unused.append(key)
         self.objects.delete(unused)
-
-
-def _folders(key: str) -> list[str]:
-    parts = key.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]

@@ -19,7 +19,6 @@ from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from emtau_dask.errors import CheckpointCorruptError
@@ -62,9 +61,8 @@ class ArrayLayout:
 
     def document(self) -> bytes:
         """Return the metadata document that zarr itself writes for it."""
-        store = MemoryStore()
-        zarr.create_array(
-            store=store,
+        array = zarr.create_array(
+            store=MemoryStore(),
             shape=self.shape,
             chunks=self.chunks,
             dtype=self.dtype,
@@ -77,22 +75,16 @@ class ArrayLayout:
             attributes=dict(self.attributes or {}),
             zarr_format=3,
         )
-        document = sync(store.get("zarr.json", default_buffer_prototype()))
-        assert document is not None
-        return document.to_bytes()
+        return array.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
 
 
 UNWRITTEN = 255
 """What a byte that nothing was decompressed into holds, and few others."""
 
 
-def _raw(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype.newbyteorder("<")
-
-
 def encode(values: NDArray[Any]) -> bytes:
     """Return a chunk's bytes: its values, little-endian, in C order."""
-    return np.ascontiguousarray(values, dtype=_raw(values.dtype)).tobytes()
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
 
 
 def decode(data: bytes, layout: ArrayLayout, where: str) -> NDArray[Any]:
@@ -107,7 +99,7 @@ def decode(data: bytes, layout: ArrayLayout, where: str) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
     if len(data) != size:
         raise CheckpointCorruptError(f"{where} cannot be decoded: {len(data)} bytes, {size} expected.")
-    values = np.frombuffer(data, dtype=_raw(dtype)).reshape(shape).astype(dtype, copy=False)
+    values = np.frombuffer(data, dtype=dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
     values.setflags(write=False)
     return values
 
@@ -133,7 +125,7 @@ def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: s
         raise CheckpointCorruptError(f"{where} cannot be decoded: {error}.") from error
     if size and buffer[-1] == UNWRITTEN and _fits(data, size - 1):
         raise CheckpointCorruptError(f"{where} cannot be decoded: fewer than {size} bytes when decompressed.")
-    return buffer.view(_raw(dtype)).reshape(shape).astype(dtype, copy=False)
+    return buffer.view(dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
 
 
 def _fits(data: bytes, size: int) -> bool:
