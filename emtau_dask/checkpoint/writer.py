@@ -235,9 +235,9 @@ class CheckpointJournal:
             self._swept = True
 
 
-def _validated(manifest: Mapping[str, Any]) -> Manifest:
+def _validated(content: Mapping[str, Any]) -> Manifest:
     try:
-        return Manifest.model_validate(manifest)
+        return Manifest.model_validate(content)
     except ValidationError as error:
         raise CheckpointError(
             f"the fit has come to a state that cannot be committed ({first_problem(error)}). See whether the "

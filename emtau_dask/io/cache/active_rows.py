@@ -128,18 +128,9 @@ _Entry = CachedRows | _File | _State
 
 @dataclass
 class _Cached:
-    """What is cached for one token.
+    """What is cached for one token, by `ROWS` or `STATE` and chunk.
 
-    Attributes
-    ----------
-    entries : dict of (str, int) to CachedRows, _File or _State
-        By `ROWS` or `STATE` and chunk.
-    folder : ScratchFolder or None
-        Where files are; None before the first one.
-    writable : bool
-        False once a file could not be written.
-    used : float
-        When, by the monotonic clock, in seconds.
+    ``writable`` is False once a file could not be written; ``used`` is in seconds of the monotonic clock.
     """
 
     entries: dict[tuple[str, int], _Entry] = field(default_factory=dict)
@@ -222,7 +213,7 @@ class RowStore:
             self._tokens[token].used = now
             yield self._tokens[token]
 
-    def _put(self, cached: _Cached, key: tuple[str, int], entry: CachedRows | _File | _State | None) -> None:
+    def _put(self, cached: _Cached, key: tuple[str, int], entry: _Entry | None) -> None:
         """Cache an entry, or nothing, in place of what was cached before."""
         before = cached.entries.pop(key, None)
         if isinstance(before, _File):

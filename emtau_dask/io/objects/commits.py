@@ -175,9 +175,9 @@ class CommitLog:
     def standing(self) -> str:
         """Return what can be resumed after the store has failed, as a sentence; looks at the store."""
         with suppress(CheckpointError):
-            for number in self.numbers()[-1:]:
-                self.read(number)
-                return f"The last commit, {number}, is intact, and the run can be resumed from it."
+            if numbers := self.numbers():
+                self.read(numbers[-1])
+                return f"The last commit, {numbers[-1]}, is intact, and the run can be resumed from it."
         return self.remembered()
 
     def remembered(self) -> str:
@@ -192,16 +192,11 @@ class CommitLog:
         try:
             yield
         except BaseException:
-            if self.last < 0:
-                with suppress(CheckpointError):
-                    self._withdraw()
+            with suppress(CheckpointError):
+                if self.last < 0 and not self.numbers() and read_root(self.objects).get("run") == self.run:
+                    self.objects.delete([key for key in self.objects.list("") if key != ROOT_DOCUMENT])
+                    self.objects.delete([ROOT_DOCUMENT])
             raise
-
-    def _withdraw(self) -> None:
-        if self.numbers() or read_root(self.objects).get("run") != self.run:
-            return
-        self.objects.delete([key for key in self.objects.list("") if key != ROOT_DOCUMENT])
-        self.objects.delete([ROOT_DOCUMENT])
 
     def _check_own(self, newest: int) -> None:
         """Raise `CheckpointTakenError` where another process has made a newer commit than ``newest``."""
