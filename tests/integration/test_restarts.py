@@ -78,7 +78,7 @@ def test_interrupted_twice_anywhere(tmp_path, interrupted_after, first):
 
 @pytest.mark.parametrize("first", [1, ITERATIONS + 1], ids=["the first start", "beside a best start"])
 def test_a_resume_reads_every_table_once(tmp_path, interrupted_after, monkeypatch, first):
-    """Only row state is read again, by the tasks that go on with it."""
+    """Only row state is read again, by the tasks that continue from it."""
     interrupted_after(first)
     with pytest.raises(KeyboardInterrupt):
         fitted(tmp_path / "run")

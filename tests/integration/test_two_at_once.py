@@ -1,4 +1,4 @@
-"""Several processes that go on with one run, and what a commit refers to meanwhile."""
+"""Several processes that continue one run, and what a commit refers to meanwhile."""
 
 import warnings
 from functools import partial

@@ -138,16 +138,7 @@ def _fits(data: bytes, size: int) -> bool:
 
 
 def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> bytes:
-    """Return an object's bytes.
-
-    Parameters
-    ----------
-    objects : ObjectStore
-    key : str
-    expected : str
-        Its digest.
-    limit : int
-        Bytes that it has at most.
+    """Return the bytes, at most ``limit``, of an object with the digest ``expected``.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Row state in zarr, by slot: which rows are active, and what a policy keeps about each.
 
 Data chunk i owns slot i of one regular array, padded to the longest chunk, so
-no two tasks ever write one object. State is never changed in place: a step
-reads what an earlier step wrote and writes anew; for a chunk that is skipped, or whose
-state does not change, nothing is written, and its last copy stays the one referred to.
+no two tasks ever write one object. State is never changed in place: a step reads
+what an earlier step wrote and writes new objects. It writes nothing for a chunk that is
+skipped or whose state does not change; the object written last remains in use.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SlotState:
     key : str
     sha256 : str
     fields : RowFields
-        Of those who wrote it.
+        Of the process that wrote it.
     """
 
     key: str
@@ -108,7 +108,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Witness:
-    """What the fitting process left where row state goes, by which others know that they see the same place.
+    """An object that the fitting process wrote where row state goes: who finds it sees the same place.
 
     Attributes
     ----------
