@@ -36,7 +36,7 @@ from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.checkpoint.journal import CheckpointJournal
+from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.config.data import MixtureOptions
 from emtau_dask.datasets.registry import make_dataset
 from emtau_dask.em import chunk as chunks

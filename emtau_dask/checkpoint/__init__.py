@@ -1,7 +1,6 @@
-"""A fit in commits: what is written, and how it is read back."""
+"""Checkpoints of a fit: what is written, and how it is read back."""
 
-from emtau_dask.checkpoint.fingerprints import check_same, fingerprint, fingerprint_of, source_entry
-from emtau_dask.checkpoint.journal import CheckpointJournal
+from emtau_dask.checkpoint.fingerprints import check_same, fingerprint
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
 from emtau_dask.checkpoint.schema import (
     AlgorithmEntry,
@@ -10,6 +9,7 @@ from emtau_dask.checkpoint.schema import (
     SourceEntry,
     first_problem,
 )
+from emtau_dask.checkpoint.writer import CheckpointJournal
 
 __all__ = [
     "AlgorithmEntry",
@@ -20,8 +20,6 @@ __all__ = [
     "SourceEntry",
     "check_same",
     "fingerprint",
-    "fingerprint_of",
     "first_problem",
     "read_newest",
-    "source_entry",
 ]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from emtau_dask.checkpoint.schema import ArrayRef
 from emtau_dask.em import CONTENTS_BYTES, IterationRecord
 from emtau_dask.io.objects import ArrayLayout, SlotState
 from emtau_dask.mixture.covariance import structure_named
@@ -19,68 +15,46 @@ DIGEST_BYTES = 32
 PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
 STATISTICS = ("weights", "means", "scatter")
 
+Stored = tuple[str, object, ArrayRef]
+"""The name of an array, the object of this process that its values are of, and where they are stored."""
 
-@dataclass(frozen=True, eq=False)
-class Shapes:
-    """The shapes of a fit's arrays.
 
-    Attributes
-    ----------
-    sizes : mapping of str to tuple of int
-        By name.
-    """
-
-    sizes: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, covariance_type: str, n_components: int, n_features: int, n_chunks: int) -> Shapes:
-        """Return the shapes for a fit's settings."""
-        K, d = n_components, n_features
-        matrices = structure_named(covariance_type).shape(K, d)
-        return cls(
-            {
-                "weights": (K,),
-                "means": (K, d),
-                "covariances": matrices,
-                "precisions_cholesky": matrices,
-                "held_weights": (K,),
-                "held_means": (K, d),
-                "held_scatter": matrices,
-                "centres": (K, d),
-                "chunks": (n_chunks, len(CHUNK_COLUMNS)),
-                "digests": (n_chunks, DIGEST_BYTES),
-                "contents": (n_chunks, CONTENTS_BYTES),
-            }
+def array_layouts(
+    covariance_type: str, n_components: int, n_features: int, n_chunks: int, prefix: str, n_steps: int
+) -> dict[str, ArrayLayout]:
+    """Return the zarr arrays of a fit below ``prefix`` by name, of one chunk for each step."""
+    K, d = n_components, n_features
+    matrices = structure_named(covariance_type).shape(K, d)
+    arrays: dict[str, tuple[tuple[int, ...], str]] = {
+        "weights": ((K,), "float64"),
+        "means": ((K, d), "float64"),
+        "covariances": (matrices, "float64"),
+        "precisions_cholesky": (matrices, "float64"),
+        "frozen_weights": ((K,), "float64"),
+        "frozen_means": ((K, d), "float64"),
+        "frozen_scatter": (matrices, "float64"),
+        "centres": ((K, d), "float64"),
+        "chunks": ((n_chunks, len(CHUNK_COLUMNS)), "int64"),
+        "digests": ((n_chunks, DIGEST_BYTES), "uint8"),
+        "contents": ((n_chunks, CONTENTS_BYTES), "uint8"),
+    }
+    return {
+        name: ArrayLayout(
+            f"{prefix}/{name}",
+            (n_steps, *shape),
+            (1, *shape),
+            dtype,
+            ("step", *(f"axis_{i}" for i in range(len(shape)))),
+            attributes={"columns": list(CHUNK_COLUMNS)} if name == "chunks" else None,
         )
-
-    @staticmethod
-    def dtype(name: str) -> np.dtype[Any]:
-        """Return the dtype of an array."""
-        return np.dtype({"chunks": "int64", "digests": "uint8", "contents": "uint8"}.get(name, "float64"))
-
-    def layouts(self, prefix: str, n_steps: int) -> dict[str, ArrayLayout]:
-        """Return the zarr arrays below ``prefix``, of one chunk for each step."""
-        return {
-            name: ArrayLayout(
-                f"{prefix}/{name}",
-                (n_steps, *shape),
-                (1, *shape),
-                self.dtype(name).name,
-                ("step", *(f"axis_{i}" for i in range(len(shape)))),
-                attributes={"columns": list(CHUNK_COLUMNS)} if name == "chunks" else None,
-            )
-            for name, shape in self.sizes.items()
-        }
+        for name, (shape, dtype) in arrays.items()
+    }
 
 
-def attempt_of(slot: SlotState) -> str:
-    """Return the id of the attempt that wrote the row state of a chunk."""
-    return slot.key.split("/")[1]
-
-
-def step_of(slot: SlotState) -> int:
-    """Return the step in which it was written."""
-    return int(slot.key.rpartition("/")[2].split(".")[1])
+def place_of(slot: SlotState) -> tuple[str, int]:
+    """Return the id of the attempt that wrote the row state of a chunk, and the step in which it did."""
+    _, attempt, _, name = slot.key.split("/")
+    return attempt, int(name.split(".")[1])
 
 
 def slot_key(attempt: str, step: int, chunk: int) -> str:

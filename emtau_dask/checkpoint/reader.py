@@ -1,10 +1,15 @@
-"""Reading a fit back from its commits: nothing is believed that is not verified."""
+"""Reading a fit back from its commits: nothing is believed that is not verified.
+
+Every object that a commit refers to is read once. Those that are missing or altered make the commit
+unusable, and an earlier one is used; one that is whole but says what cannot be is refused.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +17,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from emtau_dask.checkpoint.layout import COLUMNS, PARAMETERS, STATISTICS, Shapes, slot_key
+from emtau_dask.checkpoint.layout import COLUMNS, PARAMETERS, STATISTICS, Stored, array_layouts, slot_key
 from emtau_dask.checkpoint.schema import (
+    MAX_CHUNKS,
+    MAX_COUNT,
     ArrayRef,
     ConfigEntry,
+    FrozenEntry,
     Manifest,
     ParametersEntry,
     RunEntry,
@@ -26,241 +34,222 @@ from emtau_dask.em import FitState, HeldRows, IterationRecord, KMeansProgress, R
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.files import each
-from emtau_dask.io.objects import CommitLog, ObjectStore, RowFields, SlotState, read_array, read_verified
+from emtau_dask.io.objects import ArrayLayout, CommitLog, RowFields, SlotState, decode, read_verified
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
 
-MAX_CHUNKS = 2**24
 MAX_SLOT_ROWS = 2**40
-MAX_STEPS = 2**48
 MAX_FIELDS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class SavedFit:
-    """A commit that was read, every object that it refers to verified.
+    """A fit as a commit has it, every object that the commit refers to verified.
 
     Attributes
     ----------
     log : CommitLog
-    number : int
     manifest : Manifest
+    given : GivenParameters
+        Starting parameters that the user gave.
+    state : FitState
+    contents : mapping of int to bytes
+        What the chunks of the data were found to hold, by chunk.
+    stored : tuple of (str, object, ArrayRef)
+        Where the arrays among these are stored.
+    references : frozenset of str
+        Keys of all objects that the commit refers to.
     passed_over : tuple of str
         Why newer commits are not used.
     """
 
     log: CommitLog
-    number: int
     manifest: Manifest
+    given: GivenParameters
+    state: FitState
+    contents: Mapping[int, bytes]
+    stored: tuple[Stored, ...]
+    references: frozenset[str]
     passed_over: tuple[str, ...]
+
+    @property
+    def number(self) -> int:
+        """The commit's number."""
+        return self.manifest.number
 
     @property
     def config(self) -> ConfigEntry:
         """The settings of the fit."""
         return self.manifest.config
 
-    @property
-    def _reader(self) -> _Reader:
-        return _Reader.of(self.log.objects, self.manifest)
 
-    def given(self) -> GivenParameters:
-        """Return the starting parameters that the user gave."""
-        with self.log.watched():
-            reader, entry = self._reader, self.config.given
-            arrays = {name: reader.finite(name, ref) for name, ref in entry if ref is not None}
+@dataclass(frozen=True, eq=False)
+class WholeCommit:
+    """A commit of which every object is there and is what was written; what they say is not checked yet.
+
+    ``objects`` are those of its arrays, row state apart; ``stored`` is what has been made of them.
+    """
+
+    log: CommitLog
+    manifest: Manifest
+    layouts: Mapping[str, ArrayLayout]
+    slot_rows: int
+    objects: Mapping[ArrayRef, bytes]
+    stored: list[Stored] = field(default_factory=list)
+
+    @cached_property
+    def slots(self) -> dict[tuple[ArrayRef, ArrayRef | None], dict[int, SlotState]]:
+        """Where the row state of each run is, by chunk; runs are known by their tables."""
+        runs = (self.manifest.fit.current, self.manifest.fit.best)
+        return {(run.chunks, run.digests): self._slots_of(run) for run in runs if run is not None}
+
+    @property
+    def row_state(self) -> dict[str, SlotState]:
+        """Where all row state is, by key."""
+        return {slot.key: slot for slots in self.slots.values() for slot in slots.values()}
+
+    @property
+    def references(self) -> frozenset[str]:
+        """Keys of all objects that the commit refers to."""
+        return frozenset({ref.key for ref in self.objects} | self.row_state.keys())
+
+    def saved(self, passed_over: Sequence[str] = ()) -> SavedFit:
+        """Return the fit; raises `CheckpointCorruptError` where what the commit says cannot be."""
+        contents: dict[int, bytes] = {}
+        if (ref := self.manifest.fit.contents) is not None:
+            table = self._array("contents", ref)
+            contents = {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
+            self.stored.append(("contents", contents, ref))
+        given, state = self._given(), self._state()
+        stored = tuple(self.stored)
+        return SavedFit(
+            self.log, self.manifest, given, state, contents, stored, self.references, tuple(passed_over)
+        )
+
+    def _given(self) -> GivenParameters:
+        entry = self.manifest.config.given
+        arrays = {name: self._finite(name, ref) for name, ref in entry if ref is not None}
         precisions = None
         if "covariances" in arrays and "precisions_cholesky" in arrays:
             precisions = arrays["covariances"], arrays["precisions_cholesky"]
         return GivenParameters(arrays.get("weights"), arrays.get("means"), precisions)
 
-    def state(self) -> FitState:
-        """Return the fit as it was.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            What it says cannot be.
-        CheckpointTakenError
-            Another process has gone on with the run, and removed it.
-        """
-        with self.log.watched():
-            return self._state()
-
     def _state(self) -> FitState:
-        reader, fit = self._reader, self.manifest.fit
-        if fit.run >= len(self.config.seeds):
-            raise reader.impossible(f"it is in run {fit.run + 1} of {len(self.config.seeds)}")
+        fit, seeds = self.manifest.fit, self.manifest.config.seeds
+        if fit.run >= len(seeds):
+            raise self._impossible(f"it is in run {fit.run + 1} of {len(seeds)}")
         if fit.finished and (fit.current is None or fit.current.stop_reason is None):
-            raise reader.impossible("it is finished without a run that stopped")
+            raise self._impossible("it is finished without a run that stopped")
         if fit.best is not None and fit.best.stop_reason is None:
-            raise reader.impossible("its best run has not stopped")
+            raise self._impossible("its best run has not stopped")
         start = None
         if fit.start is not None:
-            centres = reader.finite("centres", fit.start.centres)
+            centres = self._finite("centres", fit.start.centres)
             start = KMeansProgress(centres, fit.start.tolerance, fit.start.n_iter)
         return FitState(
             run=fit.run,
             start=start,
-            current=None if fit.current is None else reader.run(fit.current),
-            best=None if fit.best is None else reader.run(fit.best),
+            current=None if fit.current is None else self._run(fit.current),
+            best=None if fit.best is None else self._run(fit.best),
             left_out=tuple(fit.left_out),
             finished=fit.finished,
             notes=tuple(fit.notes),
         )
 
-    def contents(self) -> dict[int, bytes]:
-        """Return what the chunks of the data were found to hold, by chunk."""
-        ref = self.manifest.fit.contents
-        if ref is None:
-            return {}
-        with self.log.watched():
-            table = self._reader.array("contents", ref)
-        return {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
-
-    def references(self) -> set[str]:
-        """Return the keys of every object that the commit refers to."""
-        with self.log.watched():
-            return self._reader.references()
-
-
-@dataclass(frozen=True, eq=False)
-class _Reader:
-    """Reads what a manifest refers to; sizes come from its settings, which are bounded, and are checked."""
-
-    objects: ObjectStore
-    manifest: Manifest
-    shapes: Shapes
-    slot_rows: int
-
-    @classmethod
-    def of(cls, objects: ObjectStore, manifest: Manifest) -> _Reader:
-        config, data = manifest.config, manifest.data
-        n_chunks = sum(count for _, count in data.chunks)
-        longest = max((rows for rows, count in data.chunks if count), default=0)
-        consistent = (
-            len(data.shape) == 2
-            and data.shape[1] == config.n_features
-            and n_chunks <= MAX_CHUNKS
-            and sum(rows * count for rows, count in data.chunks) == data.shape[0]
-            and longest <= MAX_SLOT_ROWS
-            and len(config.seeds) == config.n_init
-        )
-        if not consistent:
-            raise CheckpointCorruptError(
-                f"commit {manifest.number} in {objects.location} contradicts itself: {data.shape} rows "
-                "x features "
-                f"in {n_chunks} chunks, {config.n_features} features."
-            )
-        shapes = Shapes.of(config.covariance_type, config.n_components, config.n_features, n_chunks)
-        return cls(objects, manifest, shapes, longest)
-
-    def array(self, name: str, ref: ArrayRef) -> NDArray[Any]:
-        values = read_array(self.objects, ref.key, ref.sha256, self.shapes.sizes[name], Shapes.dtype(name))
-        values.setflags(write=False)
-        return values
-
-    def finite(self, name: str, ref: ArrayRef) -> NDArray[Any]:
-        values = self.array(name, ref)
-        if not np.isfinite(values).all():
-            raise self.impossible(f"{name} in {ref.key} hold NaN or infinity")
-        return values
-
-    def run(self, entry: RunEntry) -> RunState:
+    def _run(self, entry: RunEntry) -> RunState:
         columns = [getattr(entry.history, name) for name in COLUMNS]
         if len({len(column) for column in columns}) != 1:
-            raise self.impossible("columns of its history differ in length")
+            raise self._impossible("columns of its history differ in length")
         n_iter = len(entry.history.iteration)
         if entry.history.iteration != list(range(1, n_iter + 1)) or entry.since_reset > n_iter:
-            raise self.impossible("its iterations are not numbered from 1")
-        held = None
-        if entry.held is not None:
-            arrays = (self.finite(f"held_{name}", getattr(entry.held, name)) for name in STATISTICS)
-            held = HeldRows(SufficientStatistics(*arrays), entry.held.entropy)
-            if (held.statistics.weights < 0).any():
-                raise self.impossible("its inactive rows weigh less than nothing")
-        remaining = dict(enumerate(self._table(entry)[:, 2].tolist()))
-        if not entry.afresh and held is None and not any(remaining.values()):
-            raise self.impossible("no row is active and none is held")
+            raise self._impossible("its iterations are not numbered from 1")
+        frozen = None if entry.frozen is None else self._frozen(entry.frozen)
+        remaining = {chunk: rows for chunk, rows in enumerate(self._table(entry)[:, 2].tolist()) if rows}
+        if not entry.afresh and frozen is None and not remaining:
+            raise self._impossible("no row is active and none is inactive")
+        slots = self.slots[entry.chunks, entry.digests]
+        self.stored.append(("chunks", slots, entry.chunks))
+        if entry.digests is not None:
+            self.stored.append(("digests", slots, entry.digests))
         return RunState(
             self._parameters(entry.parameters),
             entry.bound,
             tuple(IterationRecord(*values) for values in zip(*columns, strict=True)),
-            held,
+            frozen,
             entry.since_reset,
             entry.afresh,
-            {chunk: rows for chunk, rows in remaining.items() if rows},
-            self._slots(entry),
+            remaining,
+            slots,
             entry.stop_reason,
         )
+
+    def _frozen(self, entry: FrozenEntry) -> HeldRows:
+        arrays = (self._finite(f"frozen_{name}", getattr(entry, name)) for name in STATISTICS)
+        statistics = SufficientStatistics(*arrays)
+        if (statistics.weights < 0).any():
+            raise self._impossible("its inactive rows weigh less than nothing")
+        return HeldRows(statistics, entry.entropy)
 
     def _parameters(self, entry: ParametersEntry) -> MixtureParameters:
         refs = {name: ref for name, ref in entry if ref is not None}
         if set(refs) != set(PARAMETERS):
-            raise self.impossible(f"its run has only {sorted(refs)}")
-        arrays = {name: self.finite(name, ref) for name, ref in refs.items()}
+            raise self._impossible(f"its run has only {sorted(refs)}")
+        arrays = {name: self._finite(name, ref) for name, ref in refs.items()}
         try:
             return MixtureParameters(self.manifest.config.covariance_type, **arrays)
         except EmtauError as error:
-            raise self.impossible(str(error)) from error
+            raise self._impossible(str(error)) from error
 
-    def _table(self, entry: RunEntry) -> NDArray[np.int64]:
-        """Return who wrote the state of each chunk, in which step, and how many rows it has active."""
-        table = self.array("chunks", entry.chunks)
-        lengths, counts = zip(*self.manifest.data.chunks, strict=True) if len(table) else ((), ())
-        rows = np.repeat(np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64))
-        within = (table >= [-1, -1, 0]).all() and (table[:, 2] <= rows).all()
-        if not within or (table[:, :2] > [len(self.manifest.attempts) - 1, MAX_STEPS]).any():
-            raise self.impossible("its table of chunks is out of range")
-        return table
-
-    def _slots(self, entry: RunEntry) -> dict[int, SlotState]:
+    def _slots_of(self, entry: RunEntry) -> dict[int, SlotState]:
         if entry.digests is None:
             return {}
-        table, digests = self._table(entry), self.array("digests", entry.digests)
-        for attempt in self.manifest.attempts:
+        table, digests = self._table(entry), self._array("digests", entry.digests)
+        attempts = self.manifest.attempts
+        for attempt in attempts:
             n_fields = len(set(attempt.fields))
             if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
-                raise self.impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
+                raise self._impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
         fields = [
-            RowFields(tuple(attempt.fields), tuple(attempt.dtypes), self.slot_rows)
-            for attempt in self.manifest.attempts
+            RowFields(tuple(attempt.fields), tuple(attempt.dtypes), self.slot_rows) for attempt in attempts
         ]
         return {
             chunk: SlotState(
-                slot_key(self.manifest.attempts[number].id, step, chunk),
-                digests[chunk].tobytes().hex(),
-                fields[number],
+                slot_key(attempts[number].id, step, chunk), digests[chunk].tobytes().hex(), fields[number]
             )
             for chunk, (number, step, _) in enumerate(table.tolist())
             if number >= 0
         }
 
-    def impossible(self, why: str) -> CheckpointCorruptError:
+    def _table(self, entry: RunEntry) -> NDArray[np.int64]:
+        """Return who wrote the state of each chunk, in which step, and how many rows it has active."""
+        table = self._array("chunks", entry.chunks)
+        lengths, counts = zip(*self.manifest.data.chunks, strict=True) if len(table) else ((), ())
+        rows = np.repeat(np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64))
+        within = (table >= [-1, -1, 0]).all() and (table[:, 2] <= rows).all()
+        if not within or (table[:, :2] > [len(self.manifest.attempts) - 1, MAX_COUNT]).any():
+            raise self._impossible("its table of chunks is out of range")
+        return table
+
+    def _array(self, name: str, ref: ArrayRef) -> NDArray[Any]:
+        where = f"{ref.key} in {self.log.objects.location}"
+        return decode(self.objects[ref], self.layouts[name], where)
+
+    def _finite(self, name: str, ref: ArrayRef) -> NDArray[Any]:
+        values = self._array(name, ref)
+        if not np.isfinite(values).all():
+            raise self._impossible(f"{name} in {ref.key} hold NaN or infinity")
+        self.stored.append((name, values, ref))
+        return values
+
+    def _impossible(self, why: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(
-            f"commit {self.manifest.number} in {self.objects.location} cannot be: {why}."
+            f"commit {self.manifest.number} in {self.log.objects.location} cannot be: {why}."
         )
-
-    def slots(self) -> list[SlotState]:
-        entries = (self.manifest.fit.current, self.manifest.fit.best)
-        return [slot for entry in entries if entry is not None for slot in self._slots(entry).values()]
-
-    def references(self) -> set[str]:
-        return {ref.key for ref in references_of(self.manifest)} | {slot.key for slot in self.slots()}
-
-    def verify(self) -> None:
-        """Raise `CheckpointCorruptError` unless every object is there and is what was written."""
-        slots = self.slots()
-        wanted = {ref.key: ref.sha256 for ref in references_of(self.manifest)}
-        wanted |= {slot.key: slot.sha256 for slot in slots}
-        widest = max((slot.fields.stored.itemsize * len(slot.fields.names) for slot in slots), default=1)
-        arrays = max(math.prod(shape) * 8 for shape in self.shapes.sizes.values())
-        limit = 2 * max(arrays, widest * self.slot_rows) + 1024
-        each(lambda item: read_verified(self.objects, *item, limit), wanted.items())
 
 
 def _manifest(log: CommitLog, number: int) -> Manifest:
-    commit = log.read(number)
+    content = log.read(number)
     try:
-        manifest = Manifest.model_validate(commit.manifest)
+        manifest = Manifest.model_validate(content)
         manifest.config.model_dump(mode="json")
     except (ValidationError, PydanticSerializationError, ValueError, RecursionError) as error:
         why = first_problem(error) if isinstance(error, ValidationError) else str(error)
@@ -270,17 +259,45 @@ def _manifest(log: CommitLog, number: int) -> Manifest:
     return manifest
 
 
-def read_commit(log: CommitLog, number: int) -> SavedFit:
-    """Return a commit after verifying every object that it refers to.
+def read_commit(log: CommitLog, number: int) -> WholeCommit:
+    """Return a commit after reading every object that it refers to.
+
+    Sizes come from its settings, which are bounded, and are compared with those of its objects.
 
     Raises
     ------
     CheckpointCorruptError
-        The commit or an object is missing or altered.
+        The commit or an object is missing or altered, or its sizes contradict each other.
     """
     manifest = _manifest(log, number)
-    _Reader.of(log.objects, manifest).verify()
-    return SavedFit(log, number, manifest, ())
+    config, data = manifest.config, manifest.data
+    n_chunks = sum(count for _, count in data.chunks)
+    slot_rows = max((rows for rows, count in data.chunks if count), default=0)
+    consistent = (
+        len(data.shape) == 2
+        and data.shape[1] == config.n_features
+        and n_chunks <= MAX_CHUNKS
+        and sum(rows * count for rows, count in data.chunks) == data.shape[0]
+        and slot_rows <= MAX_SLOT_ROWS
+        and len(config.seeds) == config.n_init
+    )
+    if not consistent:
+        raise CheckpointCorruptError(
+            f"commit {number} in {log.objects.location} contradicts itself: {data.shape} rows x "
+            f"features in {n_chunks} chunks, {config.n_features} features."
+        )
+    K, d = config.n_components, config.n_features
+    layouts = array_layouts(config.covariance_type, K, d, n_chunks, prefix="", n_steps=1)
+    limit = 2 * max(8 * math.prod(layout.chunks) for layout in layouts.values()) + 1024
+
+    def read(place: ArrayRef | SlotState) -> bytes:
+        most = limit if isinstance(place, ArrayRef) else place.fields.most_bytes
+        return read_verified(log.objects, place.key, place.sha256, most)
+
+    refs = set(references_of(manifest))
+    commit = WholeCommit(log, manifest, layouts, slot_rows, dict(zip(refs, each(read, refs), strict=True)))
+    each(lambda slot: len(read(slot)), commit.row_state.values())  # Without keeping the bytes.
+    return commit
 
 
 def read_newest(log: CommitLog) -> SavedFit:
@@ -289,7 +306,7 @@ def read_newest(log: CommitLog) -> SavedFit:
     Raises
     ------
     CheckpointCorruptError
-        None is; says what is wrong with the newest.
+        None is, which says what is wrong with the newest; or what the newest whole one says cannot be.
     """
     while True:
         numbers = log.numbers()
@@ -297,13 +314,13 @@ def read_newest(log: CommitLog) -> SavedFit:
         passed_over: list[str] = []
         for number in reversed(numbers):
             try:
-                saved = read_commit(log, number)
+                commit = read_commit(log, number)
             except CheckpointCorruptError as error:
                 passed_over.append(str(error))
                 if max(log.numbers(), default=-1) > log.last:
                     break
             else:
-                return dataclasses.replace(saved, passed_over=tuple(passed_over))
+                return commit.saved(passed_over)
         else:
             why = passed_over[0] if passed_over else "There is none."
             raise CheckpointCorruptError(f"no commit is whole. {why}")

@@ -42,8 +42,8 @@ class ParametersEntry(_Entry):
     precisions_cholesky: ArrayRef | None = None
 
 
-class HeldEntry(_Entry):
-    """What rows that are not active contribute."""
+class FrozenEntry(_Entry):
+    """The statistics of inactive rows."""
 
     weights: ArrayRef
     means: ArrayRef
@@ -71,7 +71,7 @@ class RunEntry(_Entry):
     parameters: ParametersEntry
     bound: Number | None
     history: HistoryEntry
-    held: HeldEntry | None
+    frozen: FrozenEntry | None
     since_reset: Count
     afresh: bool
     chunks: ArrayRef

@@ -19,7 +19,6 @@ from emtau_dask.checkpoint import (
     SourceEntry,
     fingerprint,
     first_problem,
-    source_entry,
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
 from emtau_dask.em import EmSettings, FitObserver, FitState, compile_setting, worth_compiling
@@ -225,10 +224,7 @@ def _entries(
     sources: FitSources, executor: Executor, observer: PassObserver
 ) -> dict[str, SourceEntry | None]:
     """Return the fingerprints of sources, as a manifest has them; reads samples."""
-    found = {
-        name: source_entry(fingerprint(source, name, executor, observer))
-        for name, source in sources.named().items()
-    }
+    found = {name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()}
     return {
         "data": found["X"],
         "sample_weight": found.get("sample_weight"),

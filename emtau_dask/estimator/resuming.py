@@ -15,7 +15,6 @@ from emtau_dask.checkpoint import (
     SavedFit,
     check_same,
     fingerprint,
-    fingerprint_of,
     read_newest,
 )
 from emtau_dask.cluster import differing_workers, numerical_environment, prove_access
@@ -71,7 +70,7 @@ def saved_estimator(cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: A
     CheckpointCorruptError
         Its settings are impossible.
     """
-    config, given = saved.config, saved.given()
+    config, given = saved.config, saved.given
     entry = config.algorithm
     try:
         policy = matching_policy(algorithm, entry.name, entry.kind, entry.params)
@@ -113,7 +112,7 @@ def mixture_in(cls: type[M], checkpoint: Any) -> M:
         There is no run, no commit is whole, or it has no parameters yet.
     """
     saved = open_saved(checkpoint)
-    state = saved.state()
+    state = saved.state
     run = state.current or state.best
     if run is None:
         raise CheckpointError(
@@ -163,7 +162,7 @@ def resume_estimator(
     estimator = saved_estimator(cls, saved, checkpoint, algorithm)
     estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
     check_settings(estimator.get_params(deep=False))
-    policy, state = as_policy(estimator.algorithm), saved.state()
+    policy, state = as_policy(estimator.algorithm), saved.state
     needed = responsibilities_init if state.current is None and state.best is None else None
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
@@ -179,7 +178,7 @@ def resume_estimator(
             publish(estimator, reopened)
             return estimator
         config = _config(saved, estimator)
-        settings = _settings(config, policy, saved.given(), sources, executor)
+        settings = _settings(config, policy, saved.given, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
         finished = fit(settings, sources, executor, journal, context)
         finished = noted(finished, differing_workers(executor.client))
@@ -204,12 +203,12 @@ def _check_data(
     """Raise `CheckpointMismatchError` unless the data is what the run was begun with."""
     found = {name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()}
     manifest = saved.manifest
-    check_same("X", fingerprint_of(manifest.data), found["X"])
-    check_same("sample_weight", fingerprint_of(manifest.sample_weight), found.get("sample_weight"))
+    check_same("X", manifest.data, found["X"])
+    check_same("sample_weight", manifest.sample_weight, found.get("sample_weight"))
     if not started:
         check_same(
             "responsibilities_init",
-            fingerprint_of(manifest.responsibilities_init),
+            manifest.responsibilities_init,
             found.get("responsibilities_init"),
         )
 
@@ -274,7 +273,7 @@ def _journal(
     journal = CheckpointJournal(
         saved.log, config, settings.given, entries, fields, compiled=settings.compiled
     )
-    journal.inherit(saved, state, settings.given)
+    journal.inherit(saved, state)
     return journal
 
 

@@ -41,7 +41,7 @@ def inspect_run(run: str) -> dict[str, Any]:
 
 def described_run(saved: SavedFit) -> dict[str, Any]:
     """Return a saved fit as plain values."""
-    manifest, state = saved.manifest, saved.state()
+    manifest, state = saved.manifest, saved.state
     config, data = manifest.config, manifest.data
     run = state.current or state.best
     rows = data.shape[0]

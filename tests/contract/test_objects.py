@@ -20,7 +20,7 @@ from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
 from emtau_dask.io.files import exclusive
 from emtau_dask.io.objects.base import each
-from emtau_dask.io.objects.commits import open_log
+from emtau_dask.io.objects.beginning import open_log
 from emtau_dask.io.objects.remote import object_store
 
 PLACES = {
@@ -201,13 +201,13 @@ def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
     group = zarr.open_group(path, mode="r")
     manifest = group[f"commits/{saved.number}"].attrs.asdict()
     assert manifest["number"] == saved.number
-    run = saved.state().current
+    run = saved.state.current
     entry = manifest["fit"]["current"]
     expected = {name: getattr(run.parameters, name) for name in entry["parameters"]}
     if run.held is not None:
         for name in ("weights", "means", "scatter"):
-            expected[f"held_{name}"] = getattr(run.held.statistics, name)
-    refs = entry["parameters"] | {f"held_{name}": ref for name, ref in (entry["held"] or {}).items()}
+            expected[f"frozen_{name}"] = getattr(run.held.statistics, name)
+    refs = entry["parameters"] | {f"frozen_{name}": ref for name, ref in (entry["frozen"] or {}).items()}
     for name, values in expected.items():
         folder, _, chunk = refs[name]["key"].rpartition("/")
         step = int(chunk.split(".")[1])

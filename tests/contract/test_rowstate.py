@@ -19,7 +19,7 @@ from emtau_dask.execution.choice import choose_executor
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import row_fields, temporary_journal
 from emtau_dask.init.methods import GivenParameters
-from emtau_dask.io.objects.encoding import digest
+from emtau_dask.io.objects.documents import digest
 from emtau_dask.io.objects.remote import object_store
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.sources.opening import as_source
@@ -280,7 +280,7 @@ class TestDamage:
 THETA = MixtureParameters("full", np.ones(1), np.zeros((1, 2)), np.eye(2)[None], np.eye(2)[None])
 
 
-def held(slots):
+def run_with(slots):
     return RunState(THETA, None, slots=slots)
 
 
@@ -323,17 +323,17 @@ class TestTemporaryJournal:
             for iteration in range(11):
                 step, present = journal.writer(), [0, 2] if iteration == 0 else [2]
                 slots = slots | {slot: step.write(slot, values(slot, iteration)) for slot in present}
-                journal.save(FitState(current=held(slots)), commit=False)
+                journal.save(FitState(current=run_with(slots)), commit=False)
             assert_holds(journal.objects, slots[0], 0, 0)
             assert_holds(journal.objects, slots[2], 2, 10)
 
     def test_state_that_was_superseded_is_removed(self, temporary):
         with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
             first = write_all(journal, 7)
-            journal.save(FitState(current=held(first)), commit=False)
+            journal.save(FitState(current=run_with(first)), commit=False)
             second = first | {2: journal.writer().write(2, values(2, 8))}
             assert_holds(journal.objects, first[2], 2, 7)
-            journal.save(FitState(current=held(second)), commit=False)
+            journal.save(FitState(current=run_with(second)), commit=False)
             assert journal.objects.list("rows/") == sorted(state.key for state in second.values())
             with pytest.raises(CheckpointCorruptError):
                 first[2].read(journal.objects, 5)
@@ -341,9 +341,9 @@ class TestTemporaryJournal:
     def test_the_best_run_keeps_its_state_while_another_goes_on(self, temporary):
         with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
             best, current = write_all(journal, 7), write_all(journal, 8)
-            journal.save(FitState(current=held(current), best=held(best)), commit=True)
+            journal.save(FitState(current=run_with(current), best=run_with(best)), commit=True)
             assert_holds(journal.objects, best[2], 2, 7)
-            journal.save(FitState(current=held(current)), commit=True)
+            journal.save(FitState(current=run_with(current)), commit=True)
             assert journal.objects.list("rows/") == sorted(state.key for state in current.values())
 
     def test_it_lies_in_dasks_temporary_directory_and_leaves_nothing(self, temporary):
@@ -367,9 +367,9 @@ class TestTemporaryJournal:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("emtau_dask.io.files.scratch.fcntl.flock", interrupted)
-        with pytest.raises(KeyboardInterrupt) as held, temporary_journal(FIELDS, len(CHUNK_ROWS)):
+        with pytest.raises(KeyboardInterrupt) as raised, temporary_journal(FIELDS, len(CHUNK_ROWS)):
             pass
-        assert held.traceback  # It holds on to what it went through, as it does at the end of a command.
+        assert raised.traceback  # It keeps what it went through, as it does at the end of a command.
         assert list(temporary.iterdir()) == []
 
     def test_what_a_killed_process_left_goes_with_the_next_fit(self, temporary):
@@ -389,7 +389,7 @@ class TestTemporaryJournal:
     def test_policies_without_row_state_need_no_place(self, temporary):
         with temporary_journal(None, len(CHUNK_ROWS)) as journal:
             assert journal.writer() is None
-            journal.save(FitState(current=held({})), commit=True)
+            journal.save(FitState(current=run_with({})), commit=True)
         assert not temporary.exists()
 
     def test_no_place_for_it_is_refused(self, tmp_path):
@@ -444,8 +444,8 @@ class TestInAFit:
             def watch(state, *, commit):
                 save(state, commit=commit)
                 slots = state.current.slots
-                held = {chunk: slot.read(journal.objects, FIT_ROWS[chunk]) for chunk, slot in slots.items()}
-                seen.append((state.current.iteration, dict(slots), journal.objects.list("rows/"), held))
+                read = {chunk: slot.read(journal.objects, FIT_ROWS[chunk]) for chunk, slot in slots.items()}
+                seen.append((state.current.iteration, dict(slots), journal.objects.list("rows/"), read))
 
             journal.save = watch
             fit(settings, FitSources(source), choose_executor(), journal, Context())

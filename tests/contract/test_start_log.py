@@ -6,7 +6,7 @@ import pytest
 from zarr.storage import MemoryStore
 
 from emtau_dask.errors import CheckpointError, CheckpointExistsError, CheckpointTakenError
-from emtau_dask.io.objects.commits import open_log, start_log
+from emtau_dask.io.objects.beginning import open_log, start_log
 from emtau_dask.io.objects.remote import object_store
 
 PLACES = {
@@ -70,7 +70,7 @@ class Run:
 def assert_whole(objects, run, replaced=None):
     """There is one commit, a run's, with all that it refers to, and nothing of one that was replaced."""
     log = open_log(objects)
-    manifest = log.read(log.last).manifest
+    manifest = log.read(log.last)
     assert manifest["run"] == run.log.run
     assert all(objects.get(key, 100) == manifest["attempt"].encode() for key in manifest["keys"])
     assert log.numbers() == [0]

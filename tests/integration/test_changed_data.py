@@ -1,4 +1,4 @@
-"""A run is gone on with only where the data holds what it held, also beside what a fingerprint samples."""
+"""A run is resumed only where the data holds what it held, also beside what a fingerprint samples."""
 
 import os
 import shutil

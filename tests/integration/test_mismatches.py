@@ -1,4 +1,4 @@
-"""A run is gone on with only with what it was begun with; both sides are named."""
+"""A run is resumed only with what it was begun with; both sides are named."""
 
 import json
 import warnings
@@ -11,7 +11,8 @@ import pytest
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.io.objects.commits import VERSION, sealed
+from emtau_dask.io.objects.beginning import VERSION
+from emtau_dask.io.objects.documents import digested_document
 
 _random = np.random.default_rng(2)
 ROWS = _random.normal(size=(60, 2))
@@ -85,6 +86,6 @@ def test_another_version_of_the_format(run):
     file = run / "zarr.json"
     root = json.loads(file.read_bytes())["attributes"]
     del root["sha256"]
-    file.write_bytes(sealed({**root, "version": VERSION + 1}))
+    file.write_bytes(digested_document({**root, "version": VERSION + 1}))
     with pytest.raises(CheckpointMismatchError, match=rf"version {VERSION + 1}; .*reads .*version {VERSION}"):
         resume(run, lazy())

@@ -1,6 +1,8 @@
 """Fits of several starts that go on in other attempts, more than once: every commit can be read again."""
 
+import re
 import warnings
+from collections import Counter
 
 import dask
 import pytest
@@ -10,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
+from emtau_dask.io.objects.base import LocalObjects
 
 ITERATIONS, STARTS = 3, 3
 
@@ -69,3 +72,26 @@ def test_interrupted_twice_anywhere(tmp_path, interrupted_after, first):
     interrupted_after(None)
     assert_same_bits(GaussianMixture.resume(tmp_path / "run", ROWS), expected)
     assert_same_bits(GaussianMixture.resume(tmp_path / "run", ROWS), expected)
+
+
+@pytest.mark.parametrize("first", [1, ITERATIONS + 1], ids=["the first start", "beside a best start"])
+def test_a_resume_reads_every_table_once(tmp_path, interrupted_after, monkeypatch, first):
+    """Only row state is read again, by the tasks that continue from it."""
+    interrupted_after(first)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(tmp_path / "run")
+    there = LocalObjects(str(tmp_path / "run"))
+    tables = [key for key in there.list("attempts/") if re.search(r"/(?!rows)[a-z_]+/c\.", key)]
+    asked, get = Counter(), LocalObjects.get
+
+    def noted(objects, key, limit):
+        asked[key] += 1
+        return get(objects, key, limit)
+
+    monkeypatch.setattr(LocalObjects, "get", noted)
+    interrupted_after(0)
+    with pytest.raises(KeyboardInterrupt):
+        GaussianMixture.resume(tmp_path / "run", ROWS)
+    found = {key: asked[key] for key in tables if asked[key]}
+    assert {key.split("/")[2] for key in found} >= {"chunks", "digests", "contents", "weights", "covariances"}
+    assert set(found.values()) == {1}, found

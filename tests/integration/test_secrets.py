@@ -19,7 +19,7 @@ from reliability.damage import manifest_of
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.io.objects.commits import sealed
+from emtau_dask.io.objects.documents import digested_document
 from emtau_dask.io.objects.remote import object_store
 from emtau_dask.io.sources.opening import open_source
 
@@ -173,7 +173,7 @@ def test_what_a_checkpoint_says_is_shown_as_text(tmp_path):
         content["config"]["algorithm"] = {"name": None, "kind": ESCAPES, "params": {ESCAPES: ESCAPES}}
         content["config"]["run_config"] = {"data": {"path": ESCAPES}}
         content["fit"]["notes"] = [f"{ESCAPES} http://user:SECRET@host"]
-        file.write_bytes(sealed(content))
+        file.write_bytes(digested_document(content))
     for arguments in (
         ("inspect", run),
         ("inspect", run, "--json"),

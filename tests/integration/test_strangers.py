@@ -23,7 +23,7 @@ from reliability.damage import manifest_of
 
 from emtau_dask import GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.io.objects.commits import sealed
+from emtau_dask.io.objects.documents import digested_document
 
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 MORE = ("--set", "stop.max_iter=4")
@@ -80,7 +80,7 @@ def made_up(begun, tmp_path):
             config["output"] = {"directory": str(run.parent)}
             for section, values in changes.items():
                 config[section] = {**config.get(section, {}), **values}
-            file.write_bytes(sealed(content))
+            file.write_bytes(digested_document(content))
         return run
 
     return make

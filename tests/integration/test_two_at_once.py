@@ -1,4 +1,4 @@
-"""Several processes that go on with one run, and what a commit refers to meanwhile."""
+"""Several processes that continue one run, and what a commit refers to meanwhile."""
 
 import warnings
 from functools import partial
@@ -14,7 +14,8 @@ from reliability.zygote import Zygote
 from emtau_dask import EMLazy, EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_commit
 from emtau_dask.io.objects.base import LocalObjects
-from emtau_dask.io.objects.commits import CommitLog, open_log
+from emtau_dask.io.objects.beginning import open_log
+from emtau_dask.io.objects.commits import CommitLog
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_a_chunk_skipped_for_ten_commits_still_has_its_state(tmp_path, appended)
     slots = {}
 
     def look(log):
-        state = read_commit(log, log.last).state()
+        state = read_commit(log, log.last).saved().state
         if state.current is not None and state.current.slots:
             slots[log.last] = state.current.slots[0]
 
@@ -116,7 +117,7 @@ def test_nothing_that_a_kept_commit_refers_to_is_removed_and_nothing_else_piles_
     def look(log):
         newest = log.numbers()[-2:]
         assert newest == list(range(max(0, log.last - 1), log.last + 1))
-        used = set().union(*(read_commit(log, number).references() for number in newest))
+        used = set().union(*(read_commit(log, number).references for number in newest))
         there = {key for key in log.objects.list("attempts/") if not key.endswith("/zarr.json")}
         assert there >= used
         sizes.append(len(there - used))
@@ -132,7 +133,7 @@ def test_row_state_between_commits_does_not_pile_up(tmp_path, appended):
     unused = []
 
     def look(log):
-        used = set().union(*(read_commit(log, number).references() for number in log.numbers()[-2:]))
+        used = set().union(*(read_commit(log, number).references for number in log.numbers()[-2:]))
         there = {key for key in log.objects.list("attempts/") if not key.endswith("/zarr.json")}
         unused.append(len(there - used))
 

@@ -15,7 +15,7 @@ from numcodecs.zstd import Zstd
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.errors import CheckpointError
-from emtau_dask.io.objects.commits import sealed
+from emtau_dask.io.objects.documents import digested_document
 from reliability import scenarios
 
 MEGABYTES = 1000
@@ -199,7 +199,7 @@ def lie(chance, folder):
     file = chance.choice([folder / "zarr.json", *[newest_commit(folder)] * 9])
     content, what = edited(chance, manifest_of(file))
     try:
-        file.write_bytes(sealed(content))
+        file.write_bytes(digested_document(content))
     except RecursionError:
         file.write_bytes(b"[" * 10**6)
     return f"lie in {file.relative_to(folder)}: {what}"
@@ -228,7 +228,7 @@ def lie_in_an_array(chance, folder):
     for _ in range(chance.choice([1, 1, len(values)])):
         values[chance.randrange(len(values))] = np.asarray(chance.choice(strange)).astype(kind)
     _rewritten(folder, ref, values.tobytes())
-    file.write_bytes(sealed(content))
+    file.write_bytes(digested_document(content))
     return f"lie in {ref['key']}: {values[:4]}"
 
 
@@ -256,7 +256,7 @@ def lie_in_row_state(chance, folder):
     digests = bytearray((folder / run["digests"]["key"]).read_bytes())
     digests[32 * chunk : 32 * chunk + 32] = hashlib.sha256(data).digest()
     _rewritten(folder, run["digests"], digests)
-    file.write_bytes(sealed(content))
+    file.write_bytes(digested_document(content))
     return f"lie in the row state of chunk {chunk}: {how}"
 
 

@@ -21,7 +21,7 @@ from emtau_dask.estimator import fitting as fits
 from emtau_dask.estimator import resuming
 from emtau_dask.io.files import exclusive
 from emtau_dask.io.objects.base import LocalObjects
-from emtau_dask.io.objects.commits import open_log
+from emtau_dask.io.objects.beginning import open_log
 from reliability.boundaries import Boundaries
 
 CHUNKS = (28, 0, 30, 22)
@@ -150,7 +150,7 @@ def bits_of(model, folder):
     found["history"] = repr([replace(record, seconds=0.0) for record in model.history_]).encode()
     found["end"] = f"{model.n_iter_} {model.stop_reason_} {model.lower_bounds_!r}".encode()
     objects = LocalObjects(str(folder))
-    current = read_newest(open_log(objects)).state().current
+    current = read_newest(open_log(objects)).state.current
     for chunk, n_rows in enumerate(CHUNKS):
         slot = current.slots.get(chunk)
         state = {} if slot is None else slot.read(objects, n_rows)
@@ -163,7 +163,7 @@ def bits_of(model, folder):
 def litter_of(folder):
     """Return the objects that no commit there refers to, documents left aside."""
     log = open_log(LocalObjects(str(folder)))
-    used = set().union(*(read_commit(log, number).references() for number in log.numbers()))
+    used = set().union(*(read_commit(log, number).references for number in log.numbers()))
     return tuple(key for key in log.objects.list("") if key not in used and Path(key).name != "zarr.json")
 
 

@@ -43,7 +43,7 @@ def test_as_many_chunks_as_a_twentieth_of_the_data_or_64_mib(chunks, chunk_mib, 
     assert expected == 1 or bytes_of(found) <= max(64 * MIB, chunks * chunk_mib * MIB / 20)
 
 
-def test_they_are_spread_evenly_and_are_told_by_their_places():
+def test_they_are_spread_evenly_and_known_by_their_places():
     found = sampled(source([1000] * 160))
     assert list(found) == [10 * i + 5 for i in range(16)]
     bounds = {chunk: (place.start, place.stop) for chunk, place in found.items()}
@@ -65,5 +65,5 @@ def test_another_value_in_any_of_a_few_small_chunks_is_another_fingerprint(chang
         return fingerprint(as_source(values, ndim=2, what="X").aligned((10,) * 16), "X", SilentObserver())
 
     assert of(rows) == of(rows.copy())
-    before, after = dict(of(rows).samples), dict(of(other).samples)
+    before, after = ({s.chunk: s.sha256 for s in of(values).samples} for values in (rows, other))
     assert [chunk for chunk in before if before[chunk] != after[chunk]] == [changed]

@@ -18,7 +18,7 @@ PLENTY = 10**9
 @pytest.fixture(autouse=True)
 def store(monkeypatch):
     """A store of the test's own."""
-    monkeypatch.setattr(rowcache, "_STORE", rowcache._Store())
+    monkeypatch.setattr(rowcache, "_STORE", rowcache.RowStore())
     return rowcache._STORE
 
 
@@ -111,7 +111,7 @@ class TestTheLimit:
         for chunk in range(3):
             cache.keep(chunk, rows_at([1, 2]))
             assert cache.find(chunk, np.array([1])) is not None
-        assert store._held == 2 * self.SIZE
+        assert store._bytes == 2 * self.SIZE
         assert len(files_in(scratch)) == 1
 
     def test_is_that_of_all_tokens(self, scratch):
@@ -175,23 +175,23 @@ class TestState:
         self.CACHE.drop_state(7)
         self.CACHE.drop_state(8)
         assert self.CACHE.find_state(7, "digest") is None
-        assert store._held == 0
+        assert store._bytes == 0
 
     def test_rows_and_state_share_the_limit(self, store, scratch):
         cache = RowCache("mine", 4 * self.SIZE)
         cache.keep(0, rows_at([1]))
-        assert store._held == rows_at([1]).nbytes > 2 * self.SIZE
+        assert store._bytes == rows_at([1]).nbytes > 2 * self.SIZE
         for chunk in range(2):
             cache.keep_state(chunk, "digest", state_of(1, 1, 1, 1))
         assert cache.find_state(0, "digest") is not None
         assert cache.find_state(1, "digest") is None
-        assert store._held == rows_at([1]).nbytes + self.SIZE
+        assert store._bytes == rows_at([1]).nbytes + self.SIZE
 
     def test_takes_no_more_than_a_quarter_of_it(self, store, scratch):
         cache = RowCache("mine", 4 * (TestTheLimit.SIZE + self.SIZE))
         for chunk in range(1000):
             cache.keep_state(chunk, "digest", state_of(1, 1, 1, 1))
-        assert cache.limit // 4 - self.SIZE < store._held <= cache.limit // 4
+        assert cache.limit // 4 - self.SIZE < store._bytes <= cache.limit // 4
         for chunk in range(3):
             cache.keep(chunk, rows_at([1, 2]))
         assert files_in(scratch) == []
@@ -211,12 +211,12 @@ class TestState:
         cache.keep_state(0, "newer", state_of(1, 1, 1, 1, 1))
         assert cache.find_state(0, "digest") is None
         assert cache.find_state(0, "newer") is None
-        assert store._held == 0
+        assert store._bytes == 0
 
     def test_goes_with_its_token(self, store):
         self.CACHE.keep_state(7, "digest", state_of(1))
         release_rows("mine")
-        assert (store._kept, store._held, store._held_of_states) == ({}, 0, 0)
+        assert (store._tokens, store._bytes, store._state_bytes) == ({}, 0, 0)
         self.CACHE.keep_state(7, "digest", state_of(1))
         assert self.CACHE.find_state(7, "digest") is None
 
@@ -260,7 +260,7 @@ class TestTheEnd:
         for chunk in range(3):
             mine.keep(chunk, rows_at([1, 2]))
         release_rows("mine")
-        assert (store._kept, store._held) == ({}, 0)
+        assert (store._tokens, store._bytes) == ({}, 0)
         assert list(scratch.iterdir()) == []
 
     def test_others_keep_theirs(self, cache):
@@ -274,7 +274,7 @@ class TestTheEnd:
         cache.keep(0, rows_at([1]))
         cache.drop(0)
         assert cache.find(0, np.array([1])) is None
-        assert store._kept == {}
+        assert store._tokens == {}
         assert not scratch.exists()
 
     def test_a_file_under_way_when_it_comes_goes_too(self, store, scratch, monkeypatch):
@@ -288,14 +288,14 @@ class TestTheEnd:
         monkeypatch.setattr(rowcache._File, "write", write_late)
         cache.keep(0, rows_at([1]))
         assert list(scratch.iterdir()) == []
-        assert store._kept == {}
+        assert store._tokens == {}
 
     def test_what_is_not_used_for_long_goes_when_another_comes(self, store, cache, scratch, monkeypatch):
         RowCache("old", cache.limit).keep(0, rows_at([1]))
         monkeypatch.setattr(rowcache, "IDLE_SECONDS", -1.0)
         cache.keep(0, rows_at([1]))
-        assert list(store._kept) == ["mine"]
-        assert store._held in (0, rows_at([1]).nbytes)
+        assert list(store._tokens) == ["mine"]
+        assert store._bytes in (0, rows_at([1]).nbytes)
         assert len(files_in(scratch)) == (cache.limit == 0)
 
 
@@ -341,7 +341,7 @@ def test_what_cannot_be_proved_to_be_left_stays(store, scratch, monkeypatch, mis
         mounts = map(str, count())
         monkeypatch.setattr("emtau_dask.io.files.scratch._mount", lambda folder: next(mounts))
     RowCache("yours", 0).keep(0, rows_at([1]))
-    folder = store._kept["yours"].folder
+    folder = store._tokens["yours"].folder
     if folder._lock is not None:
         folder._lock.close()  # as its end would
     RowCache("mine", 0).keep(0, rows_at([1]))
@@ -366,4 +366,4 @@ def test_many_threads_at_once(store):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert store._held == sum(rows.nbytes for rows in store._kept["mine"].rows.values()) <= cache.limit
+    assert store._bytes == sum(rows.nbytes for rows in store._tokens["mine"].entries.values()) <= cache.limit

@@ -1,8 +1,8 @@
-"""Some rows of chunks, and the state of all, kept in this process so that they need not be read again.
+"""Some rows of chunks, and the state of all, cached by a process so that they need not be read again.
 
-What a process keeps belongs to a token; it stays in memory up to a number of
-bytes for all tokens together, beyond that rows go to files of a temporary folder. It is
-only a cache: whatever it lacks, or cannot write or read back, is read from where it came.
+What a process caches belongs to a token, which every fit has for itself. It stays in memory up to a
+number of bytes for all tokens together; beyond that, rows go to files of a temporary folder. Whatever
+the cache lacks, or cannot write or read back, is read from where it came.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import dask
@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 from emtau_dask.io.files import ScratchFolder
 
 IDLE_SECONDS = 1800.0
-"""A token that no task has used for so long makes room when another one comes."""
+"""What is cached for a token that no task has used for so long is removed when a task brings a new token."""
 STATE_SHARE = 4
-"""One part in so many of the bytes that row state may take: it is kept from the first pass on, rows later."""
+"""Row state may take one part in so many of the bytes: it is cached before rows are."""
+ROWS, STATE = "rows", "state"
+"""What is cached of a chunk."""
 RELEASED_TOKENS = 256
-"""How many released tokens a process remembers, lest tasks that outlive their fit leave anything."""
+"""How many released tokens a process remembers, so that tasks that outlive their fit cache nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class CachedRows:
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """All that is kept."""
+        """All that is cached."""
         found = (self.positions, self.rows)
         return found if self.weights is None else (*found, self.weights)
 
@@ -69,27 +71,22 @@ class CachedRows:
         return sum(array.nbytes for array in self.arrays)
 
 
-def _covers(held: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    if len(wanted) > len(held):
+def _covers(cached: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    if len(wanted) > len(cached):
         return False
-    found = np.searchsorted(held, wanted)
-    return not len(wanted) or bool(found[-1] < len(held) and (held[found] == wanted).all())
+    found = np.searchsorted(cached, wanted)
+    return not len(wanted) or bool(found[-1] < len(cached) and (cached[found] == wanted).all())
 
 
 @dataclass(frozen=True)
 class _File:
-    """Cached rows in a file: their arrays, one after another, in NumPy's format.
-
-    Attributes
-    ----------
-    path : Path
-    weighted : bool
-    source_bytes : int
-    """
+    """Cached rows in a file: their arrays, one after another, in NumPy's format."""
 
     path: Path
     weighted: bool
     source_bytes: int
+    nbytes: ClassVar[int] = 0
+    """Of memory."""
 
     @classmethod
     def write(cls, folder: Path, found: CachedRows) -> _File:
@@ -116,7 +113,7 @@ class _File:
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """A chunk's row state, and the digest of the object that holds it."""
+    """A chunk's row state, and the digest of the object that it is stored in."""
 
     sha256: str
     values: Mapping[str, NDArray[Any]]
@@ -126,170 +123,139 @@ class _State:
         return sum(array.nbytes for array in self.values.values())
 
 
-@dataclass
-class _Kept:
-    """What is kept for one token.
+_Entry = CachedRows | _File | _State
 
-    Attributes
-    ----------
-    rows : dict of int to CachedRows
-        In memory, by chunk.
-    files : dict of int to _File
-        The other chunks that are there.
-    states : dict of int to _State
-        In memory, by chunk.
-    folder : ScratchFolder or None
-        Where files are; None before the first one.
-    writable : bool
-        False once a file could not be written.
-    used : float
-        When, by the monotonic clock, in seconds.
+
+@dataclass
+class _Cached:
+    """What is cached for one token, by `ROWS` or `STATE` and chunk.
+
+    ``writable`` is False once a file could not be written; ``used`` is in seconds of the monotonic clock.
     """
 
-    rows: dict[int, CachedRows] = field(default_factory=dict)
-    files: dict[int, _File] = field(default_factory=dict)
-    states: dict[int, _State] = field(default_factory=dict)
+    entries: dict[tuple[str, int], _Entry] = field(default_factory=dict)
     folder: ScratchFolder | None = None
     writable: bool = True
     used: float = 0.0
 
 
-class _Store:
-    """All that a process keeps, for any number of threads."""
+class RowStore:
+    """All that a process caches, for any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}
+        self._tokens: dict[str, _Cached] = {}
         self._released: deque[str] = deque(maxlen=RELEASED_TOKENS)
-        self._held = 0
-        self._held_of_states = 0
+        self._bytes = 0
+        self._state_bytes = 0
 
-    def look(self, token: str, chunk: int) -> CachedRows | _File | None:
-        with self._lock:
-            kept = self._of(token)
-            return None if kept is None else kept.rows.get(chunk) or kept.files.get(chunk)
+    def look(self, token: str, what: str, chunk: int) -> _Entry | None:
+        """Return what is cached of a chunk, `ROWS` or `STATE`; rows may be in a file."""
+        with self._of(token) as cached:
+            return cached.entries.get((what, chunk)) if cached else None
 
-    def keep_in_memory(self, token: str, chunk: int, found: CachedRows, limit: int) -> bool:
-        """Return whether there was room for the rows, or is no need to keep them."""
-        with self._lock:
-            kept = self._of(token)
-            if kept is None:
-                return True
-            before = kept.rows.get(chunk)
-            if self._held - (before.nbytes if before else 0) + found.nbytes > limit:
-                return False
-            self._forget(kept, chunk)
-            kept.rows[chunk] = found
-            self._held += found.nbytes
-            return True
+    def drop(self, token: str, what: str, chunk: int) -> None:
+        """Remove what is cached of a chunk, `ROWS` or `STATE`."""
+        with self._of(token) as cached:
+            if cached:
+                self._put(cached, (what, chunk), None)
 
-    def keep_in_file(self, token: str, chunk: int, found: CachedRows) -> None:
-        with self._lock:
-            kept = self._of(token)
-            folder = None if kept is None or not kept.writable else self._folder(kept)
+    def keep_rows(self, token: str, chunk: int, found: CachedRows, limit: int) -> None:
+        """Cache rows in memory where they fit, else in a file where that saves bytes to read."""
+        with self._of(token) as cached:
+            if cached is None:
+                return
+            before = cached.entries.get((ROWS, chunk))
+            if self._bytes - (before.nbytes if before else 0) + found.nbytes <= limit:
+                self._put(cached, (ROWS, chunk), found)
+                return
+            folder = _folder(cached) if found.nbytes < found.source_bytes else None
         if folder is None:
             return
         file = None
         with suppress(OSError):
             file = _File.write(folder, found)
-        with self._lock:
-            kept = self._of(token)
-            if kept is not None:
-                kept.writable = file is not None
+        with self._of(token) as cached:
+            if cached:
+                cached.writable = file is not None
                 if file is not None:
-                    self._forget(kept, chunk)
-                    kept.files[chunk] = file
+                    self._put(cached, (ROWS, chunk), file)
                 return
         shutil.rmtree(folder, ignore_errors=True)
 
-    def drop(self, token: str, chunk: int) -> None:
-        with self._lock:
-            kept = self._of(token)
-            if kept is not None:
-                self._forget(kept, chunk)
-
-    def look_at_state(self, token: str, chunk: int) -> _State | None:
-        with self._lock:
-            kept = self._of(token)
-            return None if kept is None else kept.states.get(chunk)
-
     def keep_state(self, token: str, chunk: int, state: _State, limit: int) -> None:
-        """Keep a chunk's state, where there is room, instead of that kept before."""
-        with self._lock:
-            kept = self._of(token)
-            if kept is None:
-                return
-            self._forget_state(kept, chunk)
-            room = min(limit - self._held, limit // STATE_SHARE - self._held_of_states)
-            if state.nbytes <= room:
-                kept.states[chunk] = state
-                self._hold_state(state.nbytes)
-
-    def drop_state(self, token: str, chunk: int) -> None:
-        with self._lock:
-            kept = self._of(token)
-            if kept is not None:
-                self._forget_state(kept, chunk)
+        """Cache a chunk's state, where there is room, instead of that cached before."""
+        with self._of(token) as cached:
+            if cached:
+                self._put(cached, (STATE, chunk), None)
+                room = min(limit - self._bytes, limit // STATE_SHARE - self._state_bytes)
+                if state.nbytes <= room:
+                    self._put(cached, (STATE, chunk), state)
 
     def release(self, token: str) -> None:
+        """Remove all that is cached for a token; nothing will be cached for it again."""
         with self._lock:
             self._released.append(token)
             self._remove(token)
 
-    def _of(self, token: str) -> _Kept | None:
-        """Return what is kept for a token, nothing yet for a new one; None for one that was released."""
-        if token in self._released:
-            return None
-        now = time.monotonic()
-        if token not in self._kept:
-            for idle in [other for other, kept in self._kept.items() if now - kept.used > IDLE_SECONDS]:
-                self._remove(idle)
-            self._kept[token] = _Kept()
-        self._kept[token].used = now
-        return self._kept[token]
+    @contextmanager
+    def _of(self, token: str) -> Iterator[_Cached | None]:
+        """Give what is cached for a token, with the lock; None for one that was released."""
+        with self._lock:
+            if token in self._released:
+                yield None
+                return
+            now = time.monotonic()
+            if token not in self._tokens:
+                for idle in [other for other, of in self._tokens.items() if now - of.used > IDLE_SECONDS]:
+                    self._remove(idle)
+                self._tokens[token] = _Cached()
+            self._tokens[token].used = now
+            yield self._tokens[token]
 
-    def _folder(self, kept: _Kept) -> Path | None:
-        """Return where files go; None where there is no place for them."""
-        if kept.folder is None:
-            try:
-                kept.folder = ScratchFolder("emtau-cache-", dask.config.get("temporary-directory", None))
-            except OSError:
-                kept.writable = False
-                return None
-        return kept.folder.path
-
-    def _forget(self, kept: _Kept, chunk: int) -> None:
-        rows, file = kept.rows.pop(chunk, None), kept.files.pop(chunk, None)
-        if rows is not None:
-            self._held -= rows.nbytes
-        if file is not None:
+    def _put(self, cached: _Cached, key: tuple[str, int], entry: _Entry | None) -> None:
+        """Cache an entry, or nothing, in place of what was cached before."""
+        before = cached.entries.pop(key, None)
+        if isinstance(before, _File):
             with suppress(OSError):
-                file.path.unlink()
-
-    def _forget_state(self, kept: _Kept, chunk: int) -> None:
-        state = kept.states.pop(chunk, None)
-        if state is not None:
-            self._hold_state(-state.nbytes)
-
-    def _hold_state(self, n_bytes: int) -> None:
-        self._held += n_bytes
-        self._held_of_states += n_bytes
+                before.path.unlink()
+        if entry is not None:
+            cached.entries[key] = entry
+        added = (entry.nbytes if entry else 0) - (before.nbytes if before else 0)
+        self._bytes += added
+        self._state_bytes += added if key[0] == STATE else 0
 
     def _remove(self, token: str) -> None:
-        kept = self._kept.pop(token, None)
-        if kept is not None:
-            self._held -= sum(rows.nbytes for rows in kept.rows.values())
-            self._hold_state(-sum(state.nbytes for state in kept.states.values()))
-            if kept.folder is not None:
-                kept.folder.remove()
+        cached = self._tokens.pop(token, None)
+        if cached is not None:
+            for (what, _), entry in cached.entries.items():
+                self._bytes -= entry.nbytes
+                self._state_bytes -= entry.nbytes if what == STATE else 0
+            if cached.folder is not None:
+                cached.folder.remove()
 
 
-_STORE = _Store()
+def _folder(cached: _Cached) -> Path | None:
+    """Return where files go; None where there is no place for them."""
+    if cached.folder is None and cached.writable:
+        try:
+            cached.folder = ScratchFolder("emtau-cache-", dask.config.get("temporary-directory", None))
+        except OSError:
+            cached.writable = False
+    return cached.folder.path if cached.folder is not None and cached.writable else None
+
+
+_STORE = RowStore()
+
+
+def process_store() -> RowStore:
+    """Return what this process caches."""
+    return _STORE
 
 
 def release_rows(token: str) -> None:
-    """Remove all that this process keeps for a token; nothing will be kept for it again."""
-    _STORE.release(token)
+    """Remove all that this process caches for a token; nothing will be cached for it again."""
+    process_store().release(token)
 
 
 @dataclass(frozen=True)
@@ -299,9 +265,9 @@ class RowCache:
     Attributes
     ----------
     token : str
-        Nobody else's, ever.
+        Of one fit alone.
     limit : int
-        Bytes that a process may hold in memory, for all tokens together.
+        Bytes that a process may cache in memory, for all tokens together.
     """
 
     token: str
@@ -315,52 +281,49 @@ class RowCache:
         tuple of (CachedRows, int) or None
             0 bytes for rows in memory. None where this process does not have them all.
         """
-        found = _STORE.look(self.token, chunk)
-        if isinstance(found, CachedRows):
-            return (found, 0) if _covers(found.positions, positions) else None
-        try:
-            return None if found is None else found.read(positions)
-        except (OSError, ValueError, EOFError):
-            return None
+        found = process_store().look(self.token, ROWS, chunk)
+        if isinstance(found, CachedRows) and _covers(found.positions, positions):
+            return found, 0
+        with suppress(OSError, ValueError, EOFError):
+            return found.read(positions) if isinstance(found, _File) else None
+        return None
 
     def keep(self, chunk: int, found: CachedRows) -> None:
-        """Keep rows of a chunk instead of those that were kept of it before.
+        """Cache rows of a chunk instead of those that were cached of it before.
 
         In memory where they fit, else in a file where that is smaller than what
         would have to be read from the source. Where neither can be, what was
-        kept before stays.
+        cached before stays.
         """
-        kept = _STORE.keep_in_memory(self.token, chunk, found, self.limit)
-        if not kept and found.nbytes < found.source_bytes:
-            _STORE.keep_in_file(self.token, chunk, found)
+        process_store().keep_rows(self.token, chunk, found, self.limit)
 
     def drop(self, chunk: int) -> None:
         """Remove the rows of a chunk."""
-        _STORE.drop(self.token, chunk)
+        process_store().drop(self.token, ROWS, chunk)
 
     def find_state(self, chunk: int, sha256: str) -> Mapping[str, NDArray[Any]] | None:
         """Return the state of a chunk's rows, by name, from memory.
 
         None where this process does not have the one that is stored in an object of this digest.
         """
-        found = _STORE.look_at_state(self.token, chunk)
-        return found.values if found is not None and found.sha256 == sha256 else None
+        found = process_store().look(self.token, STATE, chunk)
+        return found.values if isinstance(found, _State) and found.sha256 == sha256 else None
 
     def keep_state(self, chunk: int, sha256: str, values: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the state of a chunk's rows, where a quarter of the limit has room, instead of that before.
+        """Cache the state of a chunk's rows, where a quarter of the limit has room, instead of that before.
 
         Parameters
         ----------
         chunk : int
         sha256 : str
-            Of the object that holds it.
+            Of the object that it is stored in.
         values : mapping of str to ndarray
-            Not to be written from now on.
+            Made read-only.
         """
         for array in values.values():
             array.setflags(write=False)
-        _STORE.keep_state(self.token, chunk, _State(sha256, values), self.limit)
+        process_store().keep_state(self.token, chunk, _State(sha256, values), self.limit)
 
     def drop_state(self, chunk: int) -> None:
         """Remove the state of a chunk's rows."""
-        _STORE.drop_state(self.token, chunk)
+        process_store().drop(self.token, STATE, chunk)

@@ -1,24 +1,17 @@
 """Named objects of a run: stores, encoding, commits, and the state of rows."""
 
 from emtau_dask.io.objects.base import LocalObjects, ObjectStore, begun_elsewhere
-from emtau_dask.io.objects.commits import (
+from emtau_dask.io.objects.beginning import (
     FORMAT,
     VERSION,
-    CommitLog,
     check_startable,
     holds_run,
-    new_attempt,
     open_log,
     start_log,
 )
-from emtau_dask.io.objects.encoding import (
-    ArrayLayout,
-    digest,
-    encode,
-    group_document,
-    read_array,
-    read_verified,
-)
+from emtau_dask.io.objects.commits import CommitLog, new_attempt
+from emtau_dask.io.objects.documents import digest, group_document
+from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
 from emtau_dask.io.objects.remote import ZarrStoreObjects, copy_new, object_store, warn_unless_exclusive
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 
@@ -37,6 +30,7 @@ __all__ = [
     "begun_elsewhere",
     "check_startable",
     "copy_new",
+    "decode",
     "digest",
     "encode",
     "group_document",
@@ -44,7 +38,6 @@ __all__ = [
     "new_attempt",
     "object_store",
     "open_log",
-    "read_array",
     "read_verified",
     "rows_layout",
     "start_log",

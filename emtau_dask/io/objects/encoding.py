@@ -8,8 +8,6 @@ the size that is expected, and no metadata of the file is believed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from emtau_dask.errors import CheckpointCorruptError
 from emtau_dask.io.objects.base import ObjectStore
+from emtau_dask.io.objects.documents import digest
 
 LEVEL = 1
 
@@ -63,9 +61,8 @@ class ArrayLayout:
 
     def document(self) -> bytes:
         """Return the metadata document that zarr itself writes for it."""
-        store = MemoryStore()
-        zarr.create_array(
-            store=store,
+        array = zarr.create_array(
+            store=MemoryStore(),
             shape=self.shape,
             chunks=self.chunks,
             dtype=self.dtype,
@@ -78,40 +75,57 @@ class ArrayLayout:
             attributes=dict(self.attributes or {}),
             zarr_format=3,
         )
-        document = sync(store.get("zarr.json", default_buffer_prototype()))
-        assert document is not None
-        return document.to_bytes()
-
-
-def group_document(attributes: Mapping[str, Any]) -> bytes:
-    """Return the metadata document of a zarr v3 group with these attributes.
-
-    Raises
-    ------
-    ValueError
-        An attribute is NaN or infinite, which JSON does not have.
-    """
-    document = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-
-
-def digest(data: bytes) -> str:
-    """Return the SHA-256 of an object's bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+        return array.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
 
 
 UNWRITTEN = 255
 """What a byte that nothing was decompressed into holds, and few others."""
 
 
-def _raw(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype.newbyteorder("<")
+def encode(values: NDArray[Any]) -> bytes:
+    """Return a chunk's bytes: its values, little-endian, in C order."""
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
 
 
-def encode(values: NDArray[Any], *, compressed: bool) -> bytes:
-    """Return a chunk's bytes."""
-    plain = np.ascontiguousarray(values, dtype=_raw(values.dtype))
-    return bytes(Zstd(level=LEVEL).encode(plain.view(np.uint8))) if compressed else plain.tobytes()
+def decode(data: bytes, layout: ArrayLayout, where: str) -> NDArray[Any]:
+    """Return the values, read-only, of a chunk of one step that `encode` wrote.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        The bytes are not a chunk of this size; ``where`` names their object.
+    """
+    dtype, shape = np.dtype(layout.dtype), layout.chunks[1:]
+    size = math.prod(shape) * dtype.itemsize
+    if len(data) != size:
+        raise CheckpointCorruptError(f"{where} cannot be decoded: {len(data)} bytes, {size} expected.")
+    values = np.frombuffer(data, dtype=dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
+    values.setflags(write=False)
+    return values
+
+
+def compress(values: NDArray[Any]) -> bytes:
+    """Return what `encode` does, compressed by zstd."""
+    return bytes(Zstd(level=LEVEL).encode(np.frombuffer(encode(values), dtype=np.uint8)))
+
+
+def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """Return the values that `compress` was given; allocates what ``shape`` and ``dtype`` say and no more.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        The bytes are not a chunk of this size; ``where`` names their object.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.full(size, UNWRITTEN, dtype=np.uint8)
+    try:
+        Zstd(level=LEVEL).decode(data, buffer)
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointCorruptError(f"{where} cannot be decoded: {error}.") from error
+    if size and buffer[-1] == UNWRITTEN and _fits(data, size - 1):
+        raise CheckpointCorruptError(f"{where} cannot be decoded: fewer than {size} bytes when decompressed.")
+    return buffer.view(dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
 
 
 def _fits(data: bytes, size: int) -> bool:
@@ -123,41 +137,8 @@ def _fits(data: bytes, size: int) -> bool:
     return True
 
 
-def decode(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], *, compressed: bool) -> NDArray[Any]:
-    """Return a chunk's values; allocates what ``shape`` and ``dtype`` say and no more.
-
-    Raises
-    ------
-    ValueError
-        The bytes are not a chunk of this size.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if compressed:
-        buffer = np.full(size, UNWRITTEN, dtype=np.uint8)
-        try:
-            Zstd(level=LEVEL).decode(data, buffer)
-        except RuntimeError as error:
-            raise ValueError(str(error)) from error
-        if size and buffer[-1] == UNWRITTEN and _fits(data, size - 1):
-            raise ValueError(f"fewer than {size} bytes when decompressed")
-    else:
-        if len(data) != size:
-            raise ValueError(f"{len(data)} bytes, {size} expected")
-        buffer = np.frombuffer(data, dtype=np.uint8)
-    return buffer.view(_raw(dtype)).reshape(shape).astype(dtype, copy=False)
-
-
 def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> bytes:
-    """Return an object's bytes.
-
-    Parameters
-    ----------
-    objects : ObjectStore
-    key : str
-    expected : str
-        Its digest.
-    limit : int
-        Bytes that it has at most.
+    """Return the bytes, at most ``limit``, of an object with the digest ``expected``.
 
     Raises
     ------
@@ -174,27 +155,3 @@ def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> 
             f"says {expected[:12]}."
         )
     return data
-
-
-def read_array(
-    objects: ObjectStore,
-    key: str,
-    expected: str,
-    shape: Sequence[int],
-    dtype: np.dtype[Any],
-    *,
-    compressed: bool = False,
-) -> NDArray[Any]:
-    """Return the values of a chunk of known shape and type after checking its digest.
-
-    Raises
-    ------
-    CheckpointCorruptError
-        It is missing, altered, or not of this size.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    data = read_verified(objects, key, expected, size + size // 128 + 1024)
-    try:
-        return decode(data, shape, dtype, compressed=compressed)
-    except ValueError as error:
-        raise CheckpointCorruptError(f"{key} in {objects.location} cannot be decoded: {error}.") from error

@@ -1,13 +1,14 @@
 """Row state in zarr, by slot: which rows are active, and what a policy keeps about each.
 
 Data chunk i owns slot i of one regular array, padded to the longest chunk, so
-no two tasks ever write one object. State is never changed in place: a step
-reads what an earlier step wrote and writes anew; for a chunk that is skipped, or whose
-state does not change, nothing is written, and its last copy stays the one referred to.
+no two tasks ever write one object. State is never changed in place: a step reads
+what an earlier step wrote and writes new objects. It writes nothing for a chunk that is
+skipped or whose state does not change; the object written last remains in use.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 from emtau_dask.errors import CheckpointCorruptError, CheckpointError
 from emtau_dask.io.files import once, settle, this_process
 from emtau_dask.io.objects.base import ObjectStore
-from emtau_dask.io.objects.encoding import ArrayLayout, digest, encode, read_array
+from emtau_dask.io.objects.documents import digest
+from emtau_dask.io.objects.encoding import ArrayLayout, compress, decompress, read_verified
 
 MAX_WITNESS_BYTES = 2**16
 
 
 @dataclass(frozen=True)
 class RowFields:
-    """The row arrays of a policy, held side by side in one array.
+    """The row arrays of a policy, side by side in one array.
 
     Attributes
     ----------
@@ -56,6 +58,17 @@ class RowFields:
         """The unsigned integer type that holds every field."""
         return np.dtype(f"u{max(np.dtype(name).itemsize for name in self.dtypes)}")
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a slot's array: fields, rows."""
+        return len(self.names), self.slot_rows
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that a slot's object has at most: zstd adds little to what it cannot compress."""
+        size = math.prod(self.shape) * self.stored.itemsize
+        return size + size // 128 + 1024
+
 
 @dataclass(frozen=True)
 class SlotState:
@@ -66,7 +79,7 @@ class SlotState:
     key : str
     sha256 : str
     fields : RowFields
-        Of those who wrote it.
+        Of the process that wrote it.
     """
 
     key: str
@@ -81,21 +94,21 @@ class SlotState:
         CheckpointCorruptError
             The object is missing or altered, or says what no policy can have written.
         """
-        fields = self.fields
-        shape = (len(fields.names), fields.slot_rows)
-        values = read_array(objects, self.key, self.sha256, shape, fields.stored, compressed=True)
+        fields, where = self.fields, f"{self.key} in {objects.location}"
+        data = read_verified(objects, self.key, self.sha256, fields.most_bytes)
+        values = decompress(data, fields.shape, fields.stored, where)
         state = {}
         for name, dtype, row in zip(fields.names, fields.dtypes, values[:, :n_rows], strict=True):
             limit = 1 if dtype == "bool" else np.iinfo(dtype).max
             if (row > limit).any():
-                raise CheckpointCorruptError(f"{self.key} in {objects.location}: {name} is above {limit}.")
+                raise CheckpointCorruptError(f"{where}: {name} is above {limit}.")
             state[name] = row.astype(dtype)
         return state
 
 
 @dataclass(frozen=True)
 class Witness:
-    """What the fitting process left where row state goes, by which others know that they see the same place.
+    """An object that the fitting process wrote where row state goes: who finds it sees the same place.
 
     Attributes
     ----------
@@ -161,10 +174,10 @@ class RowStateWriter:
         """
         self.witness.check(self.objects)
         fields = self.fields
-        padded = np.zeros((len(fields.names), fields.slot_rows), dtype=fields.stored)
+        padded = np.zeros(fields.shape, dtype=fields.stored)
         for row, name in zip(padded, fields.names, strict=True):
             row[: len(values[name])] = values[name]
-        data = encode(padded, compressed=True)
+        data = compress(padded)
         key = self.layout.chunk_key(self.step, slot)
         self.objects.put(key, data)
         return SlotState(key, digest(data), fields)
@@ -177,11 +190,10 @@ class RowStateWriter:
 
 def rows_layout(name: str, fields: RowFields, n_steps: int, n_slots: int) -> ArrayLayout:
     """Return the layout of the array that holds the state of all steps."""
-    inner = (len(fields.names), fields.slot_rows)
     return ArrayLayout(
         name,
-        (n_steps, n_slots, *inner),
-        (1, 1, *inner),
+        (n_steps, n_slots, *fields.shape),
+        (1, 1, *fields.shape),
         fields.stored.name,
         ("step", "slot", "field", "row"),
         compressed=True,

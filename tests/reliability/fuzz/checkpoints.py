@@ -9,7 +9,7 @@ import yaml
 import zarr
 
 from emtau_dask import CheckpointError, GaussianMixture
-from emtau_dask.io.objects.commits import sealed
+from emtau_dask.io.objects.documents import digested_document
 from reliability import damage, scenarios
 from reliability.fuzz import configs, documents
 from reliability.fuzz.commands import called, judged
@@ -81,7 +81,7 @@ def _stranger(case):
     else:
         holder["run_config"], what = documents.altered(case.chance, sections, STRANGERS)
     try:
-        file.write_bytes(sealed(content))
+        file.write_bytes(digested_document(content))
     except (RecursionError, ValueError):
         file.write_bytes(b"[" * 10**6)
     return f"run_config: {what}"

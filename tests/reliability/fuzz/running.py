@@ -54,7 +54,7 @@ class Kind:
 
 OPENED = ("regular.", "opening.")
 ZARR = (*OPENED, "zarr_documents._read_document", "zarr_documents.document_at", "zarr_source.open_zarr")
-COMMITS = (*OPENED, "zarr_documents._read_document", "objects.", "commits.")
+COMMITS = (*OPENED, "documents.", "base.", "beginning.", "commits.")
 KINDS = {
     "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "npy_source._"), ".npy"),
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),

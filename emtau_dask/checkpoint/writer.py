@@ -1,0 +1,363 @@
+"""Writing a fit to a checkpoint: the journal that commits, and what a commit says of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from emtau_dask.checkpoint.layout import (
+    CHUNK_COLUMNS,
+    COLUMNS,
+    PARAMETERS,
+    STATISTICS,
+    Stored,
+    array_layouts,
+    place_of,
+)
+from emtau_dask.checkpoint.reader import SavedFit
+from emtau_dask.checkpoint.schema import (
+    ArrayRef,
+    AttemptEntry,
+    ConfigEntry,
+    FitEntry,
+    FrozenEntry,
+    HistoryEntry,
+    Manifest,
+    ParametersEntry,
+    RunEntry,
+    SourceEntry,
+    StartEntry,
+    first_problem,
+    references_of,
+)
+from emtau_dask.cluster import numerical_environment
+from emtau_dask.em import FitState, ReadContents, RunState
+from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
+from emtau_dask.init import KMEANS_PASSES, GivenParameters
+from emtau_dask.io.files import each
+from emtau_dask.io.objects import (
+    ArrayLayout,
+    CommitLog,
+    ObjectStore,
+    RowFields,
+    RowStateWriter,
+    SlotState,
+    Witness,
+    digest,
+    encode,
+    group_document,
+    new_attempt,
+    rows_layout,
+)
+
+
+def _slots_of(state: FitState) -> list[SlotState]:
+    """Return where the row state is that a commit refers to."""
+    return [slot for run in (state.current, state.best) if run is not None for slot in run.slots.values()]
+
+
+class CheckpointJournal:
+    """Commits a fit to a checkpoint.
+
+    Parameters
+    ----------
+    log : CommitLog
+        Of a new run, or of one that this process resumes.
+    config : ConfigEntry
+    given : GivenParameters
+        Starting parameters of the user's.
+    sources : mapping of str to SourceEntry or None
+        ``data``, ``sample_weight`` and ``responsibilities_init``.
+    fields : RowFields or None
+        None where the policy keeps no row state.
+    compiled : bool
+        Whether the fit uses compiled tiles.
+
+    Attributes
+    ----------
+    fields : RowFields or None
+    contents : ReadContents
+        What the data is found to hold.
+    state : FitState
+        Of which it last took note: where the fit begins, or is resumed.
+
+    Raises
+    ------
+    CheckpointError
+        The store failed.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        config: ConfigEntry,
+        given: GivenParameters,
+        sources: Mapping[str, SourceEntry | None],
+        fields: RowFields | None,
+        *,
+        compiled: bool,
+    ) -> None:
+        data = sources["data"]
+        assert data is not None
+        self._log, self._config, self._given, self._sources = log, config, given, sources
+        self.fields, self.contents, self.state = fields, ReadContents({}), FitState()
+        self._environment = numerical_environment(compiled=compiled)
+        self._attempt = new_attempt(max(log.last, 0))
+        self._prefix = f"attempts/{self._attempt}"
+        n_chunks = sum(count for _, count in data.chunks)
+        passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
+        n_steps = 4 * config.n_init * passes + 1
+        K, d = config.n_components, config.n_features
+        self._layouts = array_layouts(config.covariance_type, K, d, n_chunks, self._prefix, n_steps)
+        if fields is not None:
+            self._layouts["rows"] = rows_layout(f"{self._prefix}/rows", fields, n_steps, n_chunks)
+        self._witness: Witness | None = None
+        self._step = 0
+        self._stored: Sequence[Stored] = ()
+        self._attempts: Sequence[str] = ()
+        self._seen: set[str] = set()
+        self._unsynced: set[str] = set()
+        self._swept = log.last < 0
+
+    def inherit(self, saved: SavedFit, state: FitState) -> None:
+        """Continue from ``saved``, whose objects are stored already, at ``state``.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            Its row state has other arrays than the policy keeps.
+        """
+        ours = () if self.fields is None else self.fields.names
+        for attempt in saved.manifest.attempts:
+            if tuple(attempt.fields) != ours:
+                raise CheckpointMismatchError(
+                    f"the policy keeps the row arrays {list(ours)}; the checkpointed run had "
+                    f"{attempt.fields}. Give the policy that the run was begun with."
+                )
+        self.state, self.contents = state, ReadContents(saved.contents)
+        self._log.keep(saved.number, saved.references)
+        self._seen = {slot.key for slot in _slots_of(saved.state)}
+        self._stored = saved.stored
+        self._attempts = [attempt.id for attempt in saved.manifest.attempts]
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self._log.run
+
+    @property
+    def objects(self) -> ObjectStore:
+        """Where everything goes."""
+        return self._log.objects
+
+    def _begun(self) -> Witness:
+        """Return a witness of the documents of this process's arrays, which are written before all else."""
+        if self._witness is None:
+            documents = {f"{layout.name}/zarr.json": layout.document() for layout in self._layouts.values()}
+            own = f"{self._prefix}/zarr.json"
+            documents[own] = group_document({"environment": self._environment})
+            each(lambda item: self.objects.put(*item), documents.items())
+            self.objects.sync(documents)
+            self._witness = Witness.of(own, documents[own])
+        return self._witness
+
+    def writer(self) -> RowStateWriter | None:
+        """Return a writer to places not used before; None where the policy keeps no row state."""
+        if self.fields is None:
+            return None
+        self._step += 1
+        return RowStateWriter(self.objects, self._layouts["rows"], self.fields, self._step, self._begun())
+
+    def due(self, step: int) -> bool:
+        """Return whether ``step`` is divisible by ``checkpoint_every``."""
+        return step % self._config.checkpoint_every == 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Say what can be resumed after an error of the store, or that another process continued the run."""
+        try:
+            with self._log.watched():
+                yield
+        except StoreUnreachableError as error:
+            raise StoreUnreachableError(f"{error} {self._log.remembered()}") from error
+        except CheckpointError as error:
+            if type(error) is not CheckpointError:
+                raise
+            raise CheckpointError(f"{error} {self._log.standing()}") from error
+
+    def save(self, state: FitState, *, commit: bool) -> None:
+        """Take note of row state; write a commit where ``commit`` says so.
+
+        Raises
+        ------
+        CheckpointTakenError
+            Another process has continued this run, or replaced it.
+        CheckpointError
+            The store failed, or the state is none that a commit can have.
+        """
+        self.state = state
+        slots = {slot.key for slot in _slots_of(state)}
+        self._log.written(slots)
+        self._unsynced |= slots - self._seen
+        self._seen = slots
+        if commit:
+            self._commit(state, slots)
+
+    def _commit(self, state: FitState, slots: set[str]) -> None:
+        self._begun()
+        self._step += 1
+        entries = _Entries(self._layouts, self._step, self._stored, self._attempts)
+        manifest = _validated(
+            {
+                "run": self._log.run,
+                "number": self._log.last + 1,
+                "attempt": self._attempt,
+                "attempts": entries.attempts_of(state),
+                "environment": self._environment,
+                "written": datetime.now(UTC).isoformat(timespec="seconds"),
+                "config": self._config.model_copy(update={"given": entries.given(self._given)}),
+                "fit": entries.fit(state, self.contents.known),
+                **self._sources,
+            }
+        )
+        each(lambda item: self.objects.put(*item), entries.writes.items())
+        self._log.written(entries.writes)
+        references = {ref.key for ref in references_of(manifest)} | slots
+        self.objects.sync([*entries.writes, *(self._unsynced & references)])
+        self._log.append(manifest.model_dump(mode="json", exclude={"run", "number"}), references)
+        self._unsynced -= references
+        self._stored, self._attempts, self._step = entries.stored, entries.attempts, entries.last_step
+        if state.finished or not self._swept:
+            self._log.sweep_everything(self._attempt)
+            self._swept = True
+
+
+def _validated(content: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the fit has come to a state that cannot be committed ({first_problem(error)}). See whether the "
+            "data and the settings are what they should be."
+        ) from error
+
+
+class _Entries:
+    """Turns the records of one commit into entries of its manifest, collecting the objects to write.
+
+    New objects go to ``step``, those of a second run to the next one. An object is recognised among
+    ``known`` by its identity. The tables of chunks among these refer to ``attempts`` by place.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[str, ArrayLayout],
+        step: int,
+        known: Sequence[Stored],
+        attempts: Sequence[str],
+    ) -> None:
+        self._layouts, self._step, self._known = layouts, step, known
+        self.attempts, self.last_step = attempts, step
+        self.stored: list[Stored] = []
+        self.writes: dict[str, bytes] = {}
+
+    def attempts_of(self, state: FitState) -> list[AttemptEntry]:
+        """Return who wrote the row state that ``state`` refers to, in a fixed order; comes before `fit`."""
+        fields = {place_of(slot)[0]: slot.fields for slot in _slots_of(state)}
+        attempts = sorted(fields)
+        if attempts != list(self.attempts):
+            self._known = [entry for entry in self._known if entry[0] != "chunks"]
+        self.attempts = attempts
+        return [
+            AttemptEntry.model_validate(
+                {"id": name, "fields": list(fields[name].names), "dtypes": list(fields[name].dtypes)}
+            )
+            for name in attempts
+        ]
+
+    def given(self, given: GivenParameters) -> ParametersEntry:
+        """Return the entry of starting parameters."""
+        covariances, factors = given.precisions or (None, None)
+        arrays = zip(PARAMETERS, (given.weights, given.means, covariances, factors), strict=True)
+        return ParametersEntry(
+            **{name: self._itself(name, array) for name, array in arrays if array is not None}
+        )
+
+    def fit(self, state: FitState, contents: Mapping[int, bytes]) -> FitEntry:
+        """Return the entry of a fit, and of what its data holds."""
+        start = None
+        if state.start is not None:
+            centres = self._itself("centres", state.start.centres)
+            start = StartEntry(centres=centres, tolerance=state.start.tolerance, n_iter=state.start.n_iter)
+        return FitEntry(
+            run=state.run,
+            start=start,
+            current=None if state.current is None else self._run(state.current),
+            best=None if state.best is None else self._run(state.best),
+            left_out=list(state.left_out),
+            finished=state.finished,
+            notes=list(state.notes),
+            contents=self._bytes_table("contents", contents, contents) if contents else None,
+        )
+
+    def _run(self, run: RunState) -> RunEntry:
+        parameters = {name: self._itself(name, getattr(run.parameters, name)) for name in PARAMETERS}
+        frozen = None
+        if run.held is not None:
+            values = {name: getattr(run.held.statistics, name) for name in STATISTICS}
+            refs = {name: self._itself(f"frozen_{name}", array) for name, array in values.items()}
+            frozen = FrozenEntry(entropy=run.held.entropy, **refs)
+        columns = {name: [getattr(record, name) for record in run.records] for name in COLUMNS}
+        digests = {chunk: bytes.fromhex(slot.sha256) for chunk, slot in run.slots.items()}
+        return RunEntry.model_validate(
+            {
+                "parameters": ParametersEntry(**parameters),
+                "bound": run.bound,
+                "history": HistoryEntry(**columns),
+                "frozen": frozen,
+                "since_reset": run.since_reset,
+                "afresh": run.afresh,
+                "chunks": self._array("chunks", run.slots, self._chunks(run)),
+                "digests": self._bytes_table("digests", run.slots, digests) if digests else None,
+                "stop_reason": run.stop_reason,
+            }
+        )
+
+    def _chunks(self, run: RunState) -> NDArray[np.int64]:
+        table = np.full(self._layouts["chunks"].chunks[1:], -1, dtype=np.int64)
+        table[:, CHUNK_COLUMNS.index("remaining")] = 0
+        numbers = {attempt: number for number, attempt in enumerate(self.attempts)}
+        for chunk, slot in run.slots.items():
+            attempt, step = place_of(slot)
+            table[chunk, :2] = numbers[attempt], step
+        for chunk, remaining in run.remaining.items():
+            table[chunk, 2] = remaining
+        return table
+
+    def _bytes_table(self, name: str, source: object, rows: Mapping[int, bytes]) -> ArrayRef:
+        table = np.zeros(self._layouts[name].chunks[1:], dtype=np.uint8)
+        for chunk, row in rows.items():
+            table[chunk] = np.frombuffer(row, dtype=np.uint8)
+        return self._array(name, source, table)
+
+    def _itself(self, name: str, values: NDArray[Any]) -> ArrayRef:
+        return self._array(name, values, values)
+
+    def _array(self, name: str, source: object, values: NDArray[Any]) -> ArrayRef:
+        """Return where ``values`` are stored; ``source`` is the object by which they are recognised."""
+        ref = next((r for n, known, r in self._known if n == name and known is source), None)
+        if ref is None:
+            data, step = encode(values), self._step
+            while (key := self._layouts[name].chunk_key(step)) in self.writes:
+                step += 1
+            self.last_step = max(self.last_step, step)
+            ref = ArrayRef(key=key, sha256=digest(data))
+            self.writes[key] = data
+        self.stored.append((name, source, ref))
+        return ref
