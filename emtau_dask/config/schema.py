@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from emtau_dask.config.algorithms import Algorithm, RunEMTau, Section
-from emtau_dask.config.data import MAX_SEED, DataSection
-from emtau_dask.config.fields import boolean, choice, expected, memory, number, optional, text, whole
+from emtau_dask.checks import choice, integer
+from emtau_dask.config.algorithms import DEFAULT, RUN_ALGORITHMS, RunAlgorithm
+from emtau_dask.config.data import DataSection, Seed
+from emtau_dask.config.fields import MEMORY, SWITCH, Section, allowed, expected, optional, text
 from emtau_dask.config.messages import explain
 from emtau_dask.config.yaml import apply_override, read_yaml
 from emtau_dask.errors import ConfigError
-from emtau_dask.fit import MAX_COMPONENTS, MAX_STARTS
+from emtau_dask.fit import CONSTRAINTS
 from emtau_dask.io.remote import is_url
 from emtau_dask.messages import HIDDEN, masked_url, masked_values
 
@@ -33,24 +34,19 @@ class InitSection(Section):
         ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
     """
 
-    dirichlet_seed: Annotated[int, whole(0, MAX_SEED)]
+    dirichlet_seed: Seed
 
 
 class ModelSection(Section):
     """The mixture and its start; the names are scikit-learn's."""
 
-    n_components: Annotated[int, whole(1, MAX_COMPONENTS)]
-    covariance_type: Annotated[
-        Literal["full", "tied", "diag", "spherical"], choice("full", "tied", "diag", "spherical")
-    ] = "full"
-    reg_covar: Annotated[float, number(0.0)] = 1e-6
-    n_init: Annotated[int, whole(1, MAX_STARTS)] = 1
-    init_params: Annotated[
-        Literal["kmeans", "k-means++", "random", "random_from_data"],
-        choice("kmeans", "k-means++", "random", "random_from_data"),
-    ] = "kmeans"
+    n_components: Annotated[int, allowed(CONSTRAINTS["n_components"])]
+    covariance_type: Annotated[str, allowed(CONSTRAINTS["covariance_type"])] = "full"
+    reg_covar: Annotated[float, allowed(CONSTRAINTS["reg_covar"])] = 1e-6
+    n_init: Annotated[int, allowed(CONSTRAINTS["n_init"])] = 1
+    init_params: Annotated[str, allowed(CONSTRAINTS["init_params"])] = "kmeans"
     init: InitSection | None = None
-    random_state: Annotated[int, whole(0, 2**32 - 1)] = 0
+    random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
@@ -70,15 +66,15 @@ class StopSection(Section):
         Iterations at most.
     """
 
-    tol: Annotated[float, number(0.0)] = 1e-5
-    max_iter: Annotated[int, whole(1)] = 500
+    tol: Annotated[float, allowed(CONSTRAINTS["tol"])] = 1e-5
+    max_iter: Annotated[int, allowed(integer(1))] = 500
 
 
 class CheckpointSection(Section):
     """Where a run is committed, and after how many iterations."""
 
     path: Annotated[str | None, optional(text("a path"))] = None
-    every: Annotated[int, whole(1)] = 1
+    every: Annotated[int, allowed(CONSTRAINTS["checkpoint_every"])] = 1
 
 
 def _scheduler(value: object) -> object:
@@ -86,7 +82,10 @@ def _scheduler(value: object) -> object:
         if masked_url(value) != value:
             raise expected("HOST:PORT without user, password and query: a dask scheduler asks for none")
         return value
-    return choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT").func(value)  # type: ignore[call-arg]
+    names = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
+    if not names.holds(value):
+        raise expected(names.words, names.nearest(value))
+    return value
 
 
 class TlsSection(Section):
@@ -98,9 +97,12 @@ class TlsSection(Section):
         Certificate authority; this client's certificate and key.
     """
 
-    ca_file: Annotated[str, text("a path")]
-    cert: Annotated[str, text("a path")]
-    key: Annotated[str, text("a path")]
+    ca_file: Annotated[str, allowed(text("a path"))]
+    cert: Annotated[str, allowed(text("a path"))]
+    key: Annotated[str, allowed(text("a path"))]
+
+
+_Memory = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class ClusterSection(Section):
@@ -121,9 +123,9 @@ class ClusterSection(Section):
     """
 
     scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
-    workers: Annotated[int | None, optional(whole(1))] = None
-    threads: Annotated[int, whole(1)] = 1
-    memory_limit: Annotated[str | None, optional(memory())] = None
+    workers: Annotated[int | None, optional(integer(1))] = None
+    threads: Annotated[int, allowed(integer(1))] = 1
+    memory_limit: Annotated[_Memory | None, optional(MEMORY)] = None
     tls: TlsSection | None = None
 
     @model_validator(mode="after")
@@ -132,13 +134,12 @@ class ClusterSection(Section):
         if self.threads != 1 and self.scheduler != "processes":
             raise expected(
                 f"without threads = {self.threads} where scheduler is {self.scheduler}: they are the "
-                "threads of a "
-                "worker process of scheduler: processes"
+                "threads of a worker process of scheduler: processes"
             )
         if remote and (self.workers is not None or self.memory_limit is not None):
             raise expected(
-                f"without workers and memory_limit where scheduler is {self.scheduler}: its workers "
-                "have their own"
+                f"without workers and memory_limit where scheduler is {self.scheduler}: "
+                "its workers have their own"
             )
         if self.tls is not None and not self.scheduler.startswith("tls://"):
             raise expected("without tls unless scheduler is tls://HOST:PORT")
@@ -162,11 +163,11 @@ class OutputSection(Section):
         A page about the run.
     """
 
-    directory: Annotated[str, text("a folder")]
+    directory: Annotated[str, allowed(text("a folder"))]
     model: Annotated[str | None, optional(text("a path"))] = "model.zarr"
     labels: Annotated[str | None, optional(text("a path"))] = "labels.zarr"
-    probabilities: Annotated[bool, boolean()] = False
-    scores: Annotated[bool, boolean()] = False
+    probabilities: Annotated[bool, SWITCH] = False
+    scores: Annotated[bool, SWITCH] = False
     report: Annotated[str | None, optional(text("a path"))] = None
 
     @model_validator(mode="after")
@@ -182,23 +183,23 @@ class OutputSection(Section):
         return Path(self.directory) / name
 
 
-def _empty_is_default(value: Any) -> Any:
-    return {} if value is None else value
-
-
-_OrDefault = BeforeValidator(_empty_is_default)
-
-
 class RunConfig(Section):
     """A whole run config; see the sections for the keys."""
 
     data: DataSection
     model: ModelSection
-    algorithm: Annotated[Algorithm, _OrDefault] = RunEMTau()
-    stop: Annotated[StopSection, _OrDefault] = StopSection()
-    checkpoint: Annotated[CheckpointSection, _OrDefault] = CheckpointSection()
-    cluster: Annotated[ClusterSection, _OrDefault] = ClusterSection()
+    algorithm: RunAlgorithm = RUN_ALGORITHMS[DEFAULT](name=DEFAULT)
+    stop: StopSection = StopSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    cluster: ClusterSection = ClusterSection()
     output: OutputSection
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_sections(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        return {key: value for key, value in content.items() if value is not None}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -252,23 +253,13 @@ def checked_config(content: dict[str, Any]) -> RunConfig:
 def portable(config: RunConfig) -> dict[str, Any]:
     """Return the config as it travels in a checkpoint: plain values, paths absolute, URLs without secrets."""
     content = config.model_dump(mode="json", exclude_unset=True)
-    content["data"] = {**content["data"], **_absolute(content["data"], "path", "weights", "labels")}
-    content["output"] = _absolute({**content["output"], "directory": config.output.directory}, "directory")
-    if config.checkpoint.path is not None:
-        content["checkpoint"] = _absolute(content["checkpoint"], "path")
+    data, checkpoint = content["data"], content.get("checkpoint", {})
+    paths = [(data, "path"), (checkpoint, "path"), (content["output"], "directory")]
+    paths += [(data, key) for key in ("weights", "labels") if "/" in (data.get(key) or "")]
+    for section, key in paths:
+        if (path := section.get(key)) is not None and not is_url(path):
+            section[key] = str(Path(path).absolute())
     return dict(masked_values(content))
-
-
-def _absolute(section: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Return ``section`` with the local paths under ``keys`` made absolute; names stay names."""
-
-    def absolute(key: str, value: Any) -> Any:
-        named = key in ("weights", "labels") and not (isinstance(value, str) and "/" in value)
-        if value is None or named or is_url(value):
-            return value
-        return str(Path(value).absolute())
-
-    return {key: absolute(key, value) if key in keys else value for key, value in section.items()}
 
 
 RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path", "data.weights", "data.labels")
@@ -288,8 +279,7 @@ def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) 
     run : str
         Where the checkpoint is now.
     overrides : sequence of str
-        ``stop.max_iter``, ``checkpoint.every``, ``cluster.*``, ``output.*``, ``data.path``,
-        ``data.weights``, ``data.labels``.
+        Settings of `RESUMABLE` and of the sections of `RESUMABLE_SECTIONS`.
 
     Raises
     ------
@@ -299,10 +289,10 @@ def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) 
     keys = override_keys(overrides)
     if "cluster.scheduler" in keys:
         content = {**content, "cluster": {}}
-    sealed = checked_config(content)
+    stored = checked_config(content)
     data = {key: value for key, value in content["data"].items() if not key.startswith("dataset")}
-    data["path"] = sealed.data.path or str(sealed.output.place(f"{sealed.data.dataset}.zarr"))
-    checkpoint = {"path": run, "every": sealed.checkpoint.every}
+    data["path"] = stored.data.path or str(stored.output.place(f"{stored.data.dataset}.zarr"))
+    checkpoint = {"path": run, "every": stored.checkpoint.every}
     content = {**content, "data": data, "checkpoint": checkpoint}
     for key, override in zip(keys, overrides, strict=True):
         if key not in RESUMABLE and not key.startswith(RESUMABLE_SECTIONS):

@@ -82,19 +82,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, origin: str) -> object:
-    """Parse one YAML document.
-
-    Parameters
-    ----------
-    text : str
-        The document.
-    origin : str
-        Where it came from, for the error message.
-
-    Returns
-    -------
-    object
-        What the document holds.
+    """Return what one YAML document holds; ``origin`` says where it came from.
 
     Raises
     ------
@@ -118,17 +106,7 @@ def parse_yaml(text: str, origin: str) -> object:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping of sections.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    dict
-        Its content; a fresh object that the caller may change.
+    """Return the mapping of sections that a YAML file holds.
 
     Raises
     ------
@@ -162,25 +140,19 @@ def _opened_at_once(path: str, flags: int) -> int:
 
 
 def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
-    """Return `content` with one ``a.b=c`` override applied.
+    """Return a copy of ``content``, which is left as it is, with one override applied.
 
     Parameters
     ----------
     content : dict
-        Nested mappings; left as it is.
+        Nested mappings.
     override : str
         Dotted key, ``=``, and a value in YAML.
-
-    Returns
-    -------
-    dict
-        The changed copy.
 
     Raises
     ------
     ConfigError
-        If `override` has no ``=`` or no key, or the key leads through something
-        that is not a mapping.
+        If the override has no ``=`` or no key, or the key leads through something that is not a mapping.
     """
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]

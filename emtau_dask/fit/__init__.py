@@ -3,11 +3,10 @@
 from emtau_dask.fit.caching import cache_limit, kept_between_passes
 from emtau_dask.fit.fit import FitPlan, Journal, TemporaryJournal, row_fields, run_fit, temporary_journal
 from emtau_dask.fit.memory_estimate import FitDemand, FitOutline, demand, largest_chunk
-from emtau_dask.fit.settings import MAX_COMPONENTS, MAX_STARTS, check_settings
+from emtau_dask.fit.settings import CONSTRAINTS, check_settings
 
 __all__ = [
-    "MAX_COMPONENTS",
-    "MAX_STARTS",
+    "CONSTRAINTS",
     "FitDemand",
     "FitOutline",
     "FitPlan",
