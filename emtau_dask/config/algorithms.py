@@ -102,16 +102,6 @@ else:
 
 
 def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
-    """Return the activity policy that an entry of the `algorithm` section describes.
-
-    Parameters
-    ----------
-    settings : AlgorithmSettings
-        Any of the algorithms that fit a mixture, not k-means.
-
-    Returns
-    -------
-    ActivityPolicy
-    """
+    """Return the activity policy that an entry of the `algorithm` section describes, k-means excepted."""
     parameters = settings.model_dump(exclude={"name", "compare", "published"})
     return ALGORITHMS[settings.name](**parameters)

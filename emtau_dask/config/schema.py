@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from emtau_dask.checks import choice, integer
 from emtau_dask.config.algorithms import DEFAULT, RUN_ALGORITHMS, RunAlgorithm
-from emtau_dask.config.data import DataSection, Seed
+from emtau_dask.config.data import Count, DataSection, Seed
 from emtau_dask.config.fields import MEMORY, SWITCH, Section, allowed, expected, optional, text
 from emtau_dask.config.messages import explain
 from emtau_dask.config.yaml import apply_override, read_yaml
@@ -23,6 +23,10 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.fit import CONSTRAINTS
 from emtau_dask.io.remote import is_url
 from emtau_dask.messages import HIDDEN, masked_url, masked_values
+
+FilePath = Annotated[str, allowed(text("a path"))]
+OptionalPath = Annotated[str | None, optional(text("a path"))]
+Memory = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class InitSection(Section):
@@ -67,13 +71,13 @@ class StopSection(Section):
     """
 
     tol: Annotated[float, allowed(CONSTRAINTS["tol"])] = 1e-5
-    max_iter: Annotated[int, allowed(integer(1))] = 500
+    max_iter: Count = 500
 
 
 class CheckpointSection(Section):
     """Where a run is committed, and after how many iterations."""
 
-    path: Annotated[str | None, optional(text("a path"))] = None
+    path: OptionalPath = None
     every: Annotated[int, allowed(CONSTRAINTS["checkpoint_every"])] = 1
 
 
@@ -97,12 +101,9 @@ class TlsSection(Section):
         Certificate authority; this client's certificate and key.
     """
 
-    ca_file: Annotated[str, allowed(text("a path"))]
-    cert: Annotated[str, allowed(text("a path"))]
-    key: Annotated[str, allowed(text("a path"))]
-
-
-_Memory = Annotated[str, Field(coerce_numbers_to_str=True)]
+    ca_file: FilePath
+    cert: FilePath
+    key: FilePath
 
 
 class ClusterSection(Section):
@@ -124,8 +125,8 @@ class ClusterSection(Section):
 
     scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
     workers: Annotated[int | None, optional(integer(1))] = None
-    threads: Annotated[int, allowed(integer(1))] = 1
-    memory_limit: Annotated[_Memory | None, optional(MEMORY)] = None
+    threads: Count = 1
+    memory_limit: Annotated[Memory | None, optional(MEMORY)] = None
     tls: TlsSection | None = None
 
     @model_validator(mode="after")
@@ -164,11 +165,11 @@ class OutputSection(Section):
     """
 
     directory: Annotated[str, allowed(text("a folder"))]
-    model: Annotated[str | None, optional(text("a path"))] = "model.zarr"
-    labels: Annotated[str | None, optional(text("a path"))] = "labels.zarr"
+    model: OptionalPath = "model.zarr"
+    labels: OptionalPath = "labels.zarr"
     probabilities: Annotated[bool, SWITCH] = False
     scores: Annotated[bool, SWITCH] = False
-    report: Annotated[str | None, optional(text("a path"))] = None
+    report: OptionalPath = None
 
     @model_validator(mode="after")
     def _has_a_place(self) -> OutputSection:
@@ -199,7 +200,8 @@ class RunConfig(Section):
     def _without_empty_sections(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        return {key: value for key, value in content.items() if value is not None}
+        keys = cls.model_fields
+        return {key: value for key, value in content.items() if value is not None or key not in keys}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -171,24 +171,21 @@ def in_yaml(value: str) -> str:
             return value
     except ConfigError:
         pass
-    plain = "".join(
-        f"\\{char}"
-        if char in '"\\'
-        else char
-        if char.isprintable() and (char != " " or "  " not in value)
-        else f"\\U{ord(char):08x}"
-        for char in value
-    )
-    return f'"{plain}"'
+
+    def escaped(char: str) -> str:
+        if char in '"\\':
+            return f"\\{char}"
+        hidden = not char.isprintable() or (char == " " and "  " in value)
+        return f"\\U{ord(char):08x}" if hidden else char
+
+    return f'"{"".join(map(escaped, value))}"'
 
 
 def _with_value(content: dict[str, Any], parts: Sequence[str], value: object, dotted: str) -> dict[str, Any]:
     head, *rest = parts
     if not rest:
         return {**content, head: value}
-    inner = content.get(head)
-    if inner is None:
-        inner = {}
+    inner = {} if content.get(head) is None else content[head]
     if not isinstance(inner, dict):
         raise ConfigError(
             f"--set {dotted}: {head} holds {_kind(inner)}, which has no key {rest[0]!r}; "

@@ -24,18 +24,13 @@ DESCRIPTION = (
 
 
 def mnist_components(source: str | None) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return the principal components of the paper's digits, and the digits.
+    """Return the principal components (n × 42) of the paper's digits, and the digits (n).
 
     Parameters
     ----------
     source : str or None
         An ``.npz`` file with X (images × 784 pixels from 0 to 255) and y (digits);
         from openml.org if None.
-
-    Returns
-    -------
-    components : ndarray of shape (n, 42)
-    digits : ndarray of shape (n,)
 
     Raises
     ------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,9 +76,8 @@ def make_dataset(
         content = _CONTENTS[options.dataset](options)
         _check_room(content, path)
         stored = {**_stored_options(options), "chunk_rows": content.chunk_rows}
-        group.attrs.update(
-            {"dataset": options.dataset, "options": stored, "description": content.description}
-        )
+        about = {"dataset": options.dataset, "options": stored, "description": content.description}
+        group.attrs.update(about)
         _fill(group, content, options.dataset, observer)
     return content.rows, content.features
 
@@ -128,24 +128,20 @@ def _digits(options: DigitsOptions) -> _Content:
     from sklearn.datasets import load_digits
 
     pixels, digit = load_digits(return_X_y=True)
-    return _whole(
-        np.asarray(pixels, dtype=np.float64),
-        digit,
-        options.chunk_rows or 600,
-        "Handwritten digits bundled with scikit-learn (UCI, 8x8 pixels from 0 to 16); labels: the digit.",
+    description = (
+        "Handwritten digits bundled with scikit-learn (UCI, 8x8 pixels from 0 to 16); labels: the digit."
     )
+    return _whole(np.asarray(pixels, dtype=np.float64), digit, options.chunk_rows or 600, description)
 
 
 def _example1(options: Example1Options) -> _Content:
     rng = np.random.default_rng(options.seed)
     component = (rng.random(1000) >= 0.3).astype(np.int32)
     values = np.where(component == 0, -2.0, 2.0) + rng.standard_normal(1000)
-    return _whole(
-        values[:, np.newaxis],
-        component,
-        options.chunk_rows or 1000,
-        "Example 1 of the EM-Tau paper: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1); labels: the component.",
+    description = (
+        "Example 1 of the EM-Tau paper: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1); labels: the component."
     )
+    return _whole(values[:, np.newaxis], component, options.chunk_rows or 1000, description)
 
 
 def _mnist(options: MnistOptions) -> _Content:
@@ -165,24 +161,16 @@ def _mixture(options: MixtureOptions) -> _Content:
         ),
         chunk_rows=min(options.rows, options.chunk_rows or 1_000_000),
         compressed=False,
-        extra={
-            "true_weights": truth.weights,
-            "true_means": truth.means,
-            "true_covariances": truth.covariances,
-        },
+        extra={f"true_{name}": getattr(truth, name) for name in ("weights", "means", "covariances")},
     )
 
 
 def _whole(rows: Floats, labels: NDArray[Any], chunk_rows: int, description: str) -> _Content:
     """Return a dataset that fits in memory."""
-    n, d = rows.shape
     blocks = iter([(rows, labels.astype(np.int32))])
-    return _Content(n, d, blocks, description, chunk_rows=min(n, chunk_rows))
+    return _Content(*rows.shape, blocks, description, chunk_rows=min(len(rows), chunk_rows))
 
 
-_CONTENTS: dict[str, Callable[..., _Content]] = {
-    "digits": _digits,
-    "example1": _example1,
-    "mnist": _mnist,
-    "mixture": _mixture,
-}
+_CONTENTS: Mapping[str, Callable[..., _Content]] = MappingProxyType(
+    {"digits": _digits, "example1": _example1, "mnist": _mnist, "mixture": _mixture}
+)
