@@ -168,7 +168,7 @@ def _mixture(options: MixtureOptions) -> _Content:
 def _whole(rows: Floats, labels: NDArray[Any], chunk_rows: int, description: str) -> _Content:
     """Return a dataset that fits in memory."""
     blocks = iter([(rows, labels.astype(np.int32))])
-    return _Content(*rows.shape, blocks, description, chunk_rows=min(len(rows), chunk_rows))
+    return _Content(len(rows), rows.shape[1], blocks, description, chunk_rows=min(len(rows), chunk_rows))
 
 
 _CONTENTS: Mapping[str, Callable[..., _Content]] = MappingProxyType(
