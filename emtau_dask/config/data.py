@@ -7,14 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from emtau_dask.checks import choice, integer
-from emtau_dask.config.fields import Section, allowed, expected, names, optional, text
-
-MAX_SEED = 2**64 - 1
+from emtau_dask.config.fields import Count, OptionalPath, Section, Seed, expected, names, optional, text
 
 DatasetName = Literal["digits", "example1", "mnist", "mixture"]
 DATASETS: tuple[str, ...] = get_args(DatasetName)
-Seed = Annotated[int, allowed(integer(0, MAX_SEED))]
-Count = Annotated[int, allowed(integer(1))]
 
 
 class _Dataset(Section):
@@ -77,7 +73,7 @@ class DataSection(Section):
         column of the table that `path` names, or a path or URL of their own.
     """
 
-    path: Annotated[str | None, optional(text("a path"))] = None
+    path: OptionalPath = None
     dataset: Annotated[DatasetName | None, optional(choice(*DATASETS))] = None
     dataset_options: DatasetOptions | None = None
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None

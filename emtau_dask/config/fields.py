@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from dask.utils import parse_bytes
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from emtau_dask.checks import FLAG, NONE, Constraint, either, number
+from emtau_dask.checks import FLAG, NONE, Constraint, either, integer, number
 
 _YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
@@ -83,5 +83,13 @@ def _is_memory(value: Any) -> bool:
         return False
 
 
-MEMORY = Constraint("an amount of memory above 0, such as 2GB or 512MiB", _is_memory)
-SWITCH = allowed(FLAG)
+Count = Annotated[int, allowed(integer(1))]
+Seed = Annotated[int, allowed(integer(0, 2**64 - 1))]
+Switch = Annotated[bool, allowed(FLAG)]
+FilePath = Annotated[str, allowed(text("a path"))]
+OptionalPath = Annotated[str | None, optional(text("a path"))]
+MemoryLimit = Annotated[
+    Annotated[str, Field(coerce_numbers_to_str=True)] | None,
+    optional(Constraint("an amount of memory above 0, such as 2GB or 512MiB", _is_memory)),
+]
+"""In dask's notation; a number is one of bytes."""

@@ -11,22 +11,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ValidationError, model_validator
 
 from emtau_dask.checks import choice, integer
 from emtau_dask.config.algorithms import DEFAULT, RUN_ALGORITHMS, RunAlgorithm
-from emtau_dask.config.data import Count, DataSection, Seed
-from emtau_dask.config.fields import MEMORY, SWITCH, Section, allowed, expected, optional, text
+from emtau_dask.config.data import DataSection
+from emtau_dask.config.fields import (
+    Count,
+    FilePath,
+    MemoryLimit,
+    OptionalPath,
+    Section,
+    Seed,
+    Switch,
+    allowed,
+    expected,
+    optional,
+    text,
+)
 from emtau_dask.config.messages import explain
 from emtau_dask.config.yaml import apply_override, read_yaml
 from emtau_dask.errors import ConfigError
 from emtau_dask.fit import CONSTRAINTS
 from emtau_dask.io.remote import is_url
 from emtau_dask.messages import HIDDEN, masked_url, masked_values
-
-FilePath = Annotated[str, allowed(text("a path"))]
-OptionalPath = Annotated[str | None, optional(text("a path"))]
-Memory = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class InitSection(Section):
@@ -126,7 +134,7 @@ class ClusterSection(Section):
     scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
     workers: Annotated[int | None, optional(integer(1))] = None
     threads: Count = 1
-    memory_limit: Annotated[Memory | None, optional(MEMORY)] = None
+    memory_limit: MemoryLimit = None
     tls: TlsSection | None = None
 
     @model_validator(mode="after")
@@ -167,8 +175,8 @@ class OutputSection(Section):
     directory: Annotated[str, allowed(text("a folder"))]
     model: OptionalPath = "model.zarr"
     labels: OptionalPath = "labels.zarr"
-    probabilities: Annotated[bool, SWITCH] = False
-    scores: Annotated[bool, SWITCH] = False
+    probabilities: Switch = False
+    scores: Switch = False
     report: OptionalPath = None
 
     @model_validator(mode="after")

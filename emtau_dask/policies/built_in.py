@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from emtau_dask.checks import Constraint
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import short
+from emtau_dask.policies.base import RowArray
 
 
 class BuiltInPolicy(BaseEstimator):  # type: ignore[misc]
@@ -24,10 +25,14 @@ class BuiltInPolicy(BaseEstimator):  # type: ignore[misc]
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
 
-    def check_parameters(self) -> None:
-        """Raise `ConfigError` for the first parameter that is impossible.
+    def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
+        """Return no arrays: the active mask is all that most policies need.
 
-        Called when a fit starts: scikit-learn's ``__init__`` checks nothing.
+        Raises
+        ------
+        ConfigError
+            A parameter is impossible. Not raised before a fit starts, since
+            scikit-learn's ``__init__`` checks nothing.
         """
         for name, constraint in self.constraints.items():
             value = getattr(self, name)
@@ -35,3 +40,4 @@ class BuiltInPolicy(BaseEstimator):  # type: ignore[misc]
                 raise ConfigError(
                     f"{type(self).__name__}({name}={short(value)}): {name} must be {constraint.words}."
                 )
+        return ()

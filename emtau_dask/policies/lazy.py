@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.checks import FRACTION, integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowState, Schedule
 from emtau_dask.policies.built_in import BuiltInPolicy
 
 
@@ -36,17 +36,6 @@ class EMLazy(BuiltInPolicy):
     def __init__(self, threshold: float = 0.99, full_every: int = 5) -> None:
         self.threshold = threshold
         self.full_every = full_every
-
-    def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return no arrays: the active mask is all there is.
-
-        Raises
-        ------
-        ConfigError
-            ``threshold`` or ``full_every`` is impossible.
-        """
-        self.check_parameters()
-        return ()
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
         """Rest the rows above the threshold, unless the next iteration is full anyway."""

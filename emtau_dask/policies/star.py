@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.checks import FRACTION, choice, either, integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowState, Schedule
 from emtau_dask.policies.built_in import BuiltInPolicy
 
 ROUNDING = 1e-9
@@ -48,17 +48,6 @@ class EMStar(BuiltInPolicy):
     def __init__(self, tail: str | float = "leaves", every: int = 1) -> None:
         self.tail = tail
         self.every = every
-
-    def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return no arrays: the active mask is all there is.
-
-        Raises
-        ------
-        ConfigError
-            ``tail`` or ``every`` is impossible.
-        """
-        self.check_parameters()
-        return ()
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
         """Keep each component's tail, where the iteration is one that shrinks."""

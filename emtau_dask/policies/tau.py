@@ -53,7 +53,7 @@ class EMTau(BuiltInPolicy):
         ConfigError
             ``tau`` or ``revisit`` is impossible.
         """
-        self.check_parameters()
+        super().row_arrays(n_components, max_iter)
         longest = min(self.tau, max(max_iter, 1))
         return RowArray("label", n_components - 1), RowArray("count", longest)
 
