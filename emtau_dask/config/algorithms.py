@@ -17,7 +17,7 @@ DEFAULT = "em-tau"
 
 
 class PublishedFigures(Section):
-    """Figures that someone published for an algorithm, printed beside ours.
+    """Figures that someone published for an algorithm, printed beside the measured ones.
 
     Attributes
     ----------

@@ -56,7 +56,7 @@ def make_dataset(
     path : Path
         The group's path.
     observer : FitObserver
-        Told of every chunk.
+        Receives the progress, chunk by chunk.
     overwrite : bool
         Replace zarr data at `path`.
 

@@ -42,7 +42,7 @@ def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dic
     CheckpointMismatchError
         A user's own policy was not given again, or it differs.
     ConfigError
-        The name or a parameter of the checkpoint is none of ours.
+        No built-in policy has the checkpoint's name or parameters.
     """
     stored = _call(kind, parameters)
     if algorithm is not None:
