@@ -90,6 +90,6 @@ FilePath = Annotated[str, allowed(text("a path"))]
 OptionalPath = Annotated[str | None, optional(text("a path"))]
 MemoryLimit = Annotated[
     Annotated[str, Field(coerce_numbers_to_str=True)] | None,
-    optional(Constraint("an amount of memory above 0, such as 2GB or 512MiB", _is_memory)),
+    optional(Constraint("an amount of memory above 0 (such as 2GB or 512MiB)", _is_memory)),
 ]
 """In dask's notation; a number is one of bytes."""
