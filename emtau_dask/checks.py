@@ -1,30 +1,115 @@
-"""Checks of policy parameters, made when a fit starts (scikit-learn's rule: never in __init__)."""
+"""Constraints on settings: each is stated once, for estimators, policies and run configs alike."""
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
-
-from emtau_dask.errors import ConfigError
-from emtau_dask.messages import short
 
 MAX_ITERATIONS = 10**12
 """More than a fit can do; what counts iterations is stored as integers of bounded size."""
 
 
-def check_integer(policy: str, name: str, value: object, minimum: int) -> None:
-    """Raise `ConfigError` unless ``value`` is an integer from ``minimum`` to `MAX_ITERATIONS`."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not minimum <= int(value) <= MAX_ITERATIONS:  # type: ignore[call-overload]
-        raise ConfigError(
-            f"{policy}({name}={short(value)}): {name} must be an integer of at least {minimum} and at most "
-            f"{MAX_ITERATIONS:,}."
-        )
+@dataclass(frozen=True)
+class Constraint:
+    """What the value of a setting may be.
+
+    Attributes
+    ----------
+    words : str
+        Ends the sentence "the value must be …".
+    holds : callable
+        Return whether a value, which may be anything, is allowed.
+    nearest : callable
+        Return the allowed value nearest to one that is not, as it is shown; None where there is none.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+    nearest: Callable[[Any], object] = lambda value: None
 
 
-def check_fraction(policy: str, name: str, value: object) -> None:
-    """Raise `ConfigError` unless ``value`` is a real number in (0, 1]."""
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 < value <= 1:  # type: ignore[operator]
-        raise ConfigError(f"{policy}({name}={short(value)}): {name} must be a number above 0 and at most 1.")
+def integer(minimum: int, maximum: int = MAX_ITERATIONS) -> Constraint:
+    """Allow integers from ``minimum`` to ``maximum``."""
+
+    def is_whole(value: Any) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+
+    def holds(value: Any) -> bool:
+        return is_whole(value) and minimum <= int(value) <= maximum
+
+    def nearest(value: Any) -> object:
+        if is_whole(value) or (isinstance(value, float) and value.is_integer()):
+            return min(max(int(value), minimum), maximum)
+        return _unquoted(value)
+
+    return Constraint(f"an integer of at least {minimum} and at most {maximum:,}", holds, nearest)
+
+
+def number(minimum: float) -> Constraint:
+    """Allow finite numbers of at least ``minimum``."""
+
+    def nearest(value: Any) -> object:
+        return f"{minimum:g}" if _as_float(value) < minimum else _unquoted(value)
+
+    return Constraint(
+        f"a finite number of at least {minimum:g}",
+        lambda value: minimum <= _as_float(value) < math.inf,
+        nearest,
+    )
+
+
+FRACTION = Constraint(
+    "a number above 0 and at most 1",
+    lambda value: 0 < _as_float(value) <= 1,
+    lambda value: "1" if 1 < _as_float(value) < math.inf else _unquoted(value),
+)
+FLAG = Constraint("True or False", lambda value: isinstance(value, (bool, np.bool_)))
+NONE = Constraint("None", lambda value: value is None)
+
+
+def choice(*names: str) -> Constraint:
+    """Allow one of a few names."""
+    listed = ", ".join(map(repr, names))
+    return Constraint(
+        listed if len(names) == 1 else f"one of {listed}",
+        lambda value: isinstance(value, str) and value in names,
+        lambda value: (
+            next(iter(difflib.get_close_matches(value, names, 1)), None) if isinstance(value, str) else None
+        ),
+    )
+
+
+def either(*constraints: Constraint) -> Constraint:
+    """Allow what one of two or more constraints allows."""
+    *first, last = (constraint.words for constraint in constraints)
+    return Constraint(
+        f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}",
+        lambda value: any(constraint.holds(value) for constraint in constraints),
+        lambda value: next((near for each in constraints if (near := each.nearest(value)) is not None), None),
+    )
+
+
+def _as_float(value: Any) -> float:
+    """Return a number as a float; NaN for anything else, infinity for what no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _unquoted(value: Any) -> str | None:
+    """Return the number that a text spells, if it does."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return f"{float(value):g} (without quotes)"
+    except ValueError:
+        return None

@@ -9,15 +9,8 @@ from emtau_dask.config.data import (
     MixtureOptions,
     MnistOptions,
 )
-from emtau_dask.config.schema import (
-    ClusterSection,
-    OutputSection,
-    RunConfig,
-    load_config,
-    override_keys,
-    portable,
-    resumed_config,
-)
+from emtau_dask.config.resuming import override_keys, portable, resumed_config
+from emtau_dask.config.schema import ClusterSection, OutputSection, RunConfig, load_config
 from emtau_dask.config.yaml import in_yaml
 
 __all__ = [

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from emtau_dask.config.algorithms import Section
-from emtau_dask.config.fields import choice, expected, optional, strings, text, whole
+from emtau_dask.checks import choice, integer
+from emtau_dask.config.fields import Count, OptionalPath, Section, Seed, expected, names, optional, text
 
-MAX_SEED = 2**64 - 1
-
-ChunkRows = Annotated[int | None, optional(whole(1))]
 DatasetName = Literal["digits", "example1", "mnist", "mixture"]
-DATASET_NAMES: tuple[DatasetName, ...] = ("digits", "example1", "mnist", "mixture")
+DATASETS: tuple[str, ...] = get_args(DatasetName)
 
 
 class _Dataset(Section):
-    chunk_rows: ChunkRows = None
+    chunk_rows: Annotated[int | None, optional(integer(1))] = None
 
 
 class DigitsOptions(_Dataset):
@@ -30,7 +27,7 @@ class Example1Options(_Dataset):
     """Options of the dataset `example1`."""
 
     dataset: Literal["example1"] = "example1"
-    seed: Annotated[int, whole(0, MAX_SEED)] = 0
+    seed: Seed = 0
 
 
 class MnistOptions(_Dataset):
@@ -44,10 +41,10 @@ class MixtureOptions(_Dataset):
     """Options of the dataset `mixture`."""
 
     dataset: Literal["mixture"] = "mixture"
-    rows: Annotated[int, whole(1)] = 1_000_000
-    features: Annotated[int, whole(1)] = 16
-    components: Annotated[int, whole(1)] = 16
-    seed: Annotated[int, whole(0, MAX_SEED)] = 0
+    rows: Count = 1_000_000
+    features: Count = 16
+    components: Count = 16
+    seed: Seed = 0
 
 
 DatasetOptions = Annotated[
@@ -76,11 +73,11 @@ class DataSection(Section):
         column of the table that `path` names, or a path or URL of their own.
     """
 
-    path: Annotated[str | None, optional(text("a path"))] = None
-    dataset: Annotated[DatasetName | None, optional(choice(*DATASET_NAMES))] = None
+    path: OptionalPath = None
+    dataset: Annotated[DatasetName | None, optional(choice(*DATASETS))] = None
     dataset_options: DatasetOptions | None = None
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
-    columns: Annotated[tuple[str, ...] | None, optional(strings("column names"))] = None
+    columns: Annotated[tuple[str, ...] | None, optional(names("column names"))] = None
     weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
     labels: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
 
@@ -93,7 +90,7 @@ class DataSection(Section):
         dataset, options = content.get("dataset"), content.get("dataset_options")
         if dataset is None and options is not None:
             raise expected("given a dataset where dataset_options are set")
-        if dataset not in DATASET_NAMES:
+        if dataset not in DATASETS:
             return {**content, "dataset_options": None}
         options = {} if options is None else options
         if not isinstance(options, dict):
@@ -105,5 +102,5 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _needs_a_source(self) -> DataSection:
         if self.path is None and self.dataset is None:
-            raise expected("given a path or a dataset (digits, example1, mnist, mixture)")
+            raise expected(f"given a path or a dataset ({', '.join(DATASETS)})")
         return self

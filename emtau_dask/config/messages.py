@@ -1,4 +1,4 @@
-"""Turn pydantic's findings about a run config into one message for a person.
+"""What pydantic found in a run config, as one message for a person.
 
 Every finding names the full dotted key, the value, what is allowed, and the
 nearest valid key or value.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from emtau_dask.checks import choice
+from emtau_dask.config.fields import expected
 from emtau_dask.messages import short
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
+Steps = list[int | str]
 
 
 def explain(error: ValidationError, content: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Describe every finding, in one line.
+    """Return every finding in one line, separated by semicolons.
 
     Parameters
     ----------
@@ -30,11 +31,6 @@ def explain(error: ValidationError, content: Mapping[str, Any], model: type[Base
         The config as read.
     model : type
         The config's model, for the keys that it has.
-
-    Returns
-    -------
-    str
-        The findings, separated by semicolons.
     """
     keys = tuple(dict.fromkeys(valid_keys(model)))
     tags = frozenset(_tags(model))
@@ -68,9 +64,9 @@ def _tags(model: type[BaseModel]) -> Iterator[str]:
             yield from _tags(inner)
 
 
-def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) -> list[int | str]:
+def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) -> Steps:
     """Return the keys that lead to a finding, without the tags that pydantic puts between them."""
-    steps: list[int | str] = []
+    steps: Steps = []
     for step in loc:
         if isinstance(content, Mapping):
             if step in tags and step not in content:
@@ -82,50 +78,51 @@ def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) ->
     return steps
 
 
-def _describe(finding: ErrorDetails, steps: list[int | str], keys: tuple[str, ...]) -> str:
+def _describe(finding: ErrorDetails, steps: Steps, keys: tuple[str, ...]) -> str:
     key, value = _dotted(steps) or "the config", finding["input"]
-    context = finding.get("ctx", {})
+    context, setting = finding.get("ctx", {}), f"{key} = {short(value)}"
     match finding["type"]:
+        case "expected":
+            message = f"{key if isinstance(value, Mapping) else setting} {context['message']}"
         case "extra_forbidden":
             variant = ("", *finding["loc"])[-2]
-            return f"{key} is not a known key (its value is {short(value)}); {_nearest(steps, variant, keys)}"
+            message = (
+                f"{key} is not a known key (its value is {short(value)}); {_nearest(steps, variant, keys)}"
+            )
         case "missing":
-            return f"{key} is missing; give it a value"
-        case "expected":
-            shown = key if isinstance(value, Mapping) else f"{key} = {short(value)}"
-            return f"{shown} {context['message']}"
+            message = f"{key} is missing; give it a value"
         case "union_tag_not_found":
-            return f"{key}.{_bare(context['discriminator'])} is missing; give it a value"
+            message = f"{key}.{_bare(context['discriminator'])} is missing; give it a value"
         case "union_tag_invalid":
-            names = [_bare(name) for name in context["expected_tags"].split(",")]
-            near = difflib.get_close_matches(str(context["tag"]), names, n=1)
-            hint = f"; the nearest valid value is {near[0]}" if near else ""
-            tag = f"{key}.{_bare(context['discriminator'])} = {context['tag']!r}"
-            return f"{tag} must be one of {', '.join(names)}{hint}"
+            tags = choice(*map(_bare, context["expected_tags"].split(",")))
+            refusal = expected(tags.words, tags.nearest(context["tag"]))
+            message = f"{key}.{_bare(context['discriminator'])} = {short(context['tag'])} {refusal.message()}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{key} = {short(value)} must be a section with keys of its own: {_inside(steps, keys)}"
+            inside = ", ".join(_siblings(f"{_plain(steps)}.", keys))
+            message = f"{setting} must be a section with keys of its own: {inside}"
         case "tuple_type":
-            return f"{key} = {short(value)} must be a list"
+            message = f"{setting} must be a list"
         case _:
-            return f"{key} = {short(value)}: {finding['msg']}"
+            message = f"{setting}: {finding['msg']}"
+    return message
 
 
-def _dotted(steps: list[int | str]) -> str:
+def _dotted(steps: Steps) -> str:
     parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
     return "".join(parts).lstrip(".")
 
 
-def _plain(steps: list[int | str]) -> str:
+def _plain(steps: Steps) -> str:
     return ".".join(step for step in steps if isinstance(step, str))
 
 
-def _nearest(steps: list[int | str], variant: int | str, keys: tuple[str, ...]) -> str:
+def _nearest(steps: Steps, variant: int | str, keys: tuple[str, ...]) -> str:
     """Say which valid key is nearest to an unknown one of a section's `variant`."""
     key = _plain(steps)
     section, _, leaf = key.rpartition(".")
     if key in keys:
         return f"{variant} does not take it: leave it out, or set {section} as a whole"
-    siblings = [name for name in keys if name.rpartition(".")[0] == section]
+    siblings = _siblings(key, keys)
     leaves = [name.rpartition(".")[2] for name in siblings]
     if near := difflib.get_close_matches(leaf, leaves, n=1) or [name for name in leaves if leaf in name]:
         return f"the nearest valid key is {siblings[leaves.index(near[0])]}"
@@ -136,9 +133,10 @@ def _nearest(steps: list[int | str], variant: int | str, keys: tuple[str, ...]) 
     return f"valid keys are {', '.join(siblings)}"
 
 
-def _inside(steps: list[int | str], keys: tuple[str, ...]) -> str:
-    section = _plain(steps)
-    return ", ".join(name for name in keys if name.rpartition(".")[0] == section)
+def _siblings(key: str, keys: tuple[str, ...]) -> list[str]:
+    """Return the keys of the section that ``key`` lies in."""
+    section = key.rpartition(".")[0]
+    return [name for name in keys if name.rpartition(".")[0] == section]
 
 
 def _bare(name: str) -> str:

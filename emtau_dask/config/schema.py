@@ -9,19 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError, model_validator
 
-from emtau_dask.config.algorithms import Algorithm, RunEMTau, Section
-from emtau_dask.config.data import MAX_SEED, DataSection
-from emtau_dask.config.fields import boolean, choice, expected, memory, number, optional, text, whole
+from emtau_dask.checks import choice, integer
+from emtau_dask.config.algorithms import DEFAULT, RUN_ALGORITHMS, RunAlgorithm
+from emtau_dask.config.data import DataSection
+from emtau_dask.config.fields import (
+    Count,
+    FilePath,
+    MemoryLimit,
+    OptionalPath,
+    Section,
+    Seed,
+    Switch,
+    allowed,
+    expected,
+    optional,
+    text,
+)
 from emtau_dask.config.messages import explain
 from emtau_dask.config.yaml import apply_override, read_yaml
 from emtau_dask.errors import ConfigError
-from emtau_dask.fit import MAX_COMPONENTS, MAX_STARTS
-from emtau_dask.io.remote import is_url
-from emtau_dask.messages import HIDDEN, masked_url, masked_values
+from emtau_dask.fit import CONSTRAINTS
+from emtau_dask.messages import masked_url
 
 
 class InitSection(Section):
@@ -33,24 +45,19 @@ class InitSection(Section):
         ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
     """
 
-    dirichlet_seed: Annotated[int, whole(0, MAX_SEED)]
+    dirichlet_seed: Seed
 
 
 class ModelSection(Section):
     """The mixture and its start; the names are scikit-learn's."""
 
-    n_components: Annotated[int, whole(1, MAX_COMPONENTS)]
-    covariance_type: Annotated[
-        Literal["full", "tied", "diag", "spherical"], choice("full", "tied", "diag", "spherical")
-    ] = "full"
-    reg_covar: Annotated[float, number(0.0)] = 1e-6
-    n_init: Annotated[int, whole(1, MAX_STARTS)] = 1
-    init_params: Annotated[
-        Literal["kmeans", "k-means++", "random", "random_from_data"],
-        choice("kmeans", "k-means++", "random", "random_from_data"),
-    ] = "kmeans"
+    n_components: Annotated[int, allowed(CONSTRAINTS["n_components"])]
+    covariance_type: Annotated[str, allowed(CONSTRAINTS["covariance_type"])] = "full"
+    reg_covar: Annotated[float, allowed(CONSTRAINTS["reg_covar"])] = 1e-6
+    n_init: Annotated[int, allowed(CONSTRAINTS["n_init"])] = 1
+    init_params: Annotated[str, allowed(CONSTRAINTS["init_params"])] = "kmeans"
     init: InitSection | None = None
-    random_state: Annotated[int, whole(0, 2**32 - 1)] = 0
+    random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
@@ -70,15 +77,15 @@ class StopSection(Section):
         Iterations at most.
     """
 
-    tol: Annotated[float, number(0.0)] = 1e-5
-    max_iter: Annotated[int, whole(1)] = 500
+    tol: Annotated[float, allowed(CONSTRAINTS["tol"])] = 1e-5
+    max_iter: Count = 500
 
 
 class CheckpointSection(Section):
     """Where a run is committed, and after how many iterations."""
 
-    path: Annotated[str | None, optional(text("a path"))] = None
-    every: Annotated[int, whole(1)] = 1
+    path: OptionalPath = None
+    every: Annotated[int, allowed(CONSTRAINTS["checkpoint_every"])] = 1
 
 
 def _scheduler(value: object) -> object:
@@ -86,7 +93,10 @@ def _scheduler(value: object) -> object:
         if masked_url(value) != value:
             raise expected("HOST:PORT without user, password and query: a dask scheduler asks for none")
         return value
-    return choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT").func(value)  # type: ignore[call-arg]
+    names = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
+    if not names.holds(value):
+        raise expected(names.words, names.nearest(value))
+    return value
 
 
 class TlsSection(Section):
@@ -98,9 +108,9 @@ class TlsSection(Section):
         Certificate authority; this client's certificate and key.
     """
 
-    ca_file: Annotated[str, text("a path")]
-    cert: Annotated[str, text("a path")]
-    key: Annotated[str, text("a path")]
+    ca_file: FilePath
+    cert: FilePath
+    key: FilePath
 
 
 class ClusterSection(Section):
@@ -121,9 +131,9 @@ class ClusterSection(Section):
     """
 
     scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
-    workers: Annotated[int | None, optional(whole(1))] = None
-    threads: Annotated[int, whole(1)] = 1
-    memory_limit: Annotated[str | None, optional(memory())] = None
+    workers: Annotated[int | None, optional(integer(1))] = None
+    threads: Count = 1
+    memory_limit: MemoryLimit = None
     tls: TlsSection | None = None
 
     @model_validator(mode="after")
@@ -132,13 +142,12 @@ class ClusterSection(Section):
         if self.threads != 1 and self.scheduler != "processes":
             raise expected(
                 f"without threads = {self.threads} where scheduler is {self.scheduler}: they are the "
-                "threads of a "
-                "worker process of scheduler: processes"
+                "threads of a worker process of scheduler: processes"
             )
         if remote and (self.workers is not None or self.memory_limit is not None):
             raise expected(
-                f"without workers and memory_limit where scheduler is {self.scheduler}: its workers "
-                "have their own"
+                f"without workers and memory_limit where scheduler is {self.scheduler}: "
+                "its workers have their own"
             )
         if self.tls is not None and not self.scheduler.startswith("tls://"):
             raise expected("without tls unless scheduler is tls://HOST:PORT")
@@ -162,12 +171,12 @@ class OutputSection(Section):
         A page about the run.
     """
 
-    directory: Annotated[str, text("a folder")]
-    model: Annotated[str | None, optional(text("a path"))] = "model.zarr"
-    labels: Annotated[str | None, optional(text("a path"))] = "labels.zarr"
-    probabilities: Annotated[bool, boolean()] = False
-    scores: Annotated[bool, boolean()] = False
-    report: Annotated[str | None, optional(text("a path"))] = None
+    directory: Annotated[str, allowed(text("a folder"))]
+    model: OptionalPath = "model.zarr"
+    labels: OptionalPath = "labels.zarr"
+    probabilities: Switch = False
+    scores: Switch = False
+    report: OptionalPath = None
 
     @model_validator(mode="after")
     def _has_a_place(self) -> OutputSection:
@@ -182,23 +191,24 @@ class OutputSection(Section):
         return Path(self.directory) / name
 
 
-def _empty_is_default(value: Any) -> Any:
-    return {} if value is None else value
-
-
-_OrDefault = BeforeValidator(_empty_is_default)
-
-
 class RunConfig(Section):
     """A whole run config; see the sections for the keys."""
 
     data: DataSection
     model: ModelSection
-    algorithm: Annotated[Algorithm, _OrDefault] = RunEMTau()
-    stop: Annotated[StopSection, _OrDefault] = StopSection()
-    checkpoint: Annotated[CheckpointSection, _OrDefault] = CheckpointSection()
-    cluster: Annotated[ClusterSection, _OrDefault] = ClusterSection()
+    algorithm: RunAlgorithm = RUN_ALGORITHMS[DEFAULT](name=DEFAULT)
+    stop: StopSection = StopSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    cluster: ClusterSection = ClusterSection()
     output: OutputSection
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_sections(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        keys = cls.model_fields
+        return {key: value for key, value in content.items() if value is not None or key not in keys}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -247,77 +257,3 @@ def checked_config(content: dict[str, Any]) -> RunConfig:
     if config.output.report is not None:
         raise ConfigError(f"output.report = {config.output.report!r} is not available yet: leave it out")
     return config
-
-
-def portable(config: RunConfig) -> dict[str, Any]:
-    """Return the config as it travels in a checkpoint: plain values, paths absolute, URLs without secrets."""
-    content = config.model_dump(mode="json", exclude_unset=True)
-    content["data"] = {**content["data"], **_absolute(content["data"], "path", "weights", "labels")}
-    content["output"] = _absolute({**content["output"], "directory": config.output.directory}, "directory")
-    if config.checkpoint.path is not None:
-        content["checkpoint"] = _absolute(content["checkpoint"], "path")
-    return dict(masked_values(content))
-
-
-def _absolute(section: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Return ``section`` with the local paths under ``keys`` made absolute; names stay names."""
-
-    def absolute(key: str, value: Any) -> Any:
-        named = key in ("weights", "labels") and not (isinstance(value, str) and "/" in value)
-        if value is None or named or is_url(value):
-            return value
-        return str(Path(value).absolute())
-
-    return {key: absolute(key, value) if key in keys else value for key, value in section.items()}
-
-
-RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path", "data.weights", "data.labels")
-RESUMABLE_SECTIONS = ("cluster.", "output.")
-
-
-def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:
-    """Return the config of a checkpointed run with what a resume may set.
-
-    The data is that of the run: a dataset is read, never made. The command line's
-    scheduler stands for the whole section `cluster` of the run.
-
-    Parameters
-    ----------
-    content : dict
-        As `portable` returned it.
-    run : str
-        Where the checkpoint is now.
-    overrides : sequence of str
-        ``stop.max_iter``, ``checkpoint.every``, ``cluster.*``, ``output.*``, ``data.path``,
-        ``data.weights``, ``data.labels``.
-
-    Raises
-    ------
-    ConfigError
-        Another key is set, or a value cannot be.
-    """
-    keys = override_keys(overrides)
-    if "cluster.scheduler" in keys:
-        content = {**content, "cluster": {}}
-    sealed = checked_config(content)
-    data = {key: value for key, value in content["data"].items() if not key.startswith("dataset")}
-    data["path"] = sealed.data.path or str(sealed.output.place(f"{sealed.data.dataset}.zarr"))
-    checkpoint = {"path": run, "every": sealed.checkpoint.every}
-    content = {**content, "data": data, "checkpoint": checkpoint}
-    for key, override in zip(keys, overrides, strict=True):
-        if key not in RESUMABLE and not key.startswith(RESUMABLE_SECTIONS):
-            raise ConfigError(
-                f"--set {key} cannot be changed in a run that goes on; what can is "
-                f"{', '.join(RESUMABLE)}, cluster.* and output.*"
-            )
-        if HIDDEN in override and is_url(override):
-            raise ConfigError(
-                f"--set {override}: {HIDDEN} stands for what a checkpoint does not keep; write it out"
-            )
-        content = apply_override(content, override)
-    return checked_config(content)
-
-
-def override_keys(overrides: Sequence[str]) -> list[str]:
-    """Return the keys that overrides set, in their order."""
-    return [override.partition("=")[0].strip() for override in overrides]

@@ -82,19 +82,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, origin: str) -> object:
-    """Parse one YAML document.
-
-    Parameters
-    ----------
-    text : str
-        The document.
-    origin : str
-        Where it came from, for the error message.
-
-    Returns
-    -------
-    object
-        What the document holds.
+    """Return what one YAML document holds; ``origin`` says where it came from.
 
     Raises
     ------
@@ -118,17 +106,7 @@ def parse_yaml(text: str, origin: str) -> object:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping of sections.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    dict
-        Its content; a fresh object that the caller may change.
+    """Return the mapping of sections that a YAML file holds.
 
     Raises
     ------
@@ -162,25 +140,19 @@ def _opened_at_once(path: str, flags: int) -> int:
 
 
 def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
-    """Return `content` with one ``a.b=c`` override applied.
+    """Return a copy of ``content``, which is left as it is, with one override applied.
 
     Parameters
     ----------
     content : dict
-        Nested mappings; left as it is.
+        Nested mappings.
     override : str
         Dotted key, ``=``, and a value in YAML.
-
-    Returns
-    -------
-    dict
-        The changed copy.
 
     Raises
     ------
     ConfigError
-        If `override` has no ``=`` or no key, or the key leads through something
-        that is not a mapping.
+        If the override has no ``=`` or no key, or the key leads through something that is not a mapping.
     """
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
@@ -199,24 +171,21 @@ def in_yaml(value: str) -> str:
             return value
     except ConfigError:
         pass
-    plain = "".join(
-        f"\\{char}"
-        if char in '"\\'
-        else char
-        if char.isprintable() and (char != " " or "  " not in value)
-        else f"\\U{ord(char):08x}"
-        for char in value
-    )
-    return f'"{plain}"'
+
+    def escaped(char: str) -> str:
+        if char in '"\\':
+            return f"\\{char}"
+        hidden = not char.isprintable() or (char == " " and "  " in value)
+        return f"\\U{ord(char):08x}" if hidden else char
+
+    return f'"{"".join(map(escaped, value))}"'
 
 
 def _with_value(content: dict[str, Any], parts: Sequence[str], value: object, dotted: str) -> dict[str, Any]:
     head, *rest = parts
     if not rest:
         return {**content, head: value}
-    inner = content.get(head)
-    if inner is None:
-        inner = {}
+    inner = {} if content.get(head) is None else content[head]
     if not isinstance(inner, dict):
         raise ConfigError(
             f"--set {dotted}: {head} holds {_kind(inner)}, which has no key {rest[0]!r}; "

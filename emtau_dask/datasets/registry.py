@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,9 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.config import DatasetOptions, DigitsOptions, Example1Options, MixtureOptions, MnistOptions
+from emtau_dask.datasets.mnist import DESCRIPTION, mnist_components
 from emtau_dask.datasets.synthetic import mixture_blocks, mixture_parameters
-from emtau_dask.errors import EmtauError, InvalidDataError
-from emtau_dask.io.files import check_regular
+from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.output import RowWriter, new_group
 from emtau_dask.io.zarr_format import own_group
 
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int32]
-
-MNIST_DIGITS = (1, 2, 4, 5, 6)
-MNIST_FEATURES = 42
-MNIST_TRAINING_ROWS = 60_000
-MNIST_MOST_BYTES = 2**30
-"""What all its images take as float64, twice."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ def make_dataset(
     path : Path
         The group's path.
     observer : FitObserver
-        Told of every chunk.
+        Receives the progress, chunk by chunk.
     overwrite : bool
         Replace zarr data at `path`.
 
@@ -81,9 +76,8 @@ def make_dataset(
         content = _CONTENTS[options.dataset](options)
         _check_room(content, path)
         stored = {**_stored_options(options), "chunk_rows": content.chunk_rows}
-        group.attrs.update(
-            {"dataset": options.dataset, "options": stored, "description": content.description}
-        )
+        about = {"dataset": options.dataset, "options": stored, "description": content.description}
+        group.attrs.update(about)
         _fill(group, content, options.dataset, observer)
     return content.rows, content.features
 
@@ -91,16 +85,14 @@ def make_dataset(
 def holds_dataset(options: DatasetOptions, path: Path) -> bool:
     """Return whether the zarr data at `path` is the dataset that `options` describe."""
     group = own_group(path)
-    if group is None:
-        return False
-    attributes = group.attributes
+    attributes = group.attributes if group is not None else {}
     stored = attributes.get("options")
-    wanted = _stored_options(options)
     if attributes.get("dataset") != options.dataset or not isinstance(stored, dict):
         return False
+    wanted = _stored_options(options)
     if options.chunk_rows is None:
         wanted["chunk_rows"] = stored.get("chunk_rows")
-    return stored == wanted
+    return bool(stored == wanted)
 
 
 def _stored_options(options: DatasetOptions) -> dict[str, Any]:
@@ -108,20 +100,16 @@ def _stored_options(options: DatasetOptions) -> dict[str, Any]:
 
 
 def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver) -> None:
-    n, d = content.rows, content.features
-    chunk_rows = content.chunk_rows
-    rows = RowWriter(
-        group, "X", (n, d), np.dtype(np.float64), chunk_rows=chunk_rows, compressed=content.compressed
-    )
+    n, chunk_rows = content.rows, content.chunk_rows
+    shape, compressed = (n, content.features), content.compressed
+    rows = RowWriter(group, "X", shape, np.dtype(np.float64), chunk_rows=chunk_rows, compressed=compressed)
     labels = RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
     observer.stage(f"dataset {name}", -(-n // chunk_rows))
     for block, block_labels in content.blocks:
         labels.append(block_labels)
-        for _ in range(rows.append(block)):
-            observer.chunks_done(1)
+        observer.chunks_done(rows.append(block))
     labels.flush()
-    for _ in range(rows.flush()):
-        observer.chunks_done(1)
+    observer.chunks_done(rows.flush())
     for key, values in content.extra.items():
         group.create_array(key, data=values)
 
@@ -140,86 +128,25 @@ def _digits(options: DigitsOptions) -> _Content:
     from sklearn.datasets import load_digits
 
     pixels, digit = load_digits(return_X_y=True)
-    return _whole(
-        np.asarray(pixels, dtype=np.float64),
-        digit,
-        options.chunk_rows or 600,
-        "Handwritten digits bundled with scikit-learn (UCI, 8x8 pixels from 0 to 16); labels: the digit.",
+    description = (
+        "Handwritten digits bundled with scikit-learn (UCI, 8x8 pixels from 0 to 16); labels: the digit."
     )
+    return _whole(np.asarray(pixels, dtype=np.float64), digit, options.chunk_rows or 600, description)
 
 
 def _example1(options: Example1Options) -> _Content:
     rng = np.random.default_rng(options.seed)
     component = (rng.random(1000) >= 0.3).astype(np.int32)
     values = np.where(component == 0, -2.0, 2.0) + rng.standard_normal(1000)
-    return _whole(
-        values[:, np.newaxis],
-        component,
-        options.chunk_rows or 1000,
-        "Example 1 of the EM-Tau paper: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1); labels: the component.",
+    description = (
+        "Example 1 of the EM-Tau paper: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1); labels: the component."
     )
+    return _whole(values[:, np.newaxis], component, options.chunk_rows or 1000, description)
 
 
 def _mnist(options: MnistOptions) -> _Content:
-    from sklearn.decomposition import PCA
-
-    pixels, digit = _fetch_mnist() if options.source is None else _read_mnist(Path(options.source))
-    keep = np.isin(digit, MNIST_DIGITS)
-    if (rows := int(keep.sum())) < MNIST_FEATURES:
-        raise InvalidDataError(
-            f"{options.source or 'mnist_784'} holds {rows} images of the digits 1, 2, 4, 5 and 6, but "
-            f"{MNIST_FEATURES} principal components need at least {MNIST_FEATURES}; give the MNIST images"
-        )
-    scaled = pixels[keep].astype(np.float64) / 255.0
-    scores = PCA(MNIST_FEATURES, svd_solver="full").fit_transform(scaled)
-    return _whole(
-        np.ascontiguousarray(scores),
-        digit[keep],
-        options.chunk_rows or rows,
-        "MNIST training images of the digits 1, 2, 4, 5 and 6: pixels/255, then their first 42 principal "
-        "components (Example 2 of the EM-Tau paper); labels: the digit. MNIST: Y. LeCun, C. Cortes, "
-        "C. J. C. Burges, CC BY-SA 3.0.",
-    )
-
-
-def _read_mnist(source: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    try:
-        check_regular(source)
-        with np.load(source, allow_pickle=False) as archive:
-            size = sum(member.file_size for member in archive.zip.infolist())
-            if size > MNIST_MOST_BYTES:
-                raise ValueError(f"its arrays have {size:,} bytes, at most {MNIST_MOST_BYTES:,} are read")
-            arrays = {name: archive[name] for name in ("X", "y") if name in archive}
-            names = list(archive)
-    except EmtauError:
-        raise
-    except AttributeError:
-        raise InvalidDataError(f"{source} holds one array; give an .npz file with X and y") from None
-    except Exception as error:  # whatever NumPy and zipfile say of damage
-        raise InvalidDataError(f"{source} cannot be read as an .npz file: {error}") from error
-    if len(arrays) < 2:
-        raise InvalidDataError(f"{source} holds {names}; it must hold X (images × 784 pixels) and y (digits)")
-    pixels, digit = arrays["X"], arrays["y"]
-    pixels = pixels.reshape(len(pixels), -1)
-    if pixels.shape != (len(digit), 784) or pixels.dtype.kind not in "uif":
-        raise InvalidDataError(
-            f"{source} holds X of shape {arrays['X'].shape} and dtype {pixels.dtype} and y of shape "
-            f"{digit.shape}; X must be images × 784 pixels from 0 to 255, with a digit in y for each"
-        )
-    return pixels, digit
-
-
-def _fetch_mnist() -> tuple[NDArray[Any], NDArray[Any]]:
-    from sklearn.datasets import fetch_openml
-
-    try:
-        pixels, digit = fetch_openml("mnist_784", version=1, return_X_y=True, as_frame=False)
-    except Exception as error:
-        raise InvalidDataError(
-            f"MNIST cannot be fetched from openml.org ({type(error).__name__}: {error}); connect to the "
-            "network, or give the images with --source FILE.npz (arrays X: images × 784 pixels, y: digits)"
-        ) from error
-    return pixels[:MNIST_TRAINING_ROWS], digit[:MNIST_TRAINING_ROWS].astype(np.int32)
+    components, digit = mnist_components(options.source)
+    return _whole(components, digit, options.chunk_rows or len(components), DESCRIPTION)
 
 
 def _mixture(options: MixtureOptions) -> _Content:
@@ -234,24 +161,16 @@ def _mixture(options: MixtureOptions) -> _Content:
         ),
         chunk_rows=min(options.rows, options.chunk_rows or 1_000_000),
         compressed=False,
-        extra={
-            "true_weights": truth.weights,
-            "true_means": truth.means,
-            "true_covariances": truth.covariances,
-        },
+        extra={f"true_{name}": getattr(truth, name) for name in ("weights", "means", "covariances")},
     )
 
 
 def _whole(rows: Floats, labels: NDArray[Any], chunk_rows: int, description: str) -> _Content:
     """Return a dataset that fits in memory."""
-    n, d = rows.shape
     blocks = iter([(rows, labels.astype(np.int32))])
-    return _Content(n, d, blocks, description, chunk_rows=min(n, chunk_rows))
+    return _Content(len(rows), rows.shape[1], blocks, description, chunk_rows=min(len(rows), chunk_rows))
 
 
-_CONTENTS: dict[str, Callable[..., _Content]] = {
-    "digits": _digits,
-    "example1": _example1,
-    "mnist": _mnist,
-    "mixture": _mixture,
-}
+_CONTENTS: Mapping[str, Callable[..., _Content]] = MappingProxyType(
+    {"digits": _digits, "example1": _example1, "mnist": _mnist, "mixture": _mixture}
+)

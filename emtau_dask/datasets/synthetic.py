@@ -44,18 +44,8 @@ class MixtureTruth:
 def mixture_parameters(components: int, features: int, seed: int) -> MixtureTruth:
     """Draw the parameters of a mixture whose neighbouring components overlap a little.
 
-    Parameters
-    ----------
-    components, features : int
-        K and d.
-    seed : int
-        The same seed gives the same parameters.
-
-    Returns
-    -------
-    MixtureTruth
-        Standard deviations along the principal axes are between 0.5 and 1.5; two means
-        are about 5.7 apart, whatever the number of features.
+    Standard deviations along the principal axes are between 0.5 and 1.5; two means are
+    about 5.7 apart, whatever the number of features. The same seed gives the same parameters.
     """
     rng = _generator(seed, _PARAMETERS, 0)
     weights = rng.dirichlet(np.full(components, 10.0))
@@ -68,13 +58,7 @@ def mixture_parameters(components: int, features: int, seed: int) -> MixtureTrut
 def mixture_blocks(truth: MixtureTruth, rows: int, seed: int) -> Iterator[tuple[Floats, NDArray[np.int32]]]:
     """Yield rows and the component each was drawn from, `BLOCK_ROWS` at a time.
 
-    Parameters
-    ----------
-    truth : MixtureTruth
-    rows : int
-        Rows in all.
-    seed : int
-        The same seed gives the same rows; a longer dataset begins with a shorter one.
+    The same seed gives the same rows; a longer dataset begins with a shorter one.
 
     Yields
     ------

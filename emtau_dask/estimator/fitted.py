@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from numbers import Integral
 from typing import Any, Self
 
 import dask
@@ -14,6 +13,7 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
+from emtau_dask.checks import integer
 from emtau_dask.cluster import active_client, missing_workers_told, shared_data, tell_if_there_are_none
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
 from emtau_dask.errors import InvalidDataError
@@ -166,7 +166,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Components.
         """
         check_is_fitted(self)
-        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 1:
+        if not integer(1).holds(n_samples):
             raise InvalidDataError(
                 f"Invalid value for 'n_samples': {n_samples!r}. The sampling requires at least one sample; "
                 "give an integer of at least 1."

@@ -4,11 +4,10 @@ from emtau_dask.fit.context import open_context
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.fit.memory_estimate import FitDemand, FitOutline, demand, largest_chunk
-from emtau_dask.fit.settings import MAX_COMPONENTS, MAX_STARTS, check_settings
+from emtau_dask.fit.settings import CONSTRAINTS, check_settings
 
 __all__ = [
-    "MAX_COMPONENTS",
-    "MAX_STARTS",
+    "CONSTRAINTS",
     "FitDemand",
     "FitOutline",
     "FitSettings",

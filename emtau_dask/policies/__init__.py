@@ -1,6 +1,14 @@
 """Activity policies: which rows the next E-step scores. Knows NumPy; nothing of mixtures or storage."""
 
-from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary, Schedule
+from emtau_dask.policies.base import (
+    ActivityPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    RowState,
+    Schedule,
+)
 from emtau_dask.policies.description import describe_policy, matching_policy
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
@@ -22,6 +30,8 @@ __all__ = [
     "FullEM",
     "NextPass",
     "PassSummary",
+    "RowArray",
+    "RowState",
     "Schedule",
     "Traced",
     "as_policy",

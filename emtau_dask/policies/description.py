@@ -1,4 +1,4 @@
-"""Activity policies as plain values, for what is stored: a name, a kind and parameters."""
+"""Policies as plain values, for what is stored: a name, a class name and parameters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,6 @@ from emtau_dask.errors import CheckpointMismatchError, ConfigError
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
 
-def plain(value: Any) -> Any:
-    """Return a NumPy scalar as Python's own; anything else as it is."""
-    if isinstance(value, np.longdouble):
-        return float(value)
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _parameters(policy: Any) -> dict[str, Any]:
-    get_params = getattr(policy, "get_params", None)
-    values = get_params(deep=False) if get_params else getattr(policy, "__dict__", {})
-    return {key: plain(value) for key, value in values.items()}
-
-
 def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
     """Return the name (None for a user's own), the class name and the parameters, as JSON has them.
 
@@ -34,29 +21,17 @@ def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
     """
     name = next((name for name, kind in ALGORITHMS.items() if type(policy) is kind), None)
     kind = type(policy).__qualname__
+    get_params = getattr(policy, "get_params", None)
+    values = get_params(deep=False) if get_params else getattr(policy, "__dict__", {})
+    plain = {key: _plain(value) for key, value in values.items()}
     try:
-        parameters = json.loads(json.dumps(_parameters(policy), default=repr), parse_constant=str)
+        parameters = json.loads(json.dumps(plain, default=repr), parse_constant=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"the parameters of {kind} cannot be stored in a checkpoint ({error}); give it parameters that "
             "are numbers, texts, and lists or mappings of these"
         ) from error
     return name, kind, parameters
-
-
-def described_policy(name: str, parameters: dict[str, Any]) -> Any:
-    """Return the policy that `describe_policy` described.
-
-    Raises
-    ------
-    ConfigError
-        The name or a parameter is none of ours.
-    """
-    policy: Any = as_policy(name)
-    try:
-        return policy.set_params(**parameters)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{name} has no such parameters: {error}") from error
 
 
 def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dict[str, Any]) -> Any:
@@ -66,24 +41,36 @@ def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dic
     ------
     CheckpointMismatchError
         A user's own policy was not given again, or it differs.
+    ConfigError
+        No built-in policy has the checkpoint's name or parameters.
     """
-    if algorithm is None:
-        if name is None:
+    stored = _call(kind, parameters)
+    if algorithm is not None:
+        policy = as_policy(algorithm)
+        found = describe_policy(policy)
+        if found != (name, kind, parameters):
             raise CheckpointMismatchError(
-                f"the run uses {kind}({_shown(parameters)}), a policy that is not emtau_dask's; give "
-                "it again "
-                "as algorithm."
+                f"algorithm is {_call(*found[1:])}, but the checkpointed run uses {stored}. "
+                "Give the same, or leave it out."
             )
-        return described_policy(name, parameters)
-    policy = as_policy(algorithm)
-    found = describe_policy(policy)
-    if found != (name, kind, parameters):
+        return policy
+    if name is None:
         raise CheckpointMismatchError(
-            f"algorithm is {found[1]}({_shown(found[2])}), but the checkpointed run uses "
-            f"{kind}({_shown(parameters)}). Give the same, or leave it out."
+            f"the run uses {stored}, a policy that is not emtau_dask's; give it again as algorithm."
         )
-    return policy
+    rebuilt: Any = as_policy(name)
+    try:
+        return rebuilt.set_params(**parameters)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name} has no such parameters: {error}") from error
 
 
-def _shown(parameters: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+def _plain(value: Any) -> Any:
+    """Return a NumPy scalar as Python's own; anything else as it is."""
+    if isinstance(value, np.longdouble):
+        return float(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _call(kind: str, parameters: dict[str, Any]) -> str:
+    return f"{kind}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 
 from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.policies.built_in import BuiltInPolicy
 
 
-class FullEM(BaseEstimator):  # type: ignore[misc]
+class FullEM(BuiltInPolicy):
     """Traditional EM (the paper's Algorithm 1): every row is scored in every iteration.
 
     Keeps no row state.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 
-from emtau_dask.checks import check_fraction, check_integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.checks import FRACTION, integer
+from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowState, Schedule
+from emtau_dask.policies.built_in import BuiltInPolicy
 
 
-class EMLazy(BaseEstimator):  # type: ignore[misc]
+class EMLazy(BuiltInPolicy):
     """EM-Lazy (the paper's Procedure 3; Thiesson, Meek and Heckerman 2001).
 
     Parameters
@@ -29,21 +31,11 @@ class EMLazy(BaseEstimator):  # type: ignore[misc]
     still counts.
     """
 
+    constraints: ClassVar = {"threshold": FRACTION, "full_every": integer(1)}
+
     def __init__(self, threshold: float = 0.99, full_every: int = 5) -> None:
         self.threshold = threshold
         self.full_every = full_every
-
-    def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return no arrays: the active mask is all there is.
-
-        Raises
-        ------
-        ConfigError
-            ``threshold`` or ``full_every`` is impossible.
-        """
-        check_fraction("EMLazy", "threshold", self.threshold)
-        check_integer("EMLazy", "full_every", self.full_every, 1)
-        return ()
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
         """Rest the rows above the threshold, unless the next iteration is full anyway."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 
-from emtau_dask.checks import check_fraction, check_integer
-from emtau_dask.errors import ConfigError
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.checks import FRACTION, choice, either, integer
+from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowState, Schedule
+from emtau_dask.policies.built_in import BuiltInPolicy
 
 ROUNDING = 1e-9
 """So that 0.07 of 100 rows are 7: their product in float64 is a little more."""
 
 
-class EMStar(BaseEstimator):  # type: ignore[misc]
+class EMStar(BuiltInPolicy):
     """EM* (the paper's Procedure 2; Kurban, Jenne and Dalkilic 2016).
 
     The active rows of each component are put in a max-heap by their
@@ -40,27 +40,14 @@ class EMStar(BaseEstimator):  # type: ignore[misc]
     stationary point of the log-likelihood.
     """
 
+    constraints: ClassVar = {
+        "tail": either(choice("leaves"), FRACTION),
+        "every": integer(1),
+    }
+
     def __init__(self, tail: str | float = "leaves", every: int = 1) -> None:
         self.tail = tail
         self.every = every
-
-    def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return no arrays: the active mask is all there is.
-
-        Raises
-        ------
-        ConfigError
-            ``tail`` or ``every`` is impossible.
-        """
-        check_integer("EMStar", "every", self.every, 1)
-        if isinstance(self.tail, str):
-            if self.tail != "leaves":
-                raise ConfigError(
-                    f"EMStar(tail={self.tail!r}) is unknown; use 'leaves' or a fraction in (0, 1]."
-                )
-        else:
-            check_fraction("EMStar", "tail", self.tail)
-        return ()
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
         """Keep each component's tail, where the iteration is one that shrinks."""

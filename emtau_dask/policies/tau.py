@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 
-from emtau_dask.checks import check_integer
-from emtau_dask.errors import ConfigError
+from emtau_dask.checks import NONE, choice, either, integer
 from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.policies.built_in import BuiltInPolicy
 
 
-class EMTau(BaseEstimator):  # type: ignore[misc]
+class EMTau(BuiltInPolicy):
     """EM-Tau (the paper's Procedure 1), with the revisits that its section 5 proposes.
 
     Parameters
@@ -35,6 +36,11 @@ class EMTau(BaseEstimator):  # type: ignore[misc]
     rows froze.
     """
 
+    constraints: ClassVar = {
+        "tau": integer(1),
+        "revisit": either(choice("on-empty"), NONE, integer(1)),
+    }
+
     def __init__(self, tau: int = 20, revisit: str | int | None = "on-empty") -> None:
         self.tau = tau
         self.revisit = revisit
@@ -47,15 +53,7 @@ class EMTau(BaseEstimator):  # type: ignore[misc]
         ConfigError
             ``tau`` or ``revisit`` is impossible.
         """
-        check_integer("EMTau", "tau", self.tau, 1)
-        if isinstance(self.revisit, str):
-            if self.revisit != "on-empty":
-                raise ConfigError(
-                    f"EMTau(revisit={self.revisit!r}) is unknown; use 'on-empty', None, or a number of "
-                    "iterations of at least 1."
-                )
-        elif self.revisit is not None:
-            check_integer("EMTau", "revisit", self.revisit, 1)
+        super().row_arrays(n_components, max_iter)
         longest = min(self.tau, max(max_iter, 1))
         return RowArray("label", n_components - 1), RowArray("count", longest)
 

@@ -16,8 +16,8 @@ SCORED_AT = "scored_at"
 class Traced:
     """Another policy, unchanged in what it does, with the row array ``scored_at`` beside its own.
 
-    With it and the history of the parameters, the responsibilities that
-    inactive rows hold can be computed again; the paper's comparisons judge those.
+    From it and the history of the parameters, the held responsibilities of
+    inactive rows can be computed again; the paper's comparisons evaluate those.
 
     Attributes
     ----------

@@ -67,9 +67,8 @@ def checked_update(
 
 def _fits(values: Any, n: int, limit: int) -> bool:
     array = np.asarray(values)
-    if array.shape != (n,) or array.dtype.kind not in "iub":
-        return False
-    return not n or (int(array.min()) >= 0 and int(array.max()) <= limit)
+    whole = array.shape == (n,) and array.dtype.kind in "iub"
+    return whole and (not n or (int(array.min()) >= 0 and int(array.max()) <= limit))
 
 
 def checked_schedule(policy: ActivityPolicy, summary: PassSummary) -> Schedule:

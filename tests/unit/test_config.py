@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from pydantic import ValidationError
 
-from emtau_dask.config.algorithms import ComparedKMeans, RunEM, RunEMTau
+from emtau_dask import EMLazy, EMStar, EMTau, FullEM
+from emtau_dask.checks import integer
+from emtau_dask.config.algorithms import (
+    RUN_ALGORITHMS,
+    KMeansSettings,
+    RunSettings,
+    algorithm_models,
+    policy_of,
+)
 from emtau_dask.config.data import MixtureOptions
 from emtau_dask.config.schema import RunConfig, load_config
 from emtau_dask.errors import ConfigError
+from emtau_dask.policies import ALGORITHMS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -51,9 +62,52 @@ def test_shipped_configs_are_valid(name: str) -> None:
 
 def test_defaults_are_the_estimators(minimal: Path) -> None:
     config = load_config(minimal)
-    assert config.algorithm == RunEMTau(tau=20, revisit="on-empty")
+    assert config.algorithm == RUN_ALGORITHMS["em-tau"](tau=20, revisit="on-empty")
     assert (config.stop.tol, config.stop.max_iter, config.model.reg_covar) == (1e-5, 500, 1e-6)
     assert config.output.directory == "runs/run"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_has_the_parameters_and_defaults_of_its_policy(minimal: Path, name: str) -> None:
+    policy: Any = policy_of(load_config(minimal, [f"algorithm.name={name}"]).algorithm)
+    assert type(policy) is ALGORITHMS[name]
+    assert policy.get_params() == ALGORITHMS[name]().get_params()
+
+
+class EMEvery(FullEM):
+    """A policy that the registry does not have."""
+
+    constraints: ClassVar = {"every": integer(2)}
+
+    def __init__(self, every: int = 7) -> None:
+        self.every = every
+
+
+def test_a_new_policy_needs_no_more_than_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emtau_dask.config.algorithms.ALGORITHMS", {"em-every": EMEvery})
+    model = algorithm_models(RunSettings)["em-every"]
+    settings = model(every=9)
+    assert settings.model_dump() == {"name": "em-every", "compare": (), "every": 9}
+    policy: Any = policy_of(settings)
+    assert (type(policy), policy.every) == (EMEvery, 9)
+    with pytest.raises(ValidationError, match="must be an integer of at least 2"):
+        model(every=1)
+
+
+@pytest.mark.parametrize(
+    ("override", "policy"),
+    [
+        ("{name: em-tau, tau: 0}", EMTau(tau=0)),
+        ("{name: em-star, every: 2.5}", EMStar(every=2.5)),  # type: ignore[arg-type]
+        ("{name: em-star, tail: 0}", EMStar(tail=0)),
+        ("{name: em-lazy, threshold: 2}", EMLazy(threshold=2)),
+    ],
+)
+def test_a_config_and_a_policy_refuse_in_the_same_words(minimal: Path, override: str, policy: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy.row_arrays(3, 100)
+    words = str(caught.value).rpartition(" must be ")[2].rstrip(".")
+    assert f" must be {words}" in refusal(minimal, f"algorithm={override}")
 
 
 def test_a_section_left_empty_has_its_defaults(tmp_path: Path) -> None:
@@ -67,7 +121,7 @@ def test_a_number_in_scientific_notation_is_a_number(minimal: Path) -> None:
 
 def test_overrides_are_yaml_and_the_last_one_wins(minimal: Path) -> None:
     config = load_config(minimal, ["algorithm={name: em}", "model.n_components=5", "model.n_components=7"])
-    assert config.algorithm == RunEM()
+    assert config.algorithm == RUN_ALGORITHMS["em"]()
     assert config.model.n_components == 7
 
 
@@ -80,7 +134,7 @@ def test_compare_lists_algorithms_with_published_figures(minimal: Path) -> None:
     entry = "{name: kmeans, published: {seconds: 2.68, means: [1, 2.5]}}"
     config = load_config(minimal, [f"algorithm.compare=[{{name: em}}, {entry}]"])
     kmeans = config.algorithm.compare[1]
-    assert isinstance(kmeans, ComparedKMeans)
+    assert isinstance(kmeans, KMeansSettings)
     assert kmeans.published is not None
     assert kmeans.published.means == (1.0, 2.5)
 
@@ -97,6 +151,7 @@ def test_a_config_survives_its_own_dump(name: str) -> None:
         ("model.n_componets=3", ["model.n_componets", "3", "nearest valid key is model.n_components"]),
         ("model.tol=0.5", ["model.tol", "0.5", "nearest valid key is stop.tol"]),
         ("modle.n_init=2", ["modle", "nearest valid key is model"]),
+        ("modle=", ["modle is not a known key", "nearest valid key is model"]),
         ("model.init={seed: 3}", ["model.init.seed", "nearest valid key is model.init.dirichlet_seed"]),
         ("data.dataset_options.rows=3", ["data", "given a dataset where dataset_options are set"]),
         ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "em-tau does not take it"]),
@@ -111,11 +166,11 @@ def test_an_unknown_key_names_the_nearest(minimal: Path, override: str, parts: l
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("model.n_components=ten", ["model.n_components = 'ten'", "whole number of 1 or more"]),
+        ("model.n_components=ten", ["model.n_components = 'ten'", "an integer of at least 1"]),
         ("model.n_components='10'", ["model.n_components = '10'", "10 (without quotes)"]),
-        ("model.n_components=true", ["model.n_components = True", "whole number"]),
+        ("model.n_components=true", ["model.n_components = True", "an integer"]),
         ("model.n_components=3.0", ["model.n_components = 3.0", "nearest valid value is 3"]),
-        ("stop.tol=[1]", ["stop.tol = [1]", "finite number of 0 or more"]),
+        ("stop.tol=[1]", ["stop.tol = [1]", "finite number of at least 0"]),
         ("output.scores=1", ["output.scores = 1", "true or false"]),
         ("data.columns=x", ["data.columns = 'x'", "a list of column names"]),
         ("data.path=3", ["data.path = 3", "a path"]),
@@ -145,6 +200,7 @@ def test_a_wrong_type_names_what_is_expected(minimal: Path, override: str, parts
         ("data.dataset=digit", ["data.dataset = 'digit'", "nearest valid value is digits"]),
         ("data={}", ["data", "a path or a dataset"]),
         ("model={}", ["model.n_components is missing"]),
+        ("model=", ["model is missing"]),
         ("model={n_components: 2, n_init: 2, init: {dirichlet_seed: 0}}", ["n_init=2", "init"]),
         ("output={labels: null, scores: true}", ["output", "labels"]),
     ],

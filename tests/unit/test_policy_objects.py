@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies.base import RowArray
-from emtau_dask.policies.registry import as_policy
+from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
 IMPOSSIBLE = [
     (EMTau(tau=0), r"tau=0.*at least 1"),
@@ -20,12 +20,12 @@ IMPOSSIBLE = [
     (EMTau(tau="3"), r"tau='3'.*integer"),
     (EMTau(revisit=0), r"revisit=0.*at least 1"),
     (EMTau(revisit=-1), r"revisit=-1.*at least 1"),
-    (EMTau(revisit="never"), r"revisit='never'.*'on-empty', None, or a number"),
+    (EMTau(revisit="never"), r"revisit='never'.*'on-empty', None, or an integer"),
     (EMTau(revisit=True), r"revisit=True.*integer"),
     (EMStar(tail=0), r"tail=0.*above 0 and at most 1"),
     (EMStar(tail=1.5), r"tail=1\.5.*above 0 and at most 1"),
     (EMStar(tail=math.nan), r"tail=nan.*above 0 and at most 1"),
-    (EMStar(tail="roots"), r"tail='roots'.*'leaves' or a fraction"),
+    (EMStar(tail="roots"), r"tail='roots'.*'leaves' or a number above 0"),
     (EMStar(tail=None), r"tail=None.*number"),
     (EMStar(every=0), r"every=0.*at least 1"),
     (EMLazy(threshold=0), r"threshold=0.*above 0 and at most 1"),
@@ -38,6 +38,13 @@ IMPOSSIBLE = [
 def test_impossible_parameters_are_refused_with_value_and_limit(policy, message):
     with pytest.raises(ConfigError, match=message):
         policy.row_arrays(3, 100)
+
+
+@pytest.mark.parametrize("policy", ALGORITHMS.values())
+def test_every_parameter_has_a_constraint_that_its_default_keeps(policy):
+    defaults = policy().get_params()
+    assert set(policy.constraints) == set(defaults)
+    assert all(policy.constraints[name].holds(value) for name, value in defaults.items())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
+from emtau_dask.checks import integer
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.io.files import read_regular
 from emtau_dask.io.remote import UrlStore, byte_limits
@@ -289,9 +290,7 @@ class ArrayDocument:
 
 def _sizes(document: Document, key: str, least: int) -> tuple[int, ...]:
     sizes = document.get(key)
-    if not isinstance(sizes, (list, tuple)) or not all(
-        isinstance(size, int) and not isinstance(size, bool) and least <= size < 2**62 for size in sizes
-    ):
+    if not isinstance(sizes, (list, tuple)) or not all(map(integer(least, 2**62 - 1).holds, sizes)):
         raise ValueError(f"{key} is {str(sizes)[:60]!r}")
     return tuple(sizes)
 
