@@ -8,7 +8,6 @@ from emtau_dask.io.output.zarr_rows import (
     new_group,
     refuse_existing,
     replacing,
-    rows_of_bytes,
     run_that_wrote,
 )
 
@@ -20,6 +19,5 @@ __all__ = [
     "published",
     "refuse_existing",
     "replacing",
-    "rows_of_bytes",
     "run_that_wrote",
 ]

@@ -23,13 +23,9 @@ NEW, OLD, OUTDATED = "new", "old", "outdated"
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 
 
-def _never(path: Path) -> bool:
-    return False
-
-
 @contextmanager
-def published(path: Path, *, replaceable: Callable[[Path], bool] = _never) -> Iterator[Path]:
-    """Let a folder appear at ``path`` when the block ends well; nothing stays of one that does not.
+def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """Yield where to make a folder that appears at ``path`` when the block ends well, and else never.
 
     Of several processes that do this at once one wins; with ``replaceable`` the last one does.
 
@@ -37,8 +33,8 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] = _never) -> It
     ----------
     path : Path
         A local path; folders above it are made. An empty folder there is replaced.
-    replaceable : callable (Path) -> bool
-        Whether what is there may be replaced, asked when the block has ended; by default nothing may.
+    replaceable : callable (Path) -> bool, optional
+        Whether what is at ``path`` may be replaced, asked when the block has ended; by default nothing may.
 
     Yields
     ------
@@ -75,10 +71,10 @@ def _remove(folder: ScratchFolder, target: Path) -> None:
         ) from error
 
 
-def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool]) -> None:
+def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | None) -> None:
     try:
         while not _moved(folder / NEW, target):
-            if replaceable(target):
+            if replaceable is not None and replaceable(target):
                 _set_aside(folder, target)
             elif os.path.lexists(target):
                 raise PathTakenError(
@@ -89,7 +85,7 @@ def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool]) ->
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Give a folder its place; return False where something else has it."""
+    """Move a folder to its place; return False where something else is there."""
     try:
         source.rename(target)
     except OSError as error:
@@ -100,7 +96,7 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _set_aside(folder: Path, target: Path) -> None:
-    """Move what is at ``target`` away, if it is still there, and forget what was there before it."""
+    """Move what is at ``target`` aside, if it is still there; what was set aside before is outdated."""
     with suppress(FileNotFoundError):
         (folder / OLD).rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
     with suppress(FileNotFoundError):
@@ -108,7 +104,7 @@ def _set_aside(folder: Path, target: Path) -> None:
 
 
 def _rescue(target: Path, folder: Path) -> None:
-    """Put back what was set aside, where nothing has taken its place; leave nothing that looks like it."""
+    """Put back what was set aside, unless something has taken its place; then it is outdated."""
     old = folder / OLD
     while os.path.lexists(old):
         if os.path.lexists(target):
