@@ -35,7 +35,7 @@ class Plan:
     longest : int
         Rows of the longest chunk.
     fitting : int
-        Rows that chunks may have for the limit to be kept; 0 where none will do.
+        Rows of the longest chunk that would fit the limit; 0 where none would.
     """
 
     demand: FitDemand
@@ -66,9 +66,8 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
     longest = max(inputs.rows.chunk_rows, default=0)
-    fitting = longest
-    if limit is not None and found.memory > limit:
-        fitting = largest_chunk(sources, outline, limit)
+    exceeded = limit is not None and found.memory > limit
+    fitting = largest_chunk(sources, outline, limit) if limit is not None and exceeded else longest
     return Plan(found, threads, limit, longest, fitting)
 
 
@@ -94,10 +93,8 @@ def check_memory(plan: Plan) -> None:
         remedy += f", lower dask's emtau.read-ahead-bytes (of which {needed} are needed)"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
-        f"{format_bytes(plan.demand.memory)} "
-        f"that a process with {plan.threads} thread(s) is predicted to need. {remedy}, use fewer "
-        "threads, or raise "
-        "the limit."
+        f"{format_bytes(plan.demand.memory)} that a process with {plan.threads} thread(s) is predicted to "
+        f"need. {remedy}, use fewer threads, or raise the limit."
     )
 
 

@@ -24,16 +24,7 @@ _STOP_REASONS = {
 def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
     """Return a table of a fitted model's components, the heaviest first where there are many.
 
-    Parameters
-    ----------
-    model : GaussianMixture
-        Fitted.
-    label_counts : ndarray of shape (K,) or None
-        Rows that each component labels; the column is left out where None.
-
-    Returns
-    -------
-    rich.table.Table
+    ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
     weights, means = model.weights_, model.means_
     deviations = _standard_deviations(model)
@@ -42,13 +33,10 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
     table = Table(
         title=f"{k} components, {model.parameters_.covariance_type} covariance, {means.shape[1]} features"
     )
-    table.add_column("#", justify="right")
-    table.add_column("weight", justify="right")
-    if label_counts is not None:
-        table.add_column("rows", justify="right")
     suffix = "" if few else " (min / median / max)"
-    table.add_column(f"mean{suffix}", justify="right")
-    table.add_column(f"standard deviation{suffix}", justify="right")
+    rows = [] if label_counts is None else ["rows"]
+    for heading in ("#", "weight", *rows, f"mean{suffix}", f"standard deviation{suffix}"):
+        table.add_column(heading, justify="right")
     shown = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
     for i in shown:
         cells = [str(i), f"{weights[i]:.4f}"]
@@ -61,19 +49,7 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
 
 
 def fit_table(model: GaussianMixture, rows: int) -> Table:
-    """Return a table of how a fit went.
-
-    Parameters
-    ----------
-    model : GaussianMixture
-        Fitted.
-    rows : int
-        Rows of the data.
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return a table of how the fit of a model to so many rows went."""
     history = model.history_
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
