@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from emtau_dask.em import SCAN_ROWS, ChunkLoader, EStepItem, FitObserver, Problem
 from emtau_dask.execution import NO_SOURCE, run_pass
-from emtau_dask.init import NearestCentre
 from emtau_dask.io.objects import ObjectStore, SlotState
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, plan_kernel
@@ -22,69 +21,51 @@ from emtau_dask.mixture.numerics import Floats, Ints
 from emtau_dask.policies import SCORED_AT
 
 
-def _scored(rows: Floats, plan: KernelPlan) -> tuple[Floats, Floats]:
+def _scored(plan: KernelPlan, rows: Floats) -> tuple[Floats, Floats]:
     """Return responsibilities (n, K) and log-likelihoods (n,)."""
     scored = BlockKernel(plan, max(1, len(rows))).score(rows)
     return scored.responsibilities.T, scored.log_likelihoods
 
 
+def posterior(plan: KernelPlan, rows: Floats) -> Floats:
+    """Return the responsibilities (n, K) of rows (n, d) under the parameters of a plan."""
+    return _scored(plan, rows)[0]
+
+
 @dataclass(frozen=True, eq=False)
-class HeldByIteration:
-    """Each row holds the responsibilities of the E-step that last scored it.
+class Held:
+    """The responsibilities that a finished fit holds: each row has those of the E-step that last scored it.
 
     Attributes
     ----------
-    plans : tuple of KernelPlan
-        For Θ_0, Θ_1, …, under which the E-steps of iterations 1, 2, … ran.
+    e_steps : tuple of callable (rows (n, d)) -> (n, K)
+        Those of iterations 1, 2, …; k-means has one.
     objects : ObjectStore or None
         Where row state with the array ``scored_at`` is; None where every row was
         scored in the last iteration.
     """
 
-    plans: tuple[KernelPlan, ...]
-    objects: ObjectStore | None
+    e_steps: tuple[Callable[[Floats], Floats], ...]
+    objects: ObjectStore | None = None
 
-    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
-        """Return the iteration that last scored each row."""
+    def scored_at(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
+        """Return the iteration that last scored each row of a chunk, given its last row state."""
         if self.objects is None or state is None:
-            return np.full(n_rows, len(self.plans))
+            return np.full(n_rows, len(self.e_steps))
         return state.read(self.objects, n_rows)[SCORED_AT]
 
-    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
-        """Return the responsibilities under the parameters of each row's last E-step."""
-        result = np.empty((len(rows), self.plans[0].parameters.n_components))
-        for iteration in np.unique(memory):
-            members = memory == iteration
-            result[members], _ = _scored(rows[members], self.plans[int(iteration) - 1])
+    def responsibilities(self, rows: Floats, scored_at: NDArray[Any], n_components: int) -> Floats:
+        """Return (n, K) for a block of rows."""
+        result = np.empty((len(rows), n_components))
+        for iteration in np.unique(scored_at):
+            members = scored_at == iteration
+            result[members] = self.e_steps[int(iteration) - 1](rows[members])
         return result
 
 
 @dataclass(frozen=True, eq=False)
-class HeldByCentre:
-    """Each row belongs to its nearest k-means centre."""
-
-    assignment: NearestCentre
-
-    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
-        """Return a value for each row that nothing uses."""
-        return np.arange(n_rows)
-
-    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
-        """Return 1 for the nearest centre."""
-        return self.assignment.responsibilities(rows)
-
-
-Held = HeldByIteration | HeldByCentre
-"""The responsibilities that a finished fit holds for each row.
-
-``memory`` returns what is remembered about the rows of a chunk, ``responsibilities`` (n, K) for
-a block of rows and their part of the memory.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class FinishedFit:
-    """A fit, and what is needed to evaluate it.
+class FitSummary:
+    """How a fit went.
 
     Attributes
     ----------
@@ -96,9 +77,6 @@ class FinishedFit:
     seconds : float
         Wall-clock time from the common start to the end of the fit.
     stop_reason : str
-    held : Held
-    states : mapping of int to SlotState
-        The last row state, by chunk.
     parameters : MixtureParameters or None
         The last ones; None for k-means, whose final posterior is the held one.
     """
@@ -108,9 +86,16 @@ class FinishedFit:
     work: float
     seconds: float
     stop_reason: str
+    parameters: MixtureParameters | None
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedFit:
+    """A fit, the responsibilities that it holds, and its last row state by chunk."""
+
+    summary: FitSummary
     held: Held
     states: Mapping[int, SlotState]
-    parameters: MixtureParameters | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,16 +170,18 @@ class _EvaluationTask:
         classes = np.zeros(n_rows, dtype=np.intp)
         if self.labels is not None:
             classes = np.searchsorted(self.classes, self.labels.load(item.place, label_blocks)[0])
-        held_memory = self.held.memory(item.state, n_rows)
-        reference_memory = self.reference.memory(None, n_rows)
+        held_at, reference_at = (
+            self.held.scored_at(item.state, n_rows),
+            self.reference.scored_at(None, n_rows),
+        )
         distances, likelihoods = [], []
         held_table, final_table = np.zeros((2, self.n_components, len(self.classes)), dtype=np.intp)
         for where, rows in loaded.blocks(positions, SCAN_ROWS):
             at = positions[where]
-            held = self.held.responsibilities(rows, held_memory[at])
-            reference = self.reference.responsibilities(rows, reference_memory[at])
+            held = self.held.responsibilities(rows, held_at[at], self.n_components)
+            reference = self.reference.responsibilities(rows, reference_at[at], self.n_components)
             final, log_likelihoods = (
-                (held, np.zeros(len(rows))) if self.final is None else _scored(rows, self.final)
+                (held, np.zeros(len(rows))) if self.final is None else _scored(self.final, rows)
             )
             distances.append(float(((held - reference) ** 2).sum()))
             likelihoods.append(float(log_likelihoods.sum()))
@@ -247,7 +234,7 @@ def evaluate(
     labels : KnownLabels
     observer : FitObserver
     """
-    source = labels.source
+    source, parameters = labels.source, fit.summary.parameters
     task = _EvaluationTask(
         problem.loader(),
         problem.n_components,
@@ -255,7 +242,7 @@ def evaluate(
         labels.classes,
         fit.held,
         reference,
-        None if fit.parameters is None else plan_kernel(fit.parameters),
+        None if parameters is None else plan_kernel(parameters),
     )
     evaluation: Evaluation | None = run_pass(
         task,
@@ -264,7 +251,7 @@ def evaluate(
         {chunk: EStepItem(place, fit.states.get(chunk)) for chunk, place in problem.places.items()},
         costs=problem.costs,
         name="evaluate",
-        stage=f"evaluating {fit.name}",
+        stage=f"evaluating {fit.summary.name}",
         observer=observer,
     )
     assert evaluation is not None

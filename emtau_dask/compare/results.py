@@ -12,9 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.table import Table
 
-from emtau_dask.compare.evaluate import Evaluation
+from emtau_dask.compare.evaluate import Evaluation, FitSummary
 from emtau_dask.config import PublishedFigures
-from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Ints
 
 if TYPE_CHECKING:
@@ -25,23 +24,9 @@ _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
 @dataclass(frozen=True, eq=False)
 class ComparisonLine:
-    """One line of a comparison.
+    """One fit of a comparison, evaluated against traditional EM."""
 
-    Attributes
-    ----------
-    name, iterations, work, seconds, stop_reason, parameters
-        Of the `FinishedFit`.
-    evaluation : Evaluation
-        Against traditional EM.
-    published : PublishedFigures or None
-    """
-
-    name: str
-    iterations: int
-    work: float
-    seconds: float
-    stop_reason: str
-    parameters: MixtureParameters | None
+    fit: FitSummary
     evaluation: Evaluation
     published: PublishedFigures | None
 
@@ -87,7 +72,7 @@ def confusion(table: Ints) -> Ints:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table of all algorithms, then a confusion table for each where labels are known."""
     console.print(_overview(comparison))
-    if all(line.parameters is None or line.parameters.n_features == 1 for line in comparison.lines):
+    if all(line.fit.parameters is None or line.fit.parameters.n_features == 1 for line in comparison.lines):
         console.print(_parameters(comparison))
     if comparison.classes is not None:
         console.print("\nRows by class of their component (its most frequent label) and known label, held:\n")
@@ -108,21 +93,21 @@ def _overview(comparison: Comparison) -> Table:
     for heading in [*headings, "log-likelihood\nper row"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in comparison.lines:
-        table.add_row(line.name, *_cells(line, labelled))
+        table.add_row(line.fit.name, *_cells(line, labelled))
         if line.published is not None:
             table.add_row("  published", *_published_cells(line.published, labelled), style="dim")
     return table
 
 
 def _cells(line: ComparisonLine, labelled: bool) -> list[str]:
-    evaluation = line.evaluation
-    is_mixture = line.parameters is not None
+    fit, evaluation = line.fit, line.evaluation
+    is_mixture = fit.parameters is not None
     errors = [f"{classification_error(t):.6f}" for t in (evaluation.held, evaluation.final)]
     return [
-        f"{line.iterations:,}",
-        f"{line.work:.1f}",
-        f"{line.seconds:.2f}",
-        _STOPPED.get(line.stop_reason, line.stop_reason),
+        f"{fit.iterations:,}",
+        f"{fit.work:.1f}",
+        f"{fit.seconds:.2f}",
+        _STOPPED.get(fit.stop_reason, fit.stop_reason),
         f"{evaluation.squared_distance / evaluation.rows:.6f}" if is_mixture else "",
         *(errors if labelled else []),
         f"{evaluation.log_likelihood / evaluation.rows:.9f}" if is_mixture else "",
@@ -149,12 +134,12 @@ def _parameters(comparison: Comparison) -> Table:
     for heading in ("algorithm", "weights", "means", "variances"):
         table.add_column(heading)
     for line in comparison.lines:
-        if line.parameters is not None:
-            theta = line.parameters
+        theta = line.fit.parameters
+        if theta is not None:
             order = np.argsort(theta.means[:, 0])
             variances = np.broadcast_to(theta.covariances.reshape(-1), len(order))
             ours = (theta.weights, theta.means[:, 0], variances)
-            table.add_row(line.name, *(_numbers(values[order]) for values in ours))
+            table.add_row(line.fit.name, *(_numbers(values[order]) for values in ours))
         figures = line.published
         if figures is not None:
             theirs = (figures.weights, figures.means, figures.variances)
@@ -168,7 +153,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 def _confusion_table(line: ComparisonLine, classes: NDArray[Any]) -> Table:
     counts = confusion(line.evaluation.held)
-    table = Table(box=SIMPLE_HEAD, title=line.name, min_width=len(line.name) + 2)
+    table = Table(box=SIMPLE_HEAD, title=line.fit.name, min_width=len(line.fit.name) + 2)
     table.add_column("", justify="right")
     for known in classes:
         table.add_column(f"{known}", justify="right")

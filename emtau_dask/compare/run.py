@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from emtau_dask.compare.evaluate import (
     FinishedFit,
-    HeldByCentre,
-    HeldByIteration,
+    FitSummary,
+    Held,
     KnownLabels,
     evaluate,
     known_labels,
+    posterior,
 )
 from emtau_dask.compare.results import Comparison, ComparisonLine, print_comparison
 from emtau_dask.config import KMeansSettings, policy_of
@@ -120,18 +122,7 @@ def _compared(common: _Common) -> Comparison:
     for settings in common.config.algorithm.compare:
         with _fit_of(common, settings, em) as fit:
             evaluation = evaluate(common.problem, fit, reference, common.labels, common.observer)
-        lines.append(
-            ComparisonLine(
-                fit.name,
-                fit.iterations,
-                fit.work,
-                fit.seconds,
-                fit.stop_reason,
-                fit.parameters,
-                evaluation,
-                settings.published,
-            )
-        )
+        lines.append(ComparisonLine(fit.summary, evaluation, settings.published))
     return Comparison(tuple(lines), None if common.labels.source is None else common.labels.classes)
 
 
@@ -166,17 +157,10 @@ def _fitted(common: _Common, name: str, policy: Any) -> Iterator[FinishedFit]:
             state = RunState(common.start, None)
             state = iterate(problem, state, policy, settings, journal.writer, after, common.observer)
         seconds = time.perf_counter() - began
-        plans = tuple(plan_kernel(parameters) for parameters in scored_under[:-1])
-        yield FinishedFit(
-            name,
-            state.iteration,
-            state.history.work,
-            seconds,
-            state.stop_reason or "",
-            HeldByIteration(plans, journal.objects),
-            state.slots,
-            state.parameters,
-        )
+        e_steps = tuple(partial(posterior, plan_kernel(parameters)) for parameters in scored_under[:-1])
+        work, stop_reason = state.history.work, state.stop_reason or ""
+        summary = FitSummary(name, state.iteration, work, seconds, stop_reason, state.parameters)
+        yield FinishedFit(summary, Held(e_steps, journal.objects), state.slots)
 
 
 def _clustered(common: _Common) -> FinishedFit:
@@ -184,16 +168,10 @@ def _clustered(common: _Common) -> FinishedFit:
     began = time.perf_counter()
     seed = Seeds(common.config.model.random_state).draw()
     outcome = lloyd(common.problem, seed, common.observer)
-    return FinishedFit(
-        "kmeans",
-        outcome.n_iter,
-        float(outcome.n_iter),
-        time.perf_counter() - began,
-        "tol" if outcome.converged else "max-iter",
-        HeldByCentre(NearestCentre.of(outcome.centres)),
-        {},
-        None,
-    )
+    seconds = time.perf_counter() - began
+    stop_reason = "tol" if outcome.converged else "max-iter"
+    summary = FitSummary("kmeans", outcome.n_iter, float(outcome.n_iter), seconds, stop_reason, None)
+    return FinishedFit(summary, Held((NearestCentre.of(outcome.centres).responsibilities,)), {})
 
 
 def _described(settings: Any) -> str:

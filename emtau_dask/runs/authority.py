@@ -128,10 +128,10 @@ def require(found: Iterable[Demand], run: str, confirm: Callable[[Demand], bool]
     raise ConfigError(
         f"the checkpoint {run} asks for {'; '.join(map(str, refused))}. Checkpoints may come from others, so "
         "it is not obeyed in that. If you want it, add: "
-        f"{as_arguments((demand.key, demand.value) for demand in refused)}{hidden}"
+        f"{as_arguments(refused)}{hidden}"
     )
 
 
-def as_arguments(settings: Iterable[tuple[str, str]]) -> str:
-    """Return the arguments of a shell's command line that set keys to values."""
-    return " ".join(f"--set {shlex.quote(f'{key}={in_yaml(value)}')}" for key, value in settings)
+def as_arguments(found: Iterable[Demand]) -> str:
+    """Return the arguments of a shell's command line that consent to demands."""
+    return " ".join(f"--set {shlex.quote(f'{each.key}={in_yaml(each.value)}')}" for each in found)

@@ -149,8 +149,7 @@ def run_resume(
 def resume_arguments(config: RunConfig) -> str:
     """Return what the command that resumes a config's run needs beside the checkpoint; "" for nothing."""
     run = str(config.checkpoint.path)
-    found = demands(resumed_config(portable(config), run, ()), run, ())
-    return as_arguments((demand.key, demand.value) for demand in found)
+    return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
 
 
 def _affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> Inputs:

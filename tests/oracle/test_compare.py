@@ -86,13 +86,13 @@ def tabulated(components, labels):
 
 
 def test_the_algorithms_are_named(comparison):
-    assert [line.name for line in comparison.lines] == [*NAMES, "kmeans"]
+    assert [line.fit.name for line in comparison.lines] == [*NAMES, "kmeans"]
 
 
 def test_iterations_and_work(pair):
     line, run = pair
-    assert (line.iterations, line.stop_reason) == (len(run.bounds), run.stop_reason)
-    assert line.work == pytest.approx(sum(run.counts) / N)
+    assert (line.fit.iterations, line.fit.stop_reason) == (len(run.bounds), run.stop_reason)
+    assert line.fit.work == pytest.approx(sum(run.counts) / N)
 
 
 def test_membership_error_is_of_the_held_responsibilities(pair, runs):
@@ -132,7 +132,7 @@ def test_kmeans_labels_every_row_once(comparison, data):
 def test_a_kernel_is_planned_once_for_each_parameters_that_rows_are_scored_under(compared):
     """For the fit, and for evaluating it in all chunks; the last parameters only for evaluating."""
     comparison, planned = compared
-    assert len(planned) == sum(2 * line.iterations + 1 for line in comparison.lines[:-1])
+    assert len(planned) == sum(2 * line.fit.iterations + 1 for line in comparison.lines[:-1])
 
 
 def test_classification_error_counts_rows_off_their_components_class():
