@@ -25,7 +25,7 @@ debug_option = click.option(
 
 
 def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Command], Command]:
-    """Return the option ``--overwrite``, whose help says what it replaces."""
+    """Return the option ``--overwrite`` with a help text."""
     return click.option("--overwrite", is_flag=True, help=what)
 
 

@@ -24,17 +24,12 @@ class Inputs:
 
     Attributes
     ----------
-    path : str
-        Where the rows are; a local path or a URL.
     rows : Source
         Shape (N, d).
-    weights : Source or None
-        Row weights, shape (N,).
-    labels : Source or None
-        Known labels, shape (N,).
+    weights, labels : Source or None
+        Row weights and known labels, shape (N,).
     """
 
-    path: str
     rows: Source
     weights: Source | None
     labels: Source | None
@@ -71,7 +66,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
                 f"{key} has shape {column.shape}, but {path} has {rows.shape[0]:,} rows; "
                 "give one value for each row"
             )
-    return Inputs(path, rows, weights, labels)
+    return Inputs(rows, weights, labels)
 
 
 def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) -> Source:

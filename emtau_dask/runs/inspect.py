@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from emtau_dask.em import FitState
 from emtau_dask.estimator import open_saved
 from emtau_dask.io.objects import FORMAT, VERSION
 from emtau_dask.messages import masked_values, printable, shown
+from emtau_dask.runs.tables import text_table
 
 LAST_ITERATIONS = 10
 
@@ -79,9 +79,6 @@ def _active_rows(state: FitState, rows: int) -> int:
 
 def run_table(described: dict[str, Any]) -> Table:
     """Return a table for people of what `inspect_run` returned."""
-    table = Table(title=Text(printable(f"run in {described['location']}")), show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
     config = described["config"]
     algorithm = config["algorithm"]
     parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())
@@ -100,10 +97,8 @@ def run_table(described: dict[str, Any]) -> Table:
     }
     for note in described["damaged"] + described["notes"]:
         lines[f"note {len(lines)}"] = note
-    for name, text in lines.items():
-        # A Text is shown as it is; a str of a checkpoint could be markup.
-        table.add_row(name, Text(shown(text)))
-    return table
+    title = printable(f"run in {described['location']}")
+    return text_table(title, {name: shown(text) for name, text in lines.items()})
 
 
 def history_table(described: dict[str, Any]) -> Table:

@@ -15,6 +15,7 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.execution import read_ahead_limit
 from emtau_dask.fit import FitDemand, FitOutline, cache_limit, demand, largest_chunk, row_fields
 from emtau_dask.io.sources import Source
+from emtau_dask.runs.tables import text_table
 
 if TYPE_CHECKING:
     from emtau_dask.config import RunConfig
@@ -48,8 +49,9 @@ class Plan:
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     """Return what the run of a config needs of each process that computes."""
     cluster, model = config.cluster, config.model
-    processes = cluster.scheduler == "processes"
-    threads = cluster.threads if processes else cluster.workers or os.cpu_count() or 1
+    threads = cluster.threads
+    if cluster.scheduler != "processes":
+        threads = cluster.workers or os.cpu_count() or 1
     sources: dict[str, Source] = {"X": inputs.rows}
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
@@ -66,9 +68,9 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
     longest = max(inputs.rows.chunk_rows, default=0)
-    exceeded = limit is not None and found.memory > limit
-    fitting = largest_chunk(sources, outline, limit) if limit is not None and exceeded else longest
-    return Plan(found, threads, limit, longest, fitting)
+    if limit is None or found.memory <= limit:
+        return Plan(found, threads, limit, longest, longest)
+    return Plan(found, threads, limit, longest, largest_chunk(sources, outline, limit))
 
 
 def check_memory(plan: Plan) -> None:
@@ -101,9 +103,6 @@ def check_memory(plan: Plan) -> None:
 def plan_table(plan: Plan) -> Table:
     """Return a table for people."""
     found = plan.demand
-    table = Table(title="what the fit will need; nothing has been run", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
     beside = "" if found.complete else ", and what the input's own tasks need"
     lines = {
         "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
@@ -115,6 +114,4 @@ def plan_table(plan: Plan) -> Table:
         "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",
         "tasks of a full iteration": f"{found.tasks:,}",
     }
-    for name, text in lines.items():
-        table.add_row(name, text)
-    return table
+    return text_table("what the fit will need; nothing has been run", lines)

@@ -61,26 +61,19 @@ def run_predict(
     columns: Sequence[str] | None,
     progress: TextIO,
 ) -> NDArray[np.int64]:
-    """Label stored rows with a saved model.
+    """Label stored rows with a saved model; return the rows of each label, shape (K,).
 
     Parameters
     ----------
     model : str
         A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint.
-    data : str
-        A zarr array or group, an ``.npy`` file, a parquet file or folder.
+    data, array, columns
+        As for `open_rows`; by default the columns that the model was fitted to.
     out : Path
         The zarr group to write; see `write_labels`.
     options : LabelOptions
-    array, columns : str, sequence of str, or None
-        Member of a zarr group; columns of a parquet source.
     progress : text stream
         Where progress is shown.
-
-    Returns
-    -------
-    ndarray of shape (K,)
-        Rows of each label.
 
     Raises
     ------
@@ -115,12 +108,12 @@ def write_labels(
     observer: FitObserver,
     run: str | None = None,
 ) -> NDArray[np.int64]:
-    """Label every row and write the labels, and more if asked, to a zarr v3 group.
+    """Write the label of every row, and more if asked, to a zarr group; return the rows of each label, (K,).
 
     Parameters
     ----------
     model : GaussianMixture
-        A fitted model.
+        Fitted.
     rows : Source
         An addressable source of shape (N, d).
     path : Path
@@ -131,11 +124,6 @@ def write_labels(
         Notified of every chunk.
     run : str or None
         Id of the checkpointed run whose result this is, to be noted in the group.
-
-    Returns
-    -------
-    ndarray of shape (K,)
-        Rows of each label.
 
     Raises
     ------

@@ -1,12 +1,14 @@
-"""Tables that end a run: the components of a model, and how the fit went."""
+"""Tables for people: names with texts, the components of a model, and how a fit went."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from emtau_dask.estimator import GaussianMixture
@@ -19,6 +21,16 @@ _STOP_REASONS = {
     "no-active-rows": "no active rows are left",
     "max-iter": "max_iter reached without converging",
 }
+
+
+def text_table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return a table of names and texts; nothing in a text or in the title is read as markup."""
+    table = Table(title=Text(title), show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in lines.items():
+        table.add_row(name, Text(text))
+    return table
 
 
 def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
@@ -54,7 +66,7 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
     table = Table.grid(padding=(0, 2))
-    table.add_row("stopped", _STOP_REASONS.get(model.stop_reason_, model.stop_reason_))
+    table.add_row("stopped", _STOP_REASONS[model.stop_reason_])
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
