@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from emtau_dask.cli.options import Command, debug_option, out_argument, overwrite_option
 from emtau_dask.messages import shown
-
-if TYPE_CHECKING:
-    from emtau_dask.config import DatasetOptions
 
 
 @click.group()
@@ -38,9 +35,7 @@ def _count_option(name: str, default: int) -> Callable[[Command], Command]:
 @_dataset_options
 def digits(out: Path, overwrite: bool, **options: Any) -> None:
     """Handwritten digits that come with scikit-learn (1797 × 64)."""
-    from emtau_dask.config import DigitsOptions
-
-    _make(DigitsOptions(**options), out, overwrite)
+    _make("digits", options, out, overwrite)
 
 
 @dataset.command()
@@ -48,9 +43,7 @@ def digits(out: Path, overwrite: bool, **options: Any) -> None:
 @_seed_option
 def example1(out: Path, overwrite: bool, **options: Any) -> None:
     """The EM-Tau paper's Example 1: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1)."""
-    from emtau_dask.config import Example1Options
-
-    _make(Example1Options(**options), out, overwrite)
+    _make("example1", options, out, overwrite)
 
 
 @dataset.command()
@@ -60,9 +53,7 @@ def example1(out: Path, overwrite: bool, **options: Any) -> None:
 )
 def mnist(out: Path, overwrite: bool, **options: Any) -> None:
     """The EM-Tau paper's Example 2: MNIST digits 1, 2, 4, 5 and 6, by 42 principal components."""
-    from emtau_dask.config import MnistOptions
-
-    _make(MnistOptions(**options), out, overwrite)
+    _make("mnist", options, out, overwrite)
 
 
 @dataset.command()
@@ -73,15 +64,16 @@ def mnist(out: Path, overwrite: bool, **options: Any) -> None:
 @_seed_option
 def mixture(out: Path, overwrite: bool, **options: Any) -> None:
     """A synthetic Gaussian mixture of any size, streamed to disk."""
-    from emtau_dask.config import MixtureOptions
-
-    _make(MixtureOptions(**options), out, overwrite)
+    _make("mixture", options, out, overwrite)
 
 
-def _make(options: DatasetOptions, out: Path, overwrite: bool) -> None:
+def _make(name: str, options: dict[str, Any], out: Path, overwrite: bool) -> None:
+    from emtau_dask.config import DataSection
     from emtau_dask.datasets import make_dataset
     from emtau_dask.estimator import watching
 
+    data = DataSection.model_validate({"dataset": name, "dataset_options": options})
+    assert data.dataset_options is not None
     with watching(sys.stderr) as observer:
-        rows, features = make_dataset(options, out, overwrite=overwrite, observer=observer)
+        rows, features = make_dataset(data.dataset_options, out, overwrite=overwrite, observer=observer)
     click.echo(f"{rows:,} rows × {features} features written to {shown(out)}")

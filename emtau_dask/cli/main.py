@@ -68,7 +68,7 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
     if run_config.checkpoint.path is not None:
         again = "--overwrite" if overwrite else ""
         remember_resume(ctx, run_config.checkpoint.path, [resume_arguments(run_config), again])
-    _show_result(ctx, run_config, run_fit(run_config, overwrite=overwrite, progress=sys.stderr))
+    _show_result(ctx, run_fit(run_config, overwrite=overwrite, progress=sys.stderr))
 
 
 @main.command()
@@ -88,10 +88,8 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool) 
 
     arguments = [f"--set {shlex.quote(override)}" for override in overrides]
     remember_resume(ctx, run, [*arguments, "--overwrite" if overwrite else ""])
-    config, result = run_resume(
-        run, overrides, overwrite=overwrite, confirm=_confirmation(), progress=sys.stderr
-    )
-    _show_result(ctx, config, result)
+    confirm = _confirmation()
+    _show_result(ctx, run_resume(run, overrides, overwrite=overwrite, confirm=confirm, progress=sys.stderr))
 
 
 def _confirmation() -> Callable[[Demand], bool] | None:
@@ -176,10 +174,10 @@ def _show_plan(config: RunConfig) -> None:
     check_memory(plan)
 
 
-def _show_result(ctx: click.Context, config: RunConfig, result: RunResult) -> None:
+def _show_result(ctx: click.Context, result: RunResult) -> None:
     from emtau_dask.runs import component_table, fit_table
 
-    console = _console()
+    console, stop = _console(), result.config.stop
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
     for what, path in (("model", result.outputs.model), ("labels", result.outputs.labels)):
@@ -187,8 +185,8 @@ def _show_result(ctx: click.Context, config: RunConfig, result: RunResult) -> No
             click.echo(shown(f"{what} saved in {path}"))
     if result.model.stop_reason_ == "max-iter":
         click.echo(
-            f"emtau: stopped at stop.max_iter = {config.stop.max_iter} without converging to stop.tol = "
-            f"{config.stop.tol:g}; the results are written. Raise one of them for a converged fit.",
+            f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
+            f"{stop.tol:g}; the results are written. Raise one of them for a converged fit.",
             err=True,
         )
         ctx.exit(NOT_CONVERGED)

@@ -40,11 +40,6 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     progress : text stream
         Where progress is shown.
 
-    Returns
-    -------
-    RunResult
-        Also where the fit stopped at `stop.max_iter`; its model says so.
-
     Raises
     ------
     EmtauError
@@ -64,7 +59,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             run_config=portable(config),
             overwrite=overwrite,
         )
-    return write_outputs(outputs, model, inputs, run=run, progress=progress)
+    return write_outputs(config, outputs, model, inputs, run=run, progress=progress)
 
 
 def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
@@ -86,7 +81,7 @@ def run_resume(
     overwrite: bool,
     confirm: Callable[[Demand], bool] | None,
     progress: TextIO,
-) -> tuple[RunConfig, RunResult]:
+) -> RunResult:
     """Resume an interrupted run of the command line, and write what its `output` asks for.
 
     Parameters
@@ -102,15 +97,10 @@ def run_resume(
         None where there is nobody to ask.
     progress : text stream
 
-    Returns
-    -------
-    RunConfig
-        The run's, with the overrides.
-    RunResult
-
     Raises
     ------
     EmtauError
+        As for `run_fit`, or there is no run, or a setting is refused.
     """
     saved = open_saved(run)
     content = saved.config.run_config
@@ -143,7 +133,7 @@ def run_resume(
             verbose=1,
             saved=saved,
         )
-    return config, write_outputs(outputs, model, inputs, run=marker, progress=progress)
+    return write_outputs(config, outputs, model, inputs, run=marker, progress=progress)
 
 
 def resume_arguments(config: RunConfig) -> str:

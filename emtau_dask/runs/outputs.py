@@ -44,10 +44,12 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a run leaves.
+    """What a run leaves, also one that stopped at `stop.max_iter`, as its model says.
 
     Attributes
     ----------
+    config : RunConfig
+        With the settings of the command line.
     model : GaussianMixture
         Fitted.
     inputs : Inputs
@@ -57,6 +59,7 @@ class RunResult:
         Rows of each label, where labels were written.
     """
 
+    config: RunConfig
     model: GaussianMixture
     inputs: Inputs
     outputs: Outputs
@@ -87,7 +90,13 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
 
 
 def write_outputs(
-    outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
+    config: RunConfig,
+    outputs: Outputs,
+    model: GaussianMixture,
+    inputs: Inputs,
+    *,
+    run: str | None,
+    progress: TextIO,
 ) -> RunResult:
     """Write what is wanted, marked as the results of ``run``, the id of a checkpointed run."""
     if outputs.model is not None:
@@ -99,4 +108,4 @@ def write_outputs(
         options = replace(outputs.label_options, overwrite=outputs.replaceable(outputs.labels, run))
         with watching(progress) as observer:
             counts = write_labels(model, inputs.rows, outputs.labels, options, run=run, observer=observer)
-    return RunResult(model, inputs, outputs, counts)
+    return RunResult(config, model, inputs, outputs, counts)

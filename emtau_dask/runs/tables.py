@@ -66,7 +66,7 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
     table = Table.grid(padding=(0, 2))
-    table.add_row("stopped", _STOP_REASONS[model.stop_reason_])
+    table.add_row("stopped", _STOP_REASONS.get(model.stop_reason_, model.stop_reason_))
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
