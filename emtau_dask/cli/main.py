@@ -177,7 +177,7 @@ def _show_plan(config: RunConfig) -> None:
 def _show_result(ctx: click.Context, result: RunResult) -> None:
     from emtau_dask.runs import component_table, fit_table
 
-    console, stop = _console(), result.config.stop
+    console, stop = _console(), result.outputs.config.stop
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
     for what, path in (("model", result.outputs.model), ("labels", result.outputs.labels)):

@@ -59,7 +59,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             run_config=portable(config),
             overwrite=overwrite,
         )
-    return write_outputs(config, outputs, model, inputs, run=run, progress=progress)
+    return write_outputs(outputs, model, inputs, run=run, progress=progress)
 
 
 def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
@@ -133,7 +133,7 @@ def run_resume(
             verbose=1,
             saved=saved,
         )
-    return write_outputs(config, outputs, model, inputs, run=marker, progress=progress)
+    return write_outputs(outputs, model, inputs, run=marker, progress=progress)
 
 
 def resume_arguments(config: RunConfig) -> str:

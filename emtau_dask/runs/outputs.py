@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,16 +25,16 @@ class Outputs:
 
     Attributes
     ----------
+    config : RunConfig
     model, labels : Path or None
         None where they are not wanted.
-    label_options : LabelOptions
     overwrite : bool
-        Replace what emtau wrote there, the labels among it.
+        Replace what emtau wrote there.
     """
 
+    config: RunConfig
     model: Path | None
     labels: Path | None
-    label_options: LabelOptions
     overwrite: bool
 
     def replaceable(self, path: Path, run: str | None) -> bool:
@@ -48,8 +48,6 @@ class RunResult:
 
     Attributes
     ----------
-    config : RunConfig
-        With the settings of the command line.
     model : GaussianMixture
         Fitted.
     inputs : Inputs
@@ -59,7 +57,6 @@ class RunResult:
         Rows of each label, where labels were written.
     """
 
-    config: RunConfig
     model: GaussianMixture
     inputs: Inputs
     outputs: Outputs
@@ -77,8 +74,7 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
     output, data = config.output, config.data
     model = output.place(output.model) if output.model else None
     labels = output.place(output.labels) if output.labels else None
-    options = LabelOptions(output.probabilities, output.scores, config.cluster.workers)
-    outputs = Outputs(model, labels, options, overwrite)
+    outputs = Outputs(config, model, labels, overwrite)
     read = [name for name in (data_path(config), data.weights, data.labels, config.checkpoint.path) if name]
     for path in (model, labels):
         if path is not None:
@@ -90,13 +86,7 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
 
 
 def write_outputs(
-    config: RunConfig,
-    outputs: Outputs,
-    model: GaussianMixture,
-    inputs: Inputs,
-    *,
-    run: str | None,
-    progress: TextIO,
+    outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
 ) -> RunResult:
     """Write what is wanted, marked as the results of ``run``, the id of a checkpointed run."""
     if outputs.model is not None:
@@ -105,7 +95,9 @@ def write_outputs(
             mark_as_of(private, run)
     counts = None
     if outputs.labels is not None:
-        options = replace(outputs.label_options, overwrite=outputs.replaceable(outputs.labels, run))
+        output, workers = outputs.config.output, outputs.config.cluster.workers
+        overwrite = outputs.replaceable(outputs.labels, run)
+        options = LabelOptions(output.probabilities, output.scores, workers, overwrite)
         with watching(progress) as observer:
             counts = write_labels(model, inputs.rows, outputs.labels, options, run=run, observer=observer)
-    return RunResult(config, model, inputs, outputs, counts)
+    return RunResult(model, inputs, outputs, counts)

@@ -346,3 +346,11 @@ def test_a_place_that_cannot_be_written_is_found_before_the_fit(workplace: Path)
     assert result.exit_code == 1
     assert "nothing can be written in blocked" in result.output
     assert not (workplace / "d.zarr").exists()
+
+
+def test_help_imports_nothing_large() -> None:
+    code = "import sys; from emtau_dask.cli.main import main; main(sys.argv[1:], standalone_mode=False)"
+    code += "; print(sorted({'dask', 'numpy', 'pydantic', 'sklearn', 'zarr'} & set(sys.modules)))"
+    for command in ([], ["fit"], ["predict"], ["dataset", "mixture"]):
+        run = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True)
+        assert run.stdout.endswith("[]\n"), run.stdout + run.stderr
