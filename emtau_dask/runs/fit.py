@@ -93,8 +93,8 @@ def run_resume(
     overwrite : bool
         Replace results that are not this run's own.
     confirm : callable or None
-        Asks a person whether a setting of the checkpoint is obeyed that is not among ``overrides``;
-        None where there is nobody to ask.
+        Asks a person for consent to a setting of the checkpoint that is not among ``overrides``;
+        None where nobody can be asked.
     progress : text stream
 
     Raises

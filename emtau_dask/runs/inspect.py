@@ -17,7 +17,7 @@ LAST_ITERATIONS = 10
 
 
 def inspect_run(run: str) -> dict[str, Any]:
-    """Return the newest whole commit of a run; every object that it refers to is verified.
+    """Return what the newest complete commit of a run says; every object that it refers to is verified.
 
     Parameters
     ----------

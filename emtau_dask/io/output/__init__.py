@@ -1,4 +1,4 @@
-"""Results: zarr groups that appear at their place whole, or not at all."""
+"""Results: zarr groups that appear at their place complete, or not at all."""
 
 from emtau_dask.io.output.publishing import published
 from emtau_dask.io.output.zarr_rows import (

@@ -1,9 +1,9 @@
-"""Folders that appear at their place whole, or not at all, whoever else writes there.
+"""Folders that appear at their place complete, or not at all, also where several processes write.
 
-What is written lies in a temporary folder beside its place, with a name of its own
-and locked by its process (`io.files.scratch`), and is renamed when it is whole. What
-it replaces is renamed aside into that same folder first, and goes back where the
-process ends in between: the next one to write there sees to that.
+A folder is written in a scratch folder beside its place, which its process locks
+(`io.files.scratch`), and is renamed when it is complete. What it replaces is first moved into
+the same scratch folder. If the process ends in between, the next one that writes there puts
+that back.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 
 @contextmanager
 def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """Yield where to make a folder that appears at ``path`` when the block ends well, and else never.
+    """Yield where to make a folder that appears at ``path`` when the block ends without an error.
 
-    Of several processes that do this at once one wins; with ``replaceable`` the last one does.
+    Of several processes that do this at once one succeeds; with ``replaceable`` the last result stays.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
     Yields
     ------
     Path
-        Where to make the folder, on the same file system; nothing is there yet.
+        On the same file system; nothing is there yet.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _set_aside(folder: Path, target: Path) -> None:
-    """Move what is at ``target`` aside, if it is still there; what was set aside before is outdated."""
+    """Move what is at ``target`` aside, if it is still there, in place of what was set aside before."""
     with suppress(FileNotFoundError):
         (folder / OLD).rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
     with suppress(FileNotFoundError):
@@ -104,7 +104,7 @@ def _set_aside(folder: Path, target: Path) -> None:
 
 
 def _rescue(target: Path, folder: Path) -> None:
-    """Put back what was set aside, unless something has taken its place; then it is outdated."""
+    """Put back what was set aside, unless something else is in its place by now."""
     old = folder / OLD
     while os.path.lexists(old):
         if os.path.lexists(target):

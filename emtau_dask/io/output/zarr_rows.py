@@ -1,4 +1,4 @@
-"""Writing rows to a new zarr group in bounded memory, visible only once it is whole."""
+"""Writing rows to a new zarr group in bounded memory, visible only when it is complete."""
 
 from __future__ import annotations
 
