@@ -33,7 +33,7 @@ from emtau_dask.io.zarr_format import own_group
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import AnyArray, frozen
-from emtau_dask.policies import ALGORITHMS, as_policy, describe_policy, described_policy, plain
+from emtau_dask.policies import ALGORITHMS, as_policy, describe_policy, matching_policy
 
 FORMAT, VERSION = "emtau-model", 1
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
@@ -46,11 +46,15 @@ NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for colum
 
 def _algorithm(estimator: Any) -> dict[str, Any] | None:
     """Return the name and the parameters of a policy of the package; None for a user's own."""
-    policy = as_policy(estimator.algorithm)
+    policy: Any = as_policy(estimator.algorithm)
     if type(policy) not in ALGORITHMS.values():
         return None
     name, _, parameters = describe_policy(policy)
     return {"name": name, "params": parameters}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _digest(arrays: Mapping[str, AnyArray]) -> str:
@@ -104,7 +108,7 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     names = getattr(estimator, "feature_names_in_", None)
-    settings = {name: plain(getattr(estimator, name)) for name in SETTINGS}
+    settings = {name: _plain(getattr(estimator, name)) for name in SETTINGS}
     group.attrs.update(
         {
             "format": FORMAT,
@@ -170,7 +174,8 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str,
             stacklevel=4,
         )
     else:
-        estimator.algorithm = described_policy(algorithm["name"], algorithm["params"])
+        name = algorithm["name"]
+        estimator.algorithm = matching_policy(None, name, name, algorithm["params"])
     parameters = MixtureParameters(structure.name, weights, means, covariances, factors)
     _check_mixture(parameters)
     estimator._publish(parameters, FitHistory(records), str(attributes["stop_reason"]))

@@ -1,7 +1,7 @@
 """Activity policies: which rows the next E-step scores. Knows NumPy; nothing of mixtures or storage."""
 
 from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary
-from emtau_dask.policies.description import describe_policy, described_policy, matching_policy, plain
+from emtau_dask.policies.description import describe_policy, matching_policy
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
@@ -28,7 +28,5 @@ __all__ = [
     "checked_schedule",
     "checked_update",
     "describe_policy",
-    "described_policy",
     "matching_policy",
-    "plain",
 ]
