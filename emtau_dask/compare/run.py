@@ -118,10 +118,10 @@ def _start(config: RunConfig, problem: Problem, observer: FitObserver) -> Mixtur
 def _compared(common: _Common) -> Comparison:
     lines = []
     with _fitted(common, "em", FullEM()) as em:
-        reference = em.held
+        pass  # It keeps no row state.
     for settings in common.config.algorithm.compare:
         with _fit_of(common, settings, em) as fit:
-            evaluation = evaluate(common.problem, fit, reference, common.labels, common.observer)
+            evaluation = evaluate(common.problem, fit, em.held, common.labels, common.observer)
         lines.append(ComparisonLine(fit.summary, evaluation, settings.published))
     return Comparison(tuple(lines), None if common.labels.source is None else common.labels.classes)
 
