@@ -23,7 +23,7 @@ from pathlib import Path
 import dask
 
 from emtau_dask.config.schema import load_config
-from emtau_dask.runs.run import run_plan
+from emtau_dask.runs.fit import run_plan
 
 CONFIG = """
 data: {{path: {data}}}

@@ -1,19 +1,18 @@
-"""Judging a finished fit row by row, streamed: held responsibilities, errors, confusion with known labels."""
+"""Evaluating a finished fit in one pass over the rows: its errors against another fit and known labels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em import SCAN_ROWS, ChunkLoader, EStepItem, Problem
 from emtau_dask.execution import NO_SOURCE, Pass
-from emtau_dask.init import NearestCentre
 from emtau_dask.io.objects import ObjectStore, SlotState
 from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, plan_kernel
@@ -22,86 +21,101 @@ from emtau_dask.mixture.numerics import Floats, Ints
 from emtau_dask.policies import SCORED_AT
 
 
-class Held(Protocol):
-    """The responsibilities that a finished fit holds for each row."""
-
-    @property
-    def n_components(self) -> int:
-        """Number of components K."""
-        ...
-
-    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
-        """Return what is remembered about the rows of a chunk, given its last row state."""
-        ...
-
-    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
-        """Return (n, K) for a block, given what is remembered about its rows."""
-        ...
-
-
-def _responsibilities(rows: Floats, plan: KernelPlan) -> tuple[Floats, Floats]:
+def _scored(plan: KernelPlan, rows: Floats) -> tuple[Floats, Floats]:
+    """Return responsibilities (n, K) and log-likelihoods (n,)."""
     scored = BlockKernel(plan, max(1, len(rows))).score(rows)
     return scored.responsibilities.T, scored.log_likelihoods
 
 
+def posterior(plan: KernelPlan, rows: Floats) -> Floats:
+    """Return the responsibilities (n, K) of rows (n, d) under the parameters of a plan."""
+    return _scored(plan, rows)[0]
+
+
 @dataclass(frozen=True, eq=False)
-class HeldByIteration:
-    """Each row holds the responsibilities of the E-step that last scored it.
+class Held:
+    """The responsibilities that a finished fit holds: each row has those of the E-step that last scored it.
 
     Attributes
     ----------
-    plans : tuple of KernelPlan
-        For Θ_0, Θ_1, …, under which the E-steps of iterations 1, 2, … ran.
+    e_steps : tuple of callable (rows (n, d)) -> (n, K)
+        Those of iterations 1, 2, …; k-means has one.
     objects : ObjectStore or None
         Where row state with the array ``scored_at`` is; None where every row was
         scored in the last iteration.
     """
 
-    plans: tuple[KernelPlan, ...]
-    objects: ObjectStore | None
+    e_steps: tuple[Callable[[Floats], Floats], ...]
+    objects: ObjectStore | None = None
 
-    @property
-    def n_components(self) -> int:
-        """Number of components K."""
-        return self.plans[0].parameters.n_components
-
-    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
-        """Return each row's last iteration."""
+    def scored_at(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
+        """Return the iteration that last scored each row of a chunk, given its last row state."""
         if self.objects is None or state is None:
-            return np.full(n_rows, len(self.plans))
+            return np.full(n_rows, len(self.e_steps))
         return state.read(self.objects, n_rows)[SCORED_AT]
 
-    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
-        """Return the responsibilities under the parameters of each row's last E-step."""
-        result = np.empty((len(rows), self.n_components))
-        for iteration in np.unique(memory):
-            members = memory == iteration
-            result[members], _ = _responsibilities(rows[members], self.plans[int(iteration) - 1])
+    def responsibilities(self, rows: Floats, scored_at: NDArray[Any], n_components: int) -> Floats:
+        """Return (n, K) for a block of rows."""
+        result = np.empty((len(rows), n_components))
+        for iteration in np.unique(scored_at):
+            members = scored_at == iteration
+            result[members] = self.e_steps[int(iteration) - 1](rows[members])
         return result
 
 
 @dataclass(frozen=True, eq=False)
-class HeldByCentre:
-    """Each row belongs to its nearest k-means centre."""
+class FitSummary:
+    """How a fit went.
 
-    assignment: NearestCentre
+    Attributes
+    ----------
+    name : str
+        The algorithm with its parameters.
+    iterations : int
+    work : float
+        Passes over the data that the scored rows amount to.
+    seconds : float
+        Wall-clock time from the common start to the end of the fit.
+    stop_reason : str
+    parameters : MixtureParameters or None
+        The last ones; None for k-means, whose final posterior is the held one.
+    """
 
-    @property
-    def n_components(self) -> int:
-        """Number of centres K."""
-        return int(self.assignment.shares.shape[1])
-
-    def memory(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
-        """Return the rows' positions, of which nothing needs to be remembered."""
-        return np.arange(n_rows)
-
-    def responsibilities(self, rows: Floats, memory: NDArray[Any]) -> Floats:
-        """Return 1 for the nearest centre."""
-        return self.assignment.responsibilities(rows)
+    name: str
+    iterations: int
+    work: float
+    seconds: float
+    stop_reason: str
+    parameters: MixtureParameters | None
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class FinishedFit:
+    """A fit, the responsibilities that it holds, and its last row state by chunk."""
+
+    summary: FitSummary
+    held: Held
+    states: Mapping[int, SlotState]
+
+
+@dataclass(frozen=True, eq=False)
+class KnownLabels:
+    """Labels of the rows.
+
+    Attributes
+    ----------
+    source : Source or None
+        Shape (N,), in the problem's chunks.
+    classes : ndarray
+        The distinct labels, ascending; one dummy value where no labels are known.
+    """
+
+    source: Source | None
+    classes: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
     """Sums over rows; all are additive over chunks.
 
     Attributes
@@ -122,9 +136,9 @@ class Verdict:
     final: Ints
     log_likelihood: float
 
-    def plus(self, other: Verdict) -> Verdict:
+    def plus(self, other: Evaluation) -> Evaluation:
         """Return the sums over both parts."""
-        return Verdict(
+        return Evaluation(
             self.rows + other.rows,
             self.squared_distance + other.squared_distance,
             self.held + other.held,
@@ -134,8 +148,9 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class _JudgeTask:
+class _EvaluationTask:
     loader: ChunkLoader
+    n_components: int
     labels: ChunkReader | None
     classes: NDArray[Any]
     held: Held
@@ -148,102 +163,91 @@ class _JudgeTask:
         label_blocks: Sequence[NDArray[Any]],
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
-    ) -> Verdict:
+    ) -> Evaluation:
         loaded = self.loader.load(item.place, row_blocks, weight_blocks)
         n_rows = len(loaded.rows)
         positions = loaded.positions()
         classes = np.zeros(n_rows, dtype=np.intp)
         if self.labels is not None:
             classes = np.searchsorted(self.classes, self.labels.load(item.place, label_blocks)[0])
-        held_memory = self.held.memory(item.state, n_rows)
-        reference_memory = self.reference.memory(None, n_rows)
+        held_at, reference_at = (
+            self.held.scored_at(item.state, n_rows),
+            self.reference.scored_at(None, n_rows),
+        )
         distances, likelihoods = [], []
-        n_components = self.held.n_components
-        held_table, final_table = np.zeros((2, n_components, len(self.classes)), dtype=np.intp)
+        held_table, final_table = np.zeros((2, self.n_components, len(self.classes)), dtype=np.intp)
         for where, rows in loaded.blocks(positions, SCAN_ROWS):
             at = positions[where]
-            held = self.held.responsibilities(rows, held_memory[at])
-            reference = self.reference.responsibilities(rows, reference_memory[at])
+            held = self.held.responsibilities(rows, held_at[at], self.n_components)
+            reference = self.reference.responsibilities(rows, reference_at[at], self.n_components)
             final, log_likelihoods = (
-                (held, np.zeros(len(rows))) if self.final is None else _responsibilities(rows, self.final)
+                (held, np.zeros(len(rows))) if self.final is None else _scored(self.final, rows)
             )
             distances.append(float(((held - reference) ** 2).sum()))
             likelihoods.append(float(log_likelihoods.sum()))
             np.add.at(held_table, (held.argmax(axis=1), classes[at]), 1)
             np.add.at(final_table, (final.argmax(axis=1), classes[at]), 1)
-        return Verdict(len(positions), math.fsum(distances), held_table, final_table, math.fsum(likelihoods))
+        return Evaluation(
+            len(positions), math.fsum(distances), held_table, final_table, math.fsum(likelihoods)
+        )
 
 
 @dataclass(frozen=True)
-class _LabelsTask:
+class _DistinctTask:
     reader: ChunkReader
 
     def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.unique(self.reader.load(place, blocks)[0])
 
 
-def distinct_labels(problem: Problem, labels: Source) -> NDArray[Any]:
-    """Return the known labels that occur, ascending.
-
-    Parameters
-    ----------
-    problem : Problem
-    labels : Source
-        (N,), in the problem's chunks.
-    """
+def known_labels(problem: Problem, labels: Source | None) -> KnownLabels:
+    """Return labels (N,) in the problem's chunks, with their distinct values: one pass over them."""
+    if labels is None:
+        return KnownLabels(None, np.zeros(1))
+    aligned = labels.aligned(problem.rows.chunk_rows)
     work = Pass(
-        _LabelsTask(labels.reader()),
+        _DistinctTask(aligned.reader()),
         partial(reduce, np.union1d),
-        [labels],
+        [aligned],
         problem.places,
         name="labels",
         stage="labels",
         costs=problem.costs,
     )
-    found: NDArray[Any] | None = problem.executor.map_reduce(work, problem.context.observer)
-    assert found is not None
-    return found
+    classes: NDArray[Any] | None = problem.executor.map_reduce(work, problem.context.observer)
+    assert classes is not None
+    return KnownLabels(aligned, classes)
 
 
-def judge(
-    problem: Problem,
-    held: Held,
-    states: Mapping[int, SlotState],
-    reference: Held,
-    final: MixtureParameters | None,
-    labels: Source | None,
-    classes: NDArray[Any],
-    *,
-    stage: str,
-) -> Verdict:
+def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownLabels) -> Evaluation:
     """Return the sums that a comparison needs, in one pass over the rows.
 
     Parameters
     ----------
     problem : Problem
-    held : Held
-        Of the fit that is judged.
-    states : mapping of int to SlotState
-        Its last row state, by chunk.
+    fit : FinishedFit
+        Its row state must still exist.
     reference : Held
         Of the fit that it is compared with (traditional EM), which has no row state.
-    final : MixtureParameters or None
-        Its last parameters; None for k-means, whose labels are the held ones.
-    labels : Source or None
-        Known labels (N,), in the problem's chunks.
-    classes : ndarray
-        Their distinct values, ascending; one dummy value where there are none.
-    stage : str
+    labels : KnownLabels
     """
-    reader = None if labels is None else labels.reader()
-    plan = None if final is None else plan_kernel(final)
-    verdict: Verdict | None = problem.map_reduce(
-        _JudgeTask(problem.loader(), reader, classes, held, reference, plan),
-        partial(reduce, Verdict.plus),
-        name="judge",
-        stage=stage,
-        items={chunk: EStepItem(place, states.get(chunk)) for chunk, place in problem.places.items()},
-        beside=labels or NO_SOURCE,
+    source, parameters = labels.source, fit.summary.parameters
+    task = _EvaluationTask(
+        problem.loader(),
+        problem.n_components,
+        None if source is None else source.reader(),
+        labels.classes,
+        fit.held,
+        reference,
+        None if parameters is None else plan_kernel(parameters),
     )
-    assert verdict is not None
-    return verdict
+    evaluation: Evaluation | None = problem.map_reduce(
+        task,
+        partial(reduce, Evaluation.plus),
+        name="evaluate",
+        stage=f"evaluating {fit.summary.name}",
+        items={chunk: EStepItem(place, fit.states.get(chunk)) for chunk, place in problem.places.items()},
+        beside=source or NO_SOURCE,
+    )
+    assert evaluation is not None
+    return evaluation

@@ -3,7 +3,7 @@
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import checked_lazy
-from emtau_dask.estimator.progress import progress_to, watching
+from emtau_dask.estimator.progress import watching
 from emtau_dask.estimator.resuming import mixture_in, open_saved, resume_estimator
 from emtau_dask.estimator.seeds import Seeds
 
@@ -14,7 +14,6 @@ __all__ = [
     "fit_estimator",
     "mixture_in",
     "open_saved",
-    "progress_to",
     "resume_estimator",
     "watching",
 ]

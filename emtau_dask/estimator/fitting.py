@@ -128,8 +128,17 @@ def _config(
 
 
 @contextmanager
-def fit_session(policy: ActivityPolicy, verbose: int) -> Iterator[tuple[Executor, FitObserver]]:
+def fit_session(
+    policy: ActivityPolicy, verbose: int, observer: FitObserver | None
+) -> Iterator[tuple[Executor, FitObserver]]:
     """Give what runs the passes of a fit and what is told of them, after checking dask's settings.
+
+    Parameters
+    ----------
+    policy : ActivityPolicy
+    verbose : int
+    observer : FitObserver or None
+        By default one that suits standard output.
 
     Raises
     ------
@@ -141,7 +150,7 @@ def fit_session(policy: ActivityPolicy, verbose: int) -> Iterator[tuple[Executor
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
-    observer = observer_for(verbose)
+    observer = observer or observer_for(verbose)
     with interrupts_as_they_are():
         try:
             yield executor, observer
@@ -157,6 +166,7 @@ def fit_estimator(
     *,
     run_config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    observer: FitObserver | None = None,
 ) -> str | None:
     """Fit an estimator and set its fitted attributes; return the id of its checkpointed run, if it has one.
 
@@ -169,12 +179,14 @@ def fit_estimator(
         Of the command line; travels in the checkpoint.
     overwrite : bool
         Replace a run that the checkpoint's place holds.
+    observer : FitObserver, optional
+        Told of the fit; by default one that suits standard output.
     """
     check_settings(estimator.get_params(deep=False))
     seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
-        fit_session(policy, estimator.verbose) as (executor, observer),
+        fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, responsibilities_init) as sources,
     ):
         settings = _settings(estimator, policy, seeds, sources, executor)

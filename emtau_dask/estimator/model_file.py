@@ -33,26 +33,24 @@ from emtau_dask.io.zarr_format import own_group
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import AnyArray, frozen
-from emtau_dask.policies import ALGORITHMS, as_policy
+from emtau_dask.policies import ALGORITHMS, as_policy, describe_policy, matching_policy
 
 FORMAT, VERSION = "emtau-model", 1
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
 SETTINGS = ("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start")
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 WEIGHTS_TOLERANCE = 1e-6
-"""As for weights that a fit begins with."""
+"""The same as for the initial weights of a fit."""
 NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
 
 
 def _algorithm(estimator: Any) -> dict[str, Any] | None:
+    """Return the name and the parameters of a policy of the package; None for a user's own."""
     policy: Any = as_policy(estimator.algorithm)
-    for name, kind in ALGORITHMS.items():
-        if type(policy) is kind:
-            return {
-                "name": name,
-                "params": {key: _plain(value) for key, value in policy.get_params().items()},
-            }
-    return None
+    if type(policy) not in ALGORITHMS.values():
+        return None
+    name, _, parameters = describe_policy(policy)
+    return {"name": name, "params": parameters}
 
 
 def _plain(value: Any) -> Any:
@@ -69,18 +67,11 @@ def _digest(arrays: Mapping[str, AnyArray]) -> str:
     return digest.hexdigest()
 
 
-def _arrays_of(estimator: Any) -> dict[str, AnyArray]:
-    arrays = {name.rstrip("_"): np.asarray(getattr(estimator, name)) for name in ARRAYS}
-    for column in COLUMNS:
-        arrays[f"history/{column}"] = np.array([getattr(record, column) for record in estimator.history_])
-    return arrays
-
-
 def save_model(estimator: Any, path: Any) -> None:
     """Write a fitted estimator; raises `InvalidDataError` where something is there already.
 
-    A local folder appears when it is whole. Elsewhere the root document comes last,
-    without which there is no model, and what was written before an error is removed.
+    A local folder appears when it is complete. Elsewhere the root document, without which there is
+    no model, is written last, and an error removes what was written before it.
     """
     place = _local_path(path)
     if place is None:
@@ -101,7 +92,7 @@ def _taken(where: object) -> str:
 
 
 def _local_path(path: Any) -> Path | None:
-    """Return the folder that a model is saved to or None where that is a URL or a store."""
+    """Return the folder that a model is saved to; None for a URL or another store."""
     if isinstance(path, LocalStore):
         return Path(path.root)
     if isinstance(path, (str, Path)):
@@ -111,7 +102,9 @@ def _local_path(path: Any) -> Path | None:
 
 
 def _write(estimator: Any, group: zarr.Group) -> None:
-    arrays = _arrays_of(estimator)
+    arrays = {name.rstrip("_"): np.asarray(getattr(estimator, name)) for name in ARRAYS}
+    for column in COLUMNS:
+        arrays[f"history/{column}"] = np.array([getattr(record, column) for record in estimator.history_])
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     names = getattr(estimator, "feature_names_in_", None)
@@ -130,7 +123,7 @@ def _write(estimator: Any, group: zarr.Group) -> None:
 
 
 def _upload(estimator: Any, path: Any) -> None:
-    """Write to a URL or a zarr store, by way of memory."""
+    """Write to a URL or a zarr store what was first written to memory."""
     if isinstance(path, dict):
         path = MemoryStore(path)
     try:
@@ -162,7 +155,7 @@ def load_model(cls: Any, path: Any) -> Any:
         if _digest(arrays) != attributes["sha256"]:
             raise ValueError("its arrays are not those that were saved")
         return _restored(cls, arrays, attributes)
-    except Exception as error:  # whatever zarr, a codec or a setting says of damage
+    except Exception as error:  # of zarr, a codec or a setting, whatever the damage causes
         reason = error if isinstance(error, InvalidDataError) else repr(error)
         raise InvalidDataError(f"the model in {path} is incomplete or damaged: {reason}.") from error
 
@@ -181,8 +174,8 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str,
             stacklevel=4,
         )
     else:
-        estimator.set_params(algorithm=as_policy(algorithm["name"]))
-        estimator.algorithm.set_params(**algorithm["params"])
+        name = algorithm["name"]
+        estimator.algorithm = matching_policy(None, name, name, algorithm["params"])
     parameters = MixtureParameters(structure.name, weights, means, covariances, factors)
     _check_mixture(parameters)
     estimator._publish(parameters, FitHistory(records), str(attributes["stop_reason"]))
@@ -193,7 +186,7 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str,
 
 
 def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
-    """Return the iterations; raises ValueError where they are none that a fit can have had."""
+    """Return the iterations; raises ValueError where no fit can have had them."""
     columns = [arrays[f"history/{name}"].tolist() for name in COLUMNS]
     records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
     for number, record in enumerate(records, start=1):
@@ -211,7 +204,7 @@ def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
 
 
 def _check_mixture(parameters: MixtureParameters) -> None:
-    """Raise ValueError unless the numbers are those of a mixture that rows can be scored with."""
+    """Raise ValueError unless rows can be scored with the parameters."""
     derived = {
         "weights": parameters.weights,
         "means": parameters.means,

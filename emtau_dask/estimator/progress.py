@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
 from emtau_dask.messages import shown
@@ -19,18 +18,6 @@ if TYPE_CHECKING:
     from emtau_dask.em import FitObserver, IterationRecord
     from emtau_dask.mixture.model import MixtureParameters
 
-_stream: ContextVar[TextIO | None] = ContextVar("emtau_progress_stream", default=None)
-
-
-@contextmanager
-def progress_to(stream: TextIO) -> Iterator[None]:
-    """Send the progress of fits inside the block to `stream` instead of standard output."""
-    token = _stream.set(stream)
-    try:
-        yield
-    finally:
-        _stream.reset(token)
-
 
 def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
     """Return the observer that suits a stream.
@@ -40,7 +27,7 @@ def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
     verbose : int
         0 shows nothing.
     out : text stream or None
-        Where to write; by default what `progress_to` says, else standard output.
+        Where to write; by default standard output.
 
     Returns
     -------
@@ -51,7 +38,7 @@ def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
         from emtau_dask.em import SilentObserver
 
         return SilentObserver()
-    stream = out or _stream.get() or sys.stdout
+    stream = out or sys.stdout
     return RichObserver(stream) if stream.isatty() else LineObserver(stream)
 
 

@@ -144,6 +144,7 @@ def resume_estimator(
     algorithm: Any,
     changes: Mapping[str, Any],
     saved: SavedFit | None = None,
+    observer: FitObserver | None = None,
 ) -> M:
     """Resume a checkpointed run; see `GaussianMixture.resume`.
 
@@ -157,6 +158,8 @@ def resume_estimator(
         ``max_iter``, ``checkpoint_every`` and ``verbose`` in place of the run's; None leaves one as it was.
     saved : SavedFit, optional
         The commit, where it has been read already.
+    observer : FitObserver, optional
+        Told of the fit; by default one that suits standard output.
     """
     saved = saved or open_saved(checkpoint)
     estimator = saved_estimator(cls, saved, checkpoint, algorithm)
@@ -166,7 +169,7 @@ def resume_estimator(
     needed = responsibilities_init if state.current is None and state.best is None else None
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
-        fit_session(policy, estimator.verbose) as (executor, observer),
+        fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,
         open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
     ):

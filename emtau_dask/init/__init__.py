@@ -1,7 +1,7 @@
 """Starts: Θ₀ by k-means, by seeds, or from given responsibilities."""
 
 from emtau_dask.init.assignment import NearestCentre
-from emtau_dask.init.kmeans import kmeans
+from emtau_dask.init.kmeans import lloyd
 from emtau_dask.init.methods import (
     KMEANS_PASSES,
     STARTS,
@@ -20,7 +20,7 @@ __all__ = [
     "NearestCentre",
     "StartRequest",
     "check_responsibilities_shape",
-    "kmeans",
+    "lloyd",
     "sample_size",
     "start_from_responsibilities",
     "starting_parameters",

@@ -63,7 +63,7 @@ def _forget(progress: KMeansProgress) -> None:
     """Remember nothing between passes."""
 
 
-def kmeans(
+def lloyd(
     problem: Problem,
     seed: int,
     *,

@@ -17,7 +17,7 @@ from emtau_dask.init.assignment import (
     distinct_rows,
     statistics_under,
 )
-from emtau_dask.init.kmeans import kmeans, plusplus_seeds
+from emtau_dask.init.kmeans import lloyd, plusplus_seeds
 from emtau_dask.init.sampling import sample_rows, sample_size
 from emtau_dask.io.sources import Source
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step
@@ -74,7 +74,7 @@ class GivenParameters:
 
 
 def _kmeans_start(request: StartRequest) -> SufficientStatistics:
-    return kmeans(
+    return lloyd(
         request.problem,
         request.seed,
         max_iter=KMEANS_PASSES,

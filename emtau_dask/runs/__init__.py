@@ -2,22 +2,18 @@
 
 from emtau_dask.runs.authority import Demand
 from emtau_dask.runs.clusters import computing
+from emtau_dask.runs.estimator import starting_responsibilities
+from emtau_dask.runs.fit import resume_arguments, run_fit, run_plan, run_resume
 from emtau_dask.runs.inputs import open_inputs
 from emtau_dask.runs.inspect import history_table, inspect_run, run_table
+from emtau_dask.runs.outputs import RunResult
 from emtau_dask.runs.plan import check_memory, plan_table
-from emtau_dask.runs.run import (
-    RunResult,
-    run_fit,
-    run_plan,
-    run_predict,
-    run_resume,
-    starting_responsibilities,
-    words_to_resume,
-)
+from emtau_dask.runs.predict import LabelOptions, run_predict
 from emtau_dask.runs.tables import component_table, fit_table
 
 __all__ = [
     "Demand",
+    "LabelOptions",
     "RunResult",
     "check_memory",
     "component_table",
@@ -27,11 +23,11 @@ __all__ = [
     "inspect_run",
     "open_inputs",
     "plan_table",
+    "resume_arguments",
     "run_fit",
     "run_plan",
     "run_predict",
     "run_resume",
     "run_table",
     "starting_responsibilities",
-    "words_to_resume",
 ]

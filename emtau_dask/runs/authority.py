@@ -1,8 +1,8 @@
-"""What the config in a checkpoint decides on its own, and what a person must say on the command line.
+"""What the config in a checkpoint decides alone, and what needs the consent of a person.
 
-A checkpoint may be a stranger's. On its word alone a resume computes on this machine, reads
-local data, and writes results beside the checkpoint. It reaches no server, reads no URL and
-writes nowhere else unless the command line, or the person at the terminal, says so.
+A checkpoint may come from a stranger. Its config alone may let a resume compute on this machine,
+read local data, and write results beside the checkpoint. To reach a server, read a URL or write
+elsewhere takes the command line, or the person at the terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demand:
-    """A setting of a checkpoint's config that is not obeyed without a person's word.
+    """A setting of a checkpoint's config that is not obeyed without a person's consent.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Demand:
 
     @property
     def complete(self) -> bool:
-        """Whether the value is all there: a stored URL is without its secrets."""
+        """Whether nothing is missing in the value: a URL is stored without its secrets."""
         return HIDDEN not in self.value
 
     def __str__(self) -> str:
@@ -59,20 +59,9 @@ def demands(config: RunConfig, run: str, given: Collection[str]) -> list[Demand]
         The path or URL of the checkpoint, as the person gave it.
     given : collection of str
         The keys that the command line sets.
-
-    Returns
-    -------
-    list of Demand
     """
-    return [
-        demand
-        for demand in (
-            *_of_cluster(config.cluster),
-            *_of_data(config.data),
-            *_of_output(config.output, run, given),
-        )
-        if demand.key not in given
-    ]
+    found = (*_of_cluster(config.cluster), *_of_data(config.data), *_of_output(config.output, run, given))
+    return [demand for demand in found if demand.key not in given]
 
 
 def _of_cluster(cluster: ClusterSection) -> Iterator[Demand]:
@@ -114,7 +103,7 @@ def _of_output(output: OutputSection, run: str, given: Collection[str]) -> Itera
 
 
 def _lies_in(path: Path, roots: Iterable[Path]) -> bool:
-    """Return whether a path leads below one of the folders, and through no hidden one there."""
+    """Return whether a path lies below one of the folders, and in no hidden folder there."""
     path = followed(path)
     return any(
         path.is_relative_to(root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
@@ -123,35 +112,26 @@ def _lies_in(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def require(found: Iterable[Demand], run: str, confirm: Callable[[Demand], bool] | None) -> None:
-    """Ask for what a checkpoint may not decide.
-
-    Parameters
-    ----------
-    found : iterable of Demand
-    run : str
-    confirm : callable or None
-        Asks the person; None where nobody can be asked.
+    """Ask for consent to each demand by ``confirm``, which is None where nobody can be asked.
 
     Raises
     ------
     ConfigError
-        Something was not agreed to; names keys, values, and the words that agree.
+        Consent to a demand is missing; names keys, values, and the arguments that give it.
     """
     refused = [demand for demand in found if confirm is None or not demand.complete or not confirm(demand)]
     if not refused:
         return
-    hidden = (
-        f" In place of {HIDDEN} write the user, password or query, which a checkpoint does not keep."
-        if any(not demand.complete for demand in refused)
-        else ""
-    )
+    hidden = ""
+    if not all(demand.complete for demand in refused):
+        hidden = f" In place of {HIDDEN} write the user, password or query, which a checkpoint does not keep."
     raise ConfigError(
         f"the checkpoint {run} asks for {'; '.join(map(str, refused))}. Checkpoints may come from others, so "
         "it is not obeyed in that. If you want it, add: "
-        f"{settings_in_words((demand.key, demand.value) for demand in refused)}{hidden}"
+        f"{as_arguments(refused)}{hidden}"
     )
 
 
-def settings_in_words(settings: Iterable[tuple[str, str]]) -> str:
-    """Return keys and values as a shell's command line sets them."""
-    return " ".join(f"--set {shlex.quote(f'{key}={in_yaml(value)}')}" for key, value in settings)
+def as_arguments(found: Iterable[Demand]) -> str:
+    """Return the arguments of a shell's command line that consent to demands."""
+    return " ".join(f"--set {shlex.quote(f'{each.key}={in_yaml(each.value)}')}" for each in found)

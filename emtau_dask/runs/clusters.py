@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def computing(config: RunConfig) -> Iterator[None]:
-    """Compute on what `cluster` asks for, inside the block.
+    """Compute where the section `cluster` says, inside the block.
 
     Raises
     ------
@@ -25,55 +25,51 @@ def computing(config: RunConfig) -> Iterator[None]:
         The cluster cannot be started or reached.
     """
     cluster = config.cluster
-    with ExitStack() as stack:
-        settings: dict[str, Any] = {"scheduler": cluster.scheduler}
-        if cluster.scheduler == "threads":
-            if cluster.workers is not None:
-                settings["num_workers"] = cluster.workers
-        else:
-            stack.enter_context(_client(cluster))
-            settings["scheduler"] = "distributed"
-        stack.enter_context(dask.config.set(settings))
-        yield
-
-
-@contextmanager
-def _client(cluster: ClusterSection) -> Iterator[Any]:
-    from distributed import Client, LocalCluster
-
+    if cluster.scheduler == "threads":
+        threads = {} if cluster.workers is None else {"num_workers": cluster.workers}
+        with dask.config.set(scheduler="threads", **threads):
+            yield
+        return
     with ExitStack() as stack:
         try:
-            if cluster.scheduler == "processes":
-                local = LocalCluster(
-                    n_workers=cluster.workers or os.cpu_count(),
-                    threads_per_worker=cluster.threads,
-                    memory_limit=cluster.memory_limit or "auto",
-                    dashboard_address=None,
-                )
-                address, security = stack.enter_context(local), None
-            else:
-                address, security = cluster.scheduler, _security(cluster)
-            # One that cannot connect would stay behind as dask's default, as long as anything keeps it.
-            client = stack.enter_context(Client(address, security=security, set_as_default=False))
-            stack.enter_context(client.as_current())
+            _connect(cluster, stack)
         except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
             raise ClusterError(
                 f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "
                 f"{error}). {_remedy(cluster.scheduler)}"
             ) from error
-        yield client
+        stack.enter_context(dask.config.set(scheduler="distributed"))
+        yield
+
+
+def _connect(cluster: ClusterSection, stack: ExitStack) -> None:
+    """Make a client of the cluster the current one until the stack is closed."""
+    from distributed import Client, LocalCluster
+
+    if cluster.scheduler == "processes":
+        local = LocalCluster(
+            n_workers=cluster.workers or os.cpu_count(),
+            threads_per_worker=cluster.threads,
+            memory_limit=cluster.memory_limit or "auto",
+            dashboard_address=None,
+        )
+        address, security = stack.enter_context(local), None
+    else:
+        address, security = cluster.scheduler, _security(cluster)
+    # A client that cannot connect would remain dask's default for as long as anything refers to it.
+    client = stack.enter_context(Client(address, security=security, set_as_default=False))
+    stack.enter_context(client.as_current())
 
 
 def _remedy(scheduler: str) -> str:
-    reachable = "See that a dask scheduler runs there and that this machine can reach it"
-    if scheduler.startswith("tls://"):
-        return f"{reachable}, and that the certificates are of the authority that it trusts: {_TLS_SETTINGS}."
-    if scheduler.startswith("tcp://"):
-        return (
-            f"{reachable}; one that asks for certificates is reached by tls:// instead of tcp://, with "
-            f"{_TLS_SETTINGS}."
-        )
-    return "See that this machine lets processes be started."
+    if scheduler == "processes":
+        return "See that this machine lets processes be started."
+    tls = (
+        ", and that the certificates are of the authority that it trusts:"
+        if scheduler.startswith("tls://")
+        else "; one that asks for certificates is reached by tls:// instead of tcp://, with"
+    )
+    return f"See that a dask scheduler runs there and that this machine can reach it{tls} {_TLS_SETTINGS}."
 
 
 _TLS_SETTINGS = (
@@ -88,15 +84,10 @@ def _security(cluster: ClusterSection) -> Any:
 
     if not cluster.scheduler.startswith("tls://"):
         return None
-    if cluster.tls is None:
-        security = Security(require_encryption=True)
-    else:
-        security = Security(
-            tls_ca_file=cluster.tls.ca_file,
-            tls_client_cert=cluster.tls.cert,
-            tls_client_key=cluster.tls.key,
-            require_encryption=True,
-        )
+    given = {}
+    if (tls := cluster.tls) is not None:
+        given = {"tls_ca_file": tls.ca_file, "tls_client_cert": tls.cert, "tls_client_key": tls.key}
+    security = Security(require_encryption=True, **given)
     files = {"ca_file": security.tls_ca_file, "cert": security.tls_client_cert}
     missing = [name for name, path in files.items() if not path]
     if missing:
@@ -108,12 +99,11 @@ def _security(cluster: ClusterSection) -> Any:
         security.get_connection_args("client")
     except (OSError, ValueError) as error:
         files["key"] = security.tls_client_key
-        # What has several lines is no path but the key itself.
+        # A value of several lines is the key itself, not its path.
         paths = ", ".join(f"{name} {path}" for name, path in files.items() if path and "\n" not in path)
         raise ClusterError(
             f"cluster.scheduler = {cluster.scheduler}: the certificate cannot be read "
-            f"({type(error).__name__}: {error}) from {paths}. "
-            "See that these files are there, that this user may read them and that "
-            "the key is the certificate's."
+            f"({type(error).__name__}: {error}) from {paths}. See that these files are there, that this user "
+            "may read them and that the key is the certificate's."
         ) from error
     return security

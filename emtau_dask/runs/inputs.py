@@ -24,24 +24,19 @@ class Inputs:
 
     Attributes
     ----------
-    path : str
-        Where the rows are; a local path or a URL.
     rows : Source
         Shape (N, d).
-    weights : Source or None
-        Row weights, shape (N,).
-    labels : Source or None
-        Known labels, shape (N,).
+    weights, labels : Source or None
+        Row weights and known labels, shape (N,).
     """
 
-    path: str
     rows: Source
     weights: Source | None
     labels: Source | None
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
-    """Open a run's data; first make the dataset that it names, where it is not there yet.
+    """Open a run's data, of which only metadata is read; first make the dataset that it names.
 
     Parameters
     ----------
@@ -49,12 +44,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     overwrite : bool
         Replace a dataset made with other options.
     observer : FitObserver
-        Told while a dataset is made.
-
-    Returns
-    -------
-    Inputs
-        Nothing but metadata has been read.
+        Notified while a dataset is made.
 
     Raises
     ------
@@ -68,19 +58,19 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     _provide_dataset(data, path, overwrite, observer)
     weights = _open_column(path, "data.weights", data.weights)
     labels = _open_column(path, "data.labels", data.labels)
-    rows = open_rows(path, array=data.array, columns=_feature_columns(data, path))
-    rows = as_source(rows, ndim=2, what=path)
+    stored = open_rows(path, array=data.array, columns=_feature_columns(data, path))
+    rows = as_source(stored, ndim=2, what=path)
     for key, column in (("data.weights", weights), ("data.labels", labels)):
         if column is not None and column.shape != rows.shape[:1]:
             raise InvalidDataError(
                 f"{key} has shape {column.shape}, but {path} has {rows.shape[0]:,} rows; "
                 "give one value for each row"
             )
-    return Inputs(path, rows, weights, labels)
+    return Inputs(rows, weights, labels)
 
 
 def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) -> Source:
-    """Open stored rows, refusing a choice that the format does not have.
+    """Open stored rows.
 
     Parameters
     ----------
@@ -91,14 +81,10 @@ def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) ->
     columns : sequence of str or None
         Columns of a parquet source.
 
-    Returns
-    -------
-    Source
-
     Raises
     ------
     ConfigError
-        If `array` or `columns` is given for a format without.
+        If `array` or `columns` is given for a format that has none.
     InvalidDataError
         If nothing readable is there.
     """

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from emtau_dask.em import FitState
 from emtau_dask.estimator import open_saved
 from emtau_dask.io.objects import FORMAT, VERSION
 from emtau_dask.messages import masked_values, printable, shown
-
-if TYPE_CHECKING:
-    from emtau_dask.checkpoint import SavedFit
+from emtau_dask.runs.tables import text_table
 
 LAST_ITERATIONS = 10
 
 
 def inspect_run(run: str) -> dict[str, Any]:
-    """Return what the newest whole commit of a run says; every object it refers to is verified.
+    """Return what the newest complete commit of a run says; every object that it refers to is verified.
 
     Parameters
     ----------
@@ -36,14 +33,10 @@ def inspect_run(run: str) -> dict[str, Any]:
     ------
     CheckpointError
     """
-    return described_run(open_saved(run))
-
-
-def described_run(saved: SavedFit) -> dict[str, Any]:
-    """Return a saved fit as plain values."""
+    saved = open_saved(run)
     manifest, state = saved.manifest, saved.state
     config, data = manifest.config, manifest.data
-    run = state.current or state.best
+    current = state.current or state.best
     rows = data.shape[0]
     return {
         "location": saved.log.objects.location,
@@ -56,17 +49,17 @@ def described_run(saved: SavedFit) -> dict[str, Any]:
         "stage": _stage(state),
         "start": state.run + 1,
         "starts": len(config.seeds),
-        "iteration": 0 if run is None else run.iteration,
-        "lower_bound": run.lower_bound if run is not None and run.records else None,
+        "iteration": 0 if current is None else current.iteration,
+        "lower_bound": current.lower_bound if current is not None and current.records else None,
         "active_rows": _active_rows(state, rows),
         "rows": rows,
-        "stop_reason": None if run is None else run.stop_reason,
+        "stop_reason": None if current is None else current.stop_reason,
         "notes": [shown(note) for note in state.notes],
         "environment": dict(manifest.environment),
         "config": config.model_dump(mode="json", exclude={"given", "run_config"}),
         "run_config": masked_values(config.run_config),
         "data": data.model_dump(mode="json"),
-        "history": [] if run is None else [dataclasses.asdict(record) for record in run.records],
+        "history": [] if current is None else [dataclasses.asdict(record) for record in current.records],
     }
 
 
@@ -77,17 +70,15 @@ def _stage(state: FitState) -> str:
 
 
 def _active_rows(state: FitState, rows: int) -> int:
-    """Return how many rows the next iteration scores, those of weight 0 included where it scores all."""
-    if state.finished or state.current is None:
-        return 0 if state.finished else rows
-    return rows if state.current.afresh else sum(state.current.remaining.values())
+    """Return how many rows the next iteration scores; rows of weight 0 count where it scores all."""
+    if state.finished:
+        return 0
+    run = state.current
+    return rows if run is None or run.afresh else sum(run.remaining.values())
 
 
 def run_table(described: dict[str, Any]) -> Table:
     """Return a table for people of what `inspect_run` returned."""
-    table = Table(title=Text(printable(f"run in {described['location']}")), show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
     config = described["config"]
     algorithm = config["algorithm"]
     parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())
@@ -106,10 +97,8 @@ def run_table(described: dict[str, Any]) -> Table:
     }
     for note in described["damaged"] + described["notes"]:
         lines[f"note {len(lines)}"] = note
-    for name, text in lines.items():
-        # Text, since words of a checkpoint may be markup as well.
-        table.add_row(name, Text(shown(text)))
-    return table
+    title = printable(f"run in {described['location']}")
+    return text_table(title, {name: shown(text) for name, text in lines.items()})
 
 
 def history_table(described: dict[str, Any]) -> Table:

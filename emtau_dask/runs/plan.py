@@ -15,6 +15,7 @@ from emtau_dask.em import worth_compiling
 from emtau_dask.errors import ConfigError
 from emtau_dask.fit import FitDemand, FitOutline, demand, largest_chunk, row_fields
 from emtau_dask.io.sources import Source
+from emtau_dask.runs.tables import text_table
 from emtau_dask.settings import read_settings
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Plan:
     longest : int
         Rows of the longest chunk.
     fitting : int
-        Rows that chunks may have for the limit to be kept; 0 where none will do.
+        Rows of the longest chunk that would fit the limit; 0 where none would.
     """
 
     demand: FitDemand
@@ -49,8 +50,9 @@ class Plan:
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     """Return what the run of a config needs of each process that computes."""
     cluster, model = config.cluster, config.model
-    processes = cluster.scheduler == "processes"
-    threads = cluster.threads if processes else cluster.workers or os.cpu_count() or 1
+    threads = cluster.threads
+    if cluster.scheduler != "processes":
+        threads = cluster.workers or os.cpu_count() or 1
     sources: dict[str, Source] = {"X": inputs.rows}
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
@@ -70,10 +72,9 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
     longest = max(inputs.rows.chunk_rows, default=0)
-    fitting = longest
-    if limit is not None and found.memory > limit:
-        fitting = largest_chunk(sources, outline, limit)
-    return Plan(found, threads, limit, longest, fitting)
+    if limit is None or found.memory <= limit:
+        return Plan(found, threads, limit, longest, longest)
+    return Plan(found, threads, limit, longest, largest_chunk(sources, outline, limit))
 
 
 def check_memory(plan: Plan) -> None:
@@ -98,19 +99,14 @@ def check_memory(plan: Plan) -> None:
         remedy += f", lower dask's emtau.read-ahead-bytes (of which {needed} are needed)"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
-        f"{format_bytes(plan.demand.memory)} "
-        f"that a process with {plan.threads} thread(s) is predicted to need. {remedy}, use fewer "
-        "threads, or raise "
-        "the limit."
+        f"{format_bytes(plan.demand.memory)} that a process with {plan.threads} thread(s) is predicted to "
+        f"need. {remedy}, use fewer threads, or raise the limit."
     )
 
 
 def plan_table(plan: Plan) -> Table:
     """Return a table for people."""
     found = plan.demand
-    table = Table(title="what the fit will need; nothing has been run", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
     beside = "" if found.complete else ", and what the input's own tasks need"
     lines = {
         "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
@@ -122,6 +118,4 @@ def plan_table(plan: Plan) -> Table:
         "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",
         "tasks of a full iteration": f"{found.tasks:,}",
     }
-    for name, text in lines.items():
-        table.add_row(name, text)
-    return table
+    return text_table("what the fit will need; nothing has been run", lines)

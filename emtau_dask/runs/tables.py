@@ -1,12 +1,14 @@
-"""Tables that end a run: the components of a model, and how the fit went."""
+"""Tables for people: names with texts, the components of a model, and how a fit went."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from emtau_dask.estimator import GaussianMixture
@@ -21,19 +23,20 @@ _STOP_REASONS = {
 }
 
 
+def text_table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return a table of names and texts; nothing in a text or in the title is read as markup."""
+    table = Table(title=Text(title), show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in lines.items():
+        table.add_row(name, Text(text))
+    return table
+
+
 def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
     """Return a table of a fitted model's components, the heaviest first where there are many.
 
-    Parameters
-    ----------
-    model : GaussianMixture
-        Fitted.
-    label_counts : ndarray of shape (K,) or None
-        Rows that each component labels; the column is left out where None.
-
-    Returns
-    -------
-    rich.table.Table
+    ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
     weights, means = model.weights_, model.means_
     deviations = _standard_deviations(model)
@@ -42,13 +45,10 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
     table = Table(
         title=f"{k} components, {model.parameters_.covariance_type} covariance, {means.shape[1]} features"
     )
-    table.add_column("#", justify="right")
-    table.add_column("weight", justify="right")
-    if label_counts is not None:
-        table.add_column("rows", justify="right")
     suffix = "" if few else " (min / median / max)"
-    table.add_column(f"mean{suffix}", justify="right")
-    table.add_column(f"standard deviation{suffix}", justify="right")
+    rows = [] if label_counts is None else ["rows"]
+    for heading in ("#", "weight", *rows, f"mean{suffix}", f"standard deviation{suffix}"):
+        table.add_column(heading, justify="right")
     shown = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
     for i in shown:
         cells = [str(i), f"{weights[i]:.4f}"]
@@ -61,19 +61,7 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
 
 
 def fit_table(model: GaussianMixture, rows: int) -> Table:
-    """Return a table of how a fit went.
-
-    Parameters
-    ----------
-    model : GaussianMixture
-        Fitted.
-    rows : int
-        Rows of the data.
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return a table of how the fit of a model to so many rows went."""
     history = model.history_
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)

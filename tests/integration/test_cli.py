@@ -14,9 +14,9 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 
-from emtau_dask import GaussianMixture
+from emtau_dask import GaussianMixture, runs
 from emtau_dask.cli.main import main
-from emtau_dask.runs import run as runs
+from emtau_dask.runs import estimator
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -105,7 +105,7 @@ def test_a_given_dirichlet_start_is_numpys() -> None:
 
 @pytest.mark.usefixtures("workplace")
 def test_a_dirichlet_start_too_large_for_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MAX_START_BYTES", 1000)
+    monkeypatch.setattr(estimator, "MAX_START_BYTES", 1000)
     result = emtau("fit", "run.yaml", "--set", "model.init={dirichlet_seed: 7}")
     assert result.exit_code == 2
     assert "dirichlet_seed" in errors_of(result)[0]
@@ -346,3 +346,11 @@ def test_a_place_that_cannot_be_written_is_found_before_the_fit(workplace: Path)
     assert result.exit_code == 1
     assert "nothing can be written in blocked" in result.output
     assert not (workplace / "d.zarr").exists()
+
+
+def test_help_imports_nothing_large() -> None:
+    code = "import sys; from emtau_dask.cli.main import main; main(sys.argv[1:], standalone_mode=False)"
+    code += "; print(sorted({'dask', 'numpy', 'pydantic', 'sklearn', 'zarr'} & set(sys.modules)))"
+    for command in ([], ["fit"], ["predict"], ["dataset", "mixture"]):
+        run = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True)
+        assert run.stdout.endswith("[]\n"), run.stdout + run.stderr

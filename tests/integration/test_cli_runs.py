@@ -89,7 +89,7 @@ def test_an_interrupted_fit_says_how_to_go_on_and_that_ends_with_the_same_bits(
     _, errors = process.communicate()
     assert process.returncode == 130
     last = errors.strip().splitlines()[-1]
-    command = re.fullmatch(r"emtau: interrupted; .* Go on with: emtau (resume .*)", last)
+    command = re.fullmatch(r"emtau: interrupted; .* Resume with: emtau (resume .*)", last)
     assert command, last
     described = json.loads(emtau("inspect", tmp_path / "run.zarr", "--json").stdout)
     assert described["stage"] == "iterating"

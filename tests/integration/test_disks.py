@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from disks import SmallDisk
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.estimator.progress import progress_to
 
 LONG = "n" * 300
 X = np.random.default_rng(0).normal(size=(20_000, 2))
@@ -186,7 +185,7 @@ def test_a_log_on_a_full_disk_ends_no_work(tmp_path):
 
 
 def test_an_observer_of_a_fit_whose_stream_fails():
-    with Path("/dev/full").open("w", buffering=1) as log, progress_to(log):
+    with Path("/dev/full").open("w", buffering=1) as log, redirect_stdout(log):
         model = GaussianMixture(2, tol=1.0, verbose=1).fit(X)
         assert model.converged_
         with suppress(OSError):

@@ -8,7 +8,7 @@ import zarr
 from click.testing import CliRunner
 
 from emtau_dask.cli.main import main
-from emtau_dask.runs import labelling
+from emtau_dask.runs import predict
 
 CONFIG = """
 data: {dataset: example1, path: data.zarr}
@@ -57,14 +57,14 @@ def test_arrays_with_the_name_of_a_partial_result_stay(workplace, out):
 def meanwhile(monkeypatch):
     """Let something be done once, after the next predict has begun to write."""
     calls = []
-    plain = labelling._in_order
+    plain = predict._in_order
 
     def in_order(*arguments):
         while calls:
             calls.pop()()
         return plain(*arguments)
 
-    monkeypatch.setattr(labelling, "_in_order", in_order)
+    monkeypatch.setattr(predict, "_in_order", in_order)
     return calls
 
 

@@ -11,7 +11,7 @@ from references import COVARIANCE_TYPES
 from emtau_dask import GaussianMixture
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.io.sources.opening import open_source
-from emtau_dask.runs.labelling import write_labels
+from emtau_dask.runs.predict import LabelOptions, write_labels
 
 ROWS, _ = starts.mixture(200, 3, 3, separation=3.0, seed=3)
 ROWS.setflags(write=False)
@@ -114,9 +114,8 @@ def test_the_kernel_is_planned_once_for_all_labels_that_are_written(one_model, t
     zarr_array(tmp_path)
     source = open_source(str(tmp_path / "x.zarr"))
     with plans_counted() as planned:
-        write_labels(
-            one_model, source, tmp_path / "labels.zarr", observer=SilentObserver(), probabilities=True
-        )
+        options = LabelOptions(probabilities=True)
+        write_labels(one_model, source, tmp_path / "labels.zarr", options, observer=SilentObserver())
     assert len(source.chunk_rows) == 3
     assert len(planned) == 1
 

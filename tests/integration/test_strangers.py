@@ -290,7 +290,7 @@ def test_ones_own_run_goes_on_with_what_an_interrupt_says(begun, tmp_path):
             fit.terminate()
             break
     last = fit.communicate()[1].strip().splitlines()[-1]
-    words = shlex.split(re.search(r"Go on with: emtau (resume .*)", last)[1])
+    words = shlex.split(re.search(r"Resume with: emtau (resume .*)", last)[1])
     assert emtau(*words[:2], "--set", "stop.max_iter=1").exit_code == BAD_USAGE
     result = emtau(*words, "--set", "stop.max_iter=1")
     assert result.exit_code == NOT_CONVERGED, result.stderr

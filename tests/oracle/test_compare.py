@@ -12,8 +12,8 @@ from rich.console import Console
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
+from emtau_dask.compare.results import classification_error, confusion, print_comparison
 from emtau_dask.compare.run import compare
-from emtau_dask.compare.tables import classification_error, confusion, print_comparison
 from emtau_dask.config.schema import load_config
 from emtau_dask.em.observer import SilentObserver
 
@@ -86,30 +86,30 @@ def tabulated(components, labels):
 
 
 def test_the_algorithms_are_named(comparison):
-    assert [line.name for line in comparison.lines] == [*NAMES, "kmeans"]
+    assert [line.fit.name for line in comparison.lines] == [*NAMES, "kmeans"]
 
 
 def test_iterations_and_work(pair):
     line, run = pair
-    assert (line.iterations, line.stop_reason) == (len(run.bounds), run.stop_reason)
-    assert line.work == pytest.approx(sum(run.counts) / N)
+    assert (line.fit.iterations, line.fit.stop_reason) == (len(run.bounds), run.stop_reason)
+    assert line.fit.work == pytest.approx(sum(run.counts) / N)
 
 
 def test_membership_error_is_of_the_held_responsibilities(pair, runs):
     line, run = pair
     expected = np.sum((run.responsibilities - runs[0].responsibilities) ** 2)
-    assert line.verdict.squared_distance == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert line.evaluation.squared_distance == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 def test_held_confusion(pair, data):
     line, run = pair
-    assert line.verdict.held.tolist() == tabulated(run.responsibilities.argmax(axis=1), data[1])
+    assert line.evaluation.held.tolist() == tabulated(run.responsibilities.argmax(axis=1), data[1])
 
 
 def test_final_confusion_is_of_the_posterior_under_the_last_parameters(pair, data):
     line, run = pair
     posterior = naive.e_step(data[0], run.thetas[-1])
-    assert line.verdict.final.tolist() == tabulated(posterior.argmax(axis=1), data[1])
+    assert line.evaluation.final.tolist() == tabulated(posterior.argmax(axis=1), data[1])
 
 
 def test_log_likelihood_of_the_last_parameters(pair, data):
@@ -119,20 +119,20 @@ def test_log_likelihood_of_the_last_parameters(pair, data):
         np.log(w) + multivariate_normal(m, c).logpdf(data[0])
         for w, m, c in zip(theta.weights, theta.means, theta.covariances, strict=True)
     ]
-    assert line.verdict.log_likelihood == pytest.approx(logsumexp(joint, axis=0).sum(), rel=1e-9)
+    assert line.evaluation.log_likelihood == pytest.approx(logsumexp(joint, axis=0).sum(), rel=1e-9)
 
 
 def test_kmeans_labels_every_row_once(comparison, data):
     line = comparison.lines[-1]
-    assert line.verdict.held.sum() == N
-    assert line.verdict.held.sum(axis=0).tolist() == np.unique(data[1], return_counts=True)[1].tolist()
-    assert np.array_equal(line.verdict.held, line.verdict.final)
+    assert line.evaluation.held.sum() == N
+    assert line.evaluation.held.sum(axis=0).tolist() == np.unique(data[1], return_counts=True)[1].tolist()
+    assert np.array_equal(line.evaluation.held, line.evaluation.final)
 
 
 def test_a_kernel_is_planned_once_for_each_parameters_that_rows_are_scored_under(compared):
-    """For the fit, and for judging it in all chunks; the last parameters only for judging."""
+    """For the fit, and for evaluating it in all chunks; the last parameters only for evaluating."""
     comparison, planned = compared
-    assert len(planned) == sum(2 * line.iterations + 1 for line in comparison.lines[:-1])
+    assert len(planned) == sum(2 * line.fit.iterations + 1 for line in comparison.lines[:-1])
 
 
 def test_classification_error_counts_rows_off_their_components_class():

@@ -11,7 +11,7 @@ import pytest
 
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.estimator.progress import LineObserver, RichObserver, observer_for, progress_to
+from emtau_dask.estimator.progress import LineObserver, RichObserver, observer_for
 from emtau_dask.mixture.model.parameters import MixtureParameters
 
 RECORD = IterationRecord(
@@ -124,8 +124,7 @@ def test_the_stream_decides_the_display() -> None:
 
 def test_progress_goes_to_standard_output_unless_sent_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = io.StringIO()
-    with progress_to(elsewhere):
-        observer_for(1).note("elsewhere")
+    observer_for(1, elsewhere).note("elsewhere")
     observer_for(1).note("here")
     assert elsewhere.getvalue() == "elsewhere\n"
     assert capsys.readouterr().out == "here\n"

@@ -1,4 +1,4 @@
-"""Results: zarr groups that appear at their place whole, or not at all."""
+"""Results: zarr groups that appear at their place complete, or not at all."""
 
 from emtau_dask.io.output.publishing import published
 from emtau_dask.io.output.zarr_rows import (
@@ -8,7 +8,6 @@ from emtau_dask.io.output.zarr_rows import (
     new_group,
     refuse_existing,
     replacing,
-    rows_of_bytes,
     run_that_wrote,
 )
 
@@ -20,6 +19,5 @@ __all__ = [
     "published",
     "refuse_existing",
     "replacing",
-    "rows_of_bytes",
     "run_that_wrote",
 ]

@@ -1,9 +1,9 @@
-"""Folders that appear at their place whole, or not at all, whoever else writes there.
+"""Folders that appear at their place complete, or not at all, also where several processes write.
 
-What is written lies in a temporary folder beside its place, with a name of its own
-and locked by its process (`io.files.scratch`), and is renamed when it is whole. What
-it replaces is renamed aside into that same folder first, and goes back where the
-process ends in between: the next one to write there sees to that.
+A folder is written in a scratch folder beside its place, which its process locks
+(`io.files.scratch`), and is renamed when it is complete. What it replaces is first moved into
+the same scratch folder. If the process ends in between, the next one that writes there puts
+that back.
 """
 
 from __future__ import annotations
@@ -23,27 +23,23 @@ NEW, OLD, OUTDATED = "new", "old", "outdated"
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 
 
-def _never(path: Path) -> bool:
-    return False
-
-
 @contextmanager
-def published(path: Path, *, replaceable: Callable[[Path], bool] = _never) -> Iterator[Path]:
-    """Let a folder appear at ``path`` when the block ends well; nothing stays of one that does not.
+def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """Yield where to make a folder that appears at ``path`` when the block ends without an error.
 
-    Of several processes that do this at once one wins; with ``replaceable`` the last one does.
+    Of several processes that do this at once one succeeds; with ``replaceable`` the last result stays.
 
     Parameters
     ----------
     path : Path
         A local path; folders above it are made. An empty folder there is replaced.
-    replaceable : callable (Path) -> bool
-        Whether what is there may be replaced, asked when the block has ended; by default nothing may.
+    replaceable : callable (Path) -> bool, optional
+        Whether what is at ``path`` may be replaced, asked when the block has ended; by default nothing may.
 
     Yields
     ------
     Path
-        Where to make the folder, on the same file system; nothing is there yet.
+        On the same file system; nothing is there yet.
 
     Raises
     ------
@@ -75,10 +71,10 @@ def _remove(folder: ScratchFolder, target: Path) -> None:
         ) from error
 
 
-def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool]) -> None:
+def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | None) -> None:
     try:
         while not _moved(folder / NEW, target):
-            if replaceable(target):
+            if replaceable is not None and replaceable(target):
                 _set_aside(folder, target)
             elif os.path.lexists(target):
                 raise PathTakenError(
@@ -89,7 +85,7 @@ def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool]) ->
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Give a folder its place; return False where something else has it."""
+    """Move a folder to its place; return False where something else is there."""
     try:
         source.rename(target)
     except OSError as error:
@@ -100,7 +96,7 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _set_aside(folder: Path, target: Path) -> None:
-    """Move what is at ``target`` away, if it is still there, and forget what was there before it."""
+    """Move what is at ``target`` aside, if it is still there, in place of what was set aside before."""
     with suppress(FileNotFoundError):
         (folder / OLD).rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
     with suppress(FileNotFoundError):
@@ -108,7 +104,7 @@ def _set_aside(folder: Path, target: Path) -> None:
 
 
 def _rescue(target: Path, folder: Path) -> None:
-    """Put back what was set aside, where nothing has taken its place; leave nothing that looks like it."""
+    """Put back what was set aside, unless something else is in its place by now."""
     old = folder / OLD
     while os.path.lexists(old):
         if os.path.lexists(target):

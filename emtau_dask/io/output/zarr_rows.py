@@ -1,10 +1,10 @@
-"""Writing rows to a new zarr group in bounded memory, visible only once it is whole."""
+"""Writing rows to a new zarr group in bounded memory, visible only when it is complete."""
 
 from __future__ import annotations
 
-import json
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,37 +13,30 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from emtau_dask.errors import EmtauError, InvalidDataError
+from emtau_dask.errors import EmtauError
 from emtau_dask.io.files import followed, writing_errors
 from emtau_dask.io.output.publishing import published
 from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
 
 CHUNK_BYTES = 4 * 2**20
-MAX_DOCUMENT_BYTES = 2**22
-
-
-def rows_of_bytes(row_bytes: int) -> int:
-    """Return how many rows of `row_bytes` bytes fit in 4 MiB; at least 1."""
-    return max(1, CHUNK_BYTES // max(row_bytes, 1))
 
 
 def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
-    """Refuse to write at `path` where that would lose something.
+    """Refuse to write a zarr group at `path` where that would lose something.
 
     Parameters
     ----------
     path : Path
-        Where a zarr group is to be written.
     overwrite : bool
-        Allow a group there that emtau wrote, and nothing else.
+        Allow to replace a group that emtau wrote, and nothing else.
     inputs : sequence of str or Path
-        What the run reads; never replaced.
+        What the run reads, which is never replaced.
 
     Raises
     ------
     EmtauError
-        If something is there that may not be replaced.
+        Something is at `path` that may not be replaced.
     """
     if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
@@ -79,33 +72,34 @@ def _overlap(a: Path, b: Path) -> bool:
     return a == b or a in b.parents or b in a.parents
 
 
-def _is_ours(path: Path) -> bool:
+def _attributes(path: Path) -> Mapping[str, Any]:
+    """Return the attributes of the zarr group at a path; none where no readable group is there."""
     try:
         group = own_group(path)
-    except InvalidDataError:
-        return False
-    attributes = {} if group is None else group.attributes
+    except EmtauError:
+        return {}
+    return {} if group is None else group.attributes
+
+
+def _is_ours(path: Path) -> bool:
+    attributes = _attributes(path)
     return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
 
 
 def mark_as_of(path: Path, run: str | None) -> None:
-    """Note in a zarr group that it is a result of the run with the id ``run``; None for no note."""
+    """Note in a zarr group that it is a result of the run with the id ``run``, unless that is None."""
     if run is not None:
         zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
 
 
 def run_that_wrote(path: Path) -> object:
-    """Return the id of the run that a result is noted to be of; None where there is no note."""
-    try:
-        document = (path / "zarr.json").read_bytes()
-        return json.loads(document)["attributes"]["run"] if len(document) <= MAX_DOCUMENT_BYTES else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    """Return the id of the run that `mark_as_of` noted at a path, or None."""
+    return _attributes(path).get("run")
 
 
 @contextmanager
 def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Let something appear at `path` only when the block ends well.
+    """Yield where to write what appears at `path` when the block ends well; see `published`.
 
     Parameters
     ----------
@@ -114,15 +108,10 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     overwrite : bool
         Replace a group that emtau wrote at `path`, also one that appears there meanwhile.
 
-    Yields
-    ------
-    Path
-        Where to write meanwhile; see `published`.
-
     Raises
     ------
     EmtauError
-        If something is at `path` that may not be replaced, before the block or when it has ended.
+        Something is at `path` that may not be replaced, before the block or when it has ended.
     """
     with (
         writing_errors("the result", path),
@@ -134,7 +123,7 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
-    """Create a zarr v3 group that appears at `path` when the block ends well; see `replacing`."""
+    """Yield a new zarr v3 group that appears at `path` when the block ends well; see `replacing`."""
     with replacing(path, overwrite=overwrite) as private:
         yield zarr.create_group(str(private), zarr_format=3)
 
@@ -147,13 +136,11 @@ class RowWriter:
     group : zarr.Group
         Where the array is created.
     name : str
-        The array's name.
     shape : tuple of int
-        Its final shape, rows first.
+        The array's final shape, rows first.
     dtype : numpy dtype
-        Its dtype.
-    chunk_rows : int
-        Rows in a chunk; so many are held in memory.
+    chunk_rows : int or None
+        Rows in a chunk, which is buffered in memory; by default as many as fit in 4 MiB.
     compressed : bool
         False for values that do not compress, such as random float64.
     """
@@ -165,35 +152,35 @@ class RowWriter:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         *,
-        chunk_rows: int,
+        chunk_rows: int | None = None,
         compressed: bool = True,
     ) -> None:
-        chunk_rows = max(1, min(chunk_rows, shape[0]))
-        chunks = (chunk_rows, *shape[1:])
+        fitting = CHUNK_BYTES // max(dtype.itemsize * math.prod(shape[1:]), 1)
+        chunks = (max(1, min(chunk_rows or fitting, shape[0])), *shape[1:])
         self._array = group.create_array(
             name, shape=shape, dtype=dtype, chunks=chunks, compressors="auto" if compressed else None
         )
         self._buffer: NDArray[Any] = np.empty(chunks, dtype=dtype)
-        self._held = 0
+        self._buffered = 0
         self._written = 0
 
     def append(self, values: NDArray[Any]) -> int:
         """Add rows, write every chunk that they fill, and return how many these were."""
         start, written = 0, 0
         while start < len(values):
-            stop = min(len(values), start + len(self._buffer) - self._held)
-            self._buffer[self._held : self._held + stop - start] = values[start:stop]
-            self._held += stop - start
+            stop = min(len(values), start + len(self._buffer) - self._buffered)
+            self._buffer[self._buffered : self._buffered + stop - start] = values[start:stop]
+            self._buffered += stop - start
             start = stop
-            if self._held == len(self._buffer):
+            if self._buffered == len(self._buffer):
                 written += self.flush()
         return written
 
     def flush(self) -> int:
-        """Write what is held, once more after the last `append`; return 1 if that was anything, else 0."""
-        if not self._held:
+        """Write buffered rows; to be called after the last `append`. Return how many chunks these were."""
+        if not self._buffered:
             return 0
-        stop = self._written + self._held
-        self._array[self._written : stop] = self._buffer[: self._held]
-        self._written, self._held = stop, 0
+        stop = self._written + self._buffered
+        self._array[self._written : stop] = self._buffer[: self._buffered]
+        self._written, self._buffered = stop, 0
         return 1

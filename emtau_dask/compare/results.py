@@ -1,8 +1,9 @@
-"""The tables of a comparison."""
+"""The results of a comparison, and their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,17 +12,42 @@ from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.table import Table
 
+from emtau_dask.compare.evaluate import Evaluation, FitSummary
+from emtau_dask.config import PublishedFigures
+from emtau_dask.mixture.numerics import Ints
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from emtau_dask.compare.run import Comparison, Judged
-    from emtau_dask.config import PublishedFigures
-    from emtau_dask.mixture.model import MixtureParameters
 
 _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
 
-def classification_error(table: NDArray[np.intp]) -> float:
+@dataclass(frozen=True, eq=False)
+class ComparisonLine:
+    """One fit of a comparison, evaluated against traditional EM."""
+
+    fit: FitSummary
+    evaluation: Evaluation
+    published: PublishedFigures | None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Traditional EM and everything compared with it.
+
+    Attributes
+    ----------
+    lines : tuple of ComparisonLine
+        In the config's order.
+    classes : ndarray or None
+        The known labels that occur; None where no labels are known.
+    """
+
+    lines: tuple[ComparisonLine, ...]
+    classes: NDArray[Any] | None
+
+
+def classification_error(table: Ints) -> float:
     """Return the fraction of rows whose label is not the most frequent one of their component.
 
     Parameters
@@ -32,10 +58,10 @@ def classification_error(table: NDArray[np.intp]) -> float:
     return 1.0 - float(table.max(axis=1).sum()) / float(table.sum())
 
 
-def confusion(table: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return rows by class that a component stands for (its most frequent label) and known label.
+def confusion(table: Ints) -> Ints:
+    """Return rows by class of their component (its most frequent label) and known label.
 
-    Components of one class are added up, as the paper's tables have it; shape
+    Components of one class are added up, as in the paper's tables. The shape is
     (number of classes, number of classes).
     """
     result = np.zeros((table.shape[1], table.shape[1]), dtype=np.intp)
@@ -46,15 +72,16 @@ def confusion(table: NDArray[np.intp]) -> NDArray[np.intp]:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table of all algorithms, then a confusion table for each where labels are known."""
     console.print(_overview(comparison))
-    if all(line.parameters is None or line.parameters.n_features == 1 for line in comparison.lines):
+    if all(line.fit.parameters is None or line.fit.parameters.n_features == 1 for line in comparison.lines):
         console.print(_parameters(comparison))
-    if comparison.labelled:
+    if comparison.classes is not None:
         console.print("\nRows by class of their component (its most frequent label) and known label, held:\n")
         tables = [_confusion_table(line, comparison.classes) for line in comparison.lines]
         console.print(Columns(tables, padding=(1, 3)))
 
 
 def _overview(comparison: Comparison) -> Table:
+    labelled = comparison.classes is not None
     table = Table(
         box=SIMPLE_HEAD,
         caption="membership error: ‖W − W_EM‖²_F / N of the responsibilities held at the end\n"
@@ -62,45 +89,44 @@ def _overview(comparison: Comparison) -> Table:
     )
     table.add_column("algorithm", no_wrap=True)
     headings = ["iter-\nations", "passes", "seconds", "stopped", "membership\nerror"]
-    headings += ["class. error\nheld", "\nfinal"] if comparison.labelled else []
+    headings += ["class. error\nheld", "\nfinal"] if labelled else []
     for heading in [*headings, "log-likelihood\nper row"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in comparison.lines:
-        table.add_row(line.name, *_cells(line, comparison.labelled))
+        table.add_row(line.fit.name, *_cells(line, labelled))
         if line.published is not None:
-            table.add_row("  published", *_published_cells(line.published, comparison.labelled), style="dim")
+            table.add_row("  published", *_published_cells(line.published, labelled), style="dim")
     return table
 
 
-def _cells(line: Judged, labelled: bool) -> list[str]:
-    verdict = line.verdict
-    is_mixture = line.parameters is not None
-    errors = [f"{classification_error(t):.6f}" for t in (verdict.held, verdict.final)]
+def _cells(line: ComparisonLine, labelled: bool) -> list[str]:
+    fit, evaluation = line.fit, line.evaluation
+    is_mixture = fit.parameters is not None
+    errors = [f"{classification_error(t):.6f}" for t in (evaluation.held, evaluation.final)]
     return [
-        f"{line.iterations:,}",
-        f"{line.work:.1f}",
-        f"{line.seconds:.2f}",
-        _STOPPED.get(line.stop_reason, line.stop_reason),
-        f"{verdict.squared_distance / verdict.rows:.6f}" if is_mixture else "",
+        f"{fit.iterations:,}",
+        f"{fit.work:.1f}",
+        f"{fit.seconds:.2f}",
+        _STOPPED.get(fit.stop_reason, fit.stop_reason),
+        f"{evaluation.squared_distance / evaluation.rows:.6f}" if is_mixture else "",
         *(errors if labelled else []),
-        f"{verdict.log_likelihood / verdict.rows:.9f}" if is_mixture else "",
+        f"{evaluation.log_likelihood / evaluation.rows:.9f}" if is_mixture else "",
     ]
 
 
 def _published_cells(figures: PublishedFigures, labelled: bool) -> list[str]:
+    def cell(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
     return [
-        _figure(figures.iterations, "{:,}"),
+        cell(figures.iterations, ","),
         "",
-        _figure(figures.seconds, "{:.4g}"),
+        cell(figures.seconds, ".4g"),
         "",
-        _figure(figures.membership_error, "{:.6f}"),
-        *([_figure(figures.classification_error, "{:.6f}"), ""] if labelled else []),
+        cell(figures.membership_error, ".6f"),
+        *([cell(figures.classification_error, ".6f"), ""] if labelled else []),
         "",
     ]
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
 
 
 def _parameters(comparison: Comparison) -> Table:
@@ -108,8 +134,12 @@ def _parameters(comparison: Comparison) -> Table:
     for heading in ("algorithm", "weights", "means", "variances"):
         table.add_column(heading)
     for line in comparison.lines:
-        if line.parameters is not None:
-            table.add_row(line.name, *_parameter_cells(line.parameters))
+        theta = line.fit.parameters
+        if theta is not None:
+            order = np.argsort(theta.means[:, 0])
+            variances = np.broadcast_to(theta.covariances.reshape(-1), len(order))
+            ours = (theta.weights, theta.means[:, 0], variances)
+            table.add_row(line.fit.name, *(_numbers(values[order]) for values in ours))
         figures = line.published
         if figures is not None:
             theirs = (figures.weights, figures.means, figures.variances)
@@ -117,19 +147,13 @@ def _parameters(comparison: Comparison) -> Table:
     return table
 
 
-def _parameter_cells(parameters: MixtureParameters) -> list[str]:
-    order = np.argsort(parameters.means[:, 0])
-    variances = np.broadcast_to(parameters.covariances.reshape(-1), len(order))
-    return [_numbers(values[order]) for values in (parameters.weights, parameters.means[:, 0], variances)]
-
-
 def _numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-def _confusion_table(line: Judged, classes: NDArray[Any]) -> Table:
-    counts = confusion(line.verdict.held)
-    table = Table(box=SIMPLE_HEAD, title=line.name, min_width=len(line.name) + 2)
+def _confusion_table(line: ComparisonLine, classes: NDArray[Any]) -> Table:
+    counts = confusion(line.evaluation.held)
+    table = Table(box=SIMPLE_HEAD, title=line.fit.name, min_width=len(line.fit.name) + 2)
     table.add_column("", justify="right")
     for known in classes:
         table.add_column(f"{known}", justify="right")

@@ -1,0 +1,121 @@
+"""How a command ends: errors as one line on standard error, and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from emtau_dask.errors import ConfigError, EmtauError
+from emtau_dask.messages import shown
+
+FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
+
+_DEBUG, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.checkpoint", "emtau.resume"
+"""Keys of what the context of the outermost command remembers."""
+
+
+class ExitGroup(click.Group):
+    """Turns errors into one line on standard error and an exit code."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as all that a process does.
+
+        An interrupt may come after a thread of a pool has started and before its pool knows it.
+        Python would wait for that thread forever, so an interrupted process exits at once. Everything
+        that must be left in order is in order by then.
+        """
+        try:
+            return self.main(*args, **kwargs)
+        except SystemExit as end:
+            if end.code != INTERRUPTED:
+                raise
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; exit with a message for every error."""
+        try:
+            with _terminable():
+                return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (KeyboardInterrupt, click.Abort) as error:
+            _fail(ctx, error, _interrupted(ctx), INTERRUPTED)
+        except ConfigError as error:
+            _fail(ctx, error, str(error), BAD_USAGE)
+        except EmtauError as error:
+            _fail(ctx, error, str(error), FAILED)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise
+            _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
+
+
+def _unexplained(error: Exception) -> str:
+    """Return what to say of an error that is not the package's own, such as one of a full log."""
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    from emtau_dask.io.files import reason_of, remedy_of
+
+    return f"{reason_of(error)}. {remedy_of(error, error.filename)}"
+
+
+def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
+    if ctx.find_root().meta.get(_DEBUG):
+        click.echo(shown("".join(traceback.format_exception(error))), err=True, nl=False)
+    click.echo(f"emtau: {shown(' '.join(message.split()))}", err=True)
+    ctx.exit(code)
+
+
+def remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    """Remember that a traceback is wanted, where ``value`` says so."""
+    if value:
+        ctx.find_root().meta[_DEBUG] = True
+
+
+def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str]) -> None:
+    """Remember the command that resumes a run, to be shown after an interrupt."""
+    command = " ".join(["emtau resume", shlex.quote(checkpoint), *filter(None, arguments)])
+    ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
+
+
+def _interrupted(ctx: click.Context) -> str:
+    """Return what to say after an interrupt: how to resume, where that is possible."""
+    meta = ctx.find_root().meta
+    if _CHECKPOINT not in meta:
+        return "interrupted"
+    from emtau_dask.io.objects import object_store, open_log
+
+    try:
+        open_log(object_store(meta[_CHECKPOINT]))
+    except EmtauError:
+        return "interrupted before the first commit; there is nothing to resume"
+    return f"interrupted; the last commit is intact. Resume with: {meta[_RESUME]}"
+
+
+def _raise_interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, inside the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

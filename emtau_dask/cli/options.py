@@ -1,0 +1,59 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emtau_dask.cli.exits import remember_debug
+
+Command = Callable[..., Any]
+
+config_argument = click.argument("config", type=click.Path(path_type=Path))
+out_argument = click.argument("out", type=click.Path(path_type=Path))
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=remember_debug,
+    help="Show the traceback of an error.",
+)
+
+
+def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Command], Command]:
+    """Return the option ``--overwrite`` with a help text."""
+    return click.option("--overwrite", is_flag=True, help=what)
+
+
+def run_options(command: Command) -> Command:
+    """Add the options of commands that run a config, which reach them as its ``overrides``."""
+
+    @click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, as in model.n_init=3."
+    )
+    @click.option(
+        "--scheduler", help="threads, processes (a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT."
+    )
+    @click.option(
+        "--workers",
+        type=click.IntRange(1),
+        help="Threads, or processes of a local cluster; by default one for each core.",
+    )
+    @debug_option
+    @wraps(command)
+    def with_overrides(
+        *arguments: Any,
+        overrides: Sequence[str],
+        scheduler: str | None,
+        workers: int | None,
+        **options: Any,
+    ) -> Any:
+        flags = {"cluster.scheduler": scheduler, "cluster.workers": workers}
+        given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+        return command(*arguments, overrides=[*overrides, *given], **options)
+
+    return with_overrides

@@ -1,0 +1,149 @@
+"""`emtau fit` and `emtau resume`: from a run config, or a checkpoint, to a fit and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from emtau_dask.config import override_keys, portable, resumed_config
+from emtau_dask.errors import CheckpointError, InvalidDataError
+from emtau_dask.estimator import (
+    GaussianMixture,
+    fit_estimator,
+    open_saved,
+    resume_estimator,
+    watching,
+)
+from emtau_dask.io.objects import check_startable, object_store
+from emtau_dask.io.remote import is_url
+from emtau_dask.runs.authority import Demand, as_arguments, demands, require
+from emtau_dask.runs.clusters import computing
+from emtau_dask.runs.estimator import estimator_of, starting_responsibilities
+from emtau_dask.runs.inputs import Inputs, data_path, open_inputs
+from emtau_dask.runs.outputs import RunResult, checked_outputs, write_outputs
+from emtau_dask.runs.plan import Plan, check_memory, plan_of
+
+if TYPE_CHECKING:
+    from emtau_dask.config import RunConfig
+
+
+def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:
+    """Fit what a config describes, and write what its `output` asks for.
+
+    Parameters
+    ----------
+    config : RunConfig
+    overwrite : bool
+        Replace results and the checkpoint of an earlier run.
+    progress : text stream
+        Where progress is shown.
+
+    Raises
+    ------
+    EmtauError
+        If results exist and may not be replaced, or the data or the settings cannot be used.
+    """
+    outputs = checked_outputs(config, overwrite=overwrite)
+    if config.checkpoint.path is not None:
+        check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
+    inputs = _affordable_inputs(config, overwrite=overwrite, progress=progress)
+    with computing(config), watching(progress) as observer:
+        model = estimator_of(config)
+        run = fit_estimator(
+            model,
+            inputs.rows,
+            inputs.weights,
+            starting_responsibilities(config, inputs.rows.shape[0]),
+            run_config=portable(config),
+            overwrite=overwrite,
+            observer=observer,
+        )
+    return write_outputs(outputs, model, inputs, run=run, progress=progress)
+
+
+def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
+    """Return what the fit of a config needs; makes its dataset where that is missing, and fits nothing.
+
+    Raises
+    ------
+    EmtauError
+        The data or the settings cannot be used.
+    """
+    with watching(progress) as observer:
+        return plan_of(config, open_inputs(config, overwrite=False, observer=observer))
+
+
+def run_resume(
+    run: str,
+    overrides: Sequence[str],
+    *,
+    overwrite: bool,
+    confirm: Callable[[Demand], bool] | None,
+    progress: TextIO,
+) -> RunResult:
+    """Resume an interrupted run of the command line, and write what its `output` asks for.
+
+    Parameters
+    ----------
+    run : str
+        The path or URL of its checkpoint.
+    overrides : sequence of str
+        Settings that a resume may change; see `resumed_config`.
+    overwrite : bool
+        Replace results that are not this run's own.
+    confirm : callable or None
+        Asks a person for consent to a setting of the checkpoint that is not among ``overrides``;
+        None where nobody can be asked.
+    progress : text stream
+
+    Raises
+    ------
+    EmtauError
+        As for `run_fit`, or there is no run, or a setting is refused.
+    """
+    saved = open_saved(run)
+    content = saved.config.run_config
+    if content is None:
+        raise CheckpointError(
+            f"{run} was begun from Python, so it does not say where its data is; resume it by "
+            f"GaussianMixture.resume({run!r}, X)."
+        )
+    config = resumed_config(content, run, overrides)
+    require(demands(config, run, override_keys(overrides)), run, confirm)
+    marker = saved.log.run
+    outputs = checked_outputs(config, overwrite=overwrite, run=marker)
+    path = data_path(config)
+    if not is_url(path) and not Path(path).exists():
+        raise InvalidDataError(
+            f"{path}, the data of the run in {run}, does not exist; restore it, or say where it is now: "
+            "--set data.path=PATH"
+        )
+    inputs = _affordable_inputs(config, overwrite=False, progress=progress)
+    with computing(config), watching(progress) as observer:
+        model = resume_estimator(
+            GaussianMixture,
+            run,
+            inputs.rows,
+            sample_weight=inputs.weights,
+            responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
+            algorithm=None,
+            changes={"max_iter": config.stop.max_iter, "checkpoint_every": config.checkpoint.every},
+            saved=saved,
+            observer=observer,
+        )
+    return write_outputs(outputs, model, inputs, run=marker, progress=progress)
+
+
+def resume_arguments(config: RunConfig) -> str:
+    """Return what the command that resumes a config's run needs beside the checkpoint; "" for nothing."""
+    run = str(config.checkpoint.path)
+    return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
+
+
+def _affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> Inputs:
+    """Open a run's data; raises `ConfigError` where its fit needs more memory than it may use."""
+    with watching(progress) as observer:
+        inputs = open_inputs(config, overwrite=overwrite, observer=observer)
+    check_memory(plan_of(config, inputs))
+    return inputs

@@ -1,0 +1,103 @@
+"""The results of a run: where its `output` wants them, and what is written there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.estimator import watching
+from emtau_dask.io.output import check_writable, mark_as_of, refuse_existing, replacing, run_that_wrote
+from emtau_dask.runs.inputs import Inputs, data_path
+from emtau_dask.runs.predict import LabelOptions, write_labels
+
+if TYPE_CHECKING:
+    from emtau_dask.config import RunConfig
+    from emtau_dask.estimator import GaussianMixture
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a run's results go.
+
+    Attributes
+    ----------
+    config : RunConfig
+    model, labels : Path or None
+        None where they are not wanted.
+    overwrite : bool
+        Replace what emtau wrote there.
+    """
+
+    config: RunConfig
+    model: Path | None
+    labels: Path | None
+    overwrite: bool
+
+    def replaceable(self, path: Path, run: str | None) -> bool:
+        """Return whether what emtau wrote at a path may be replaced; a run's own results always may."""
+        return self.overwrite or (run is not None and run_that_wrote(path) == run)
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """What a run leaves, also one that stopped at `stop.max_iter`, as its model says.
+
+    Attributes
+    ----------
+    model : GaussianMixture
+        Fitted.
+    inputs : Inputs
+        What it was fitted to.
+    outputs : Outputs
+    label_counts : ndarray of shape (K,) or None
+        Rows of each label, where labels were written.
+    """
+
+    model: GaussianMixture
+    inputs: Inputs
+    outputs: Outputs
+    label_counts: NDArray[np.int64] | None
+
+
+def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = None) -> Outputs:
+    """Return where the results of a config, or of the checkpointed run with the id ``run``, go.
+
+    Raises
+    ------
+    EmtauError
+        One of them may not or cannot be written.
+    """
+    output, data = config.output, config.data
+    model = output.place(output.model) if output.model else None
+    labels = output.place(output.labels) if output.labels else None
+    outputs = Outputs(config, model, labels, overwrite)
+    read = [name for name in (data_path(config), data.weights, data.labels, config.checkpoint.path) if name]
+    for path in (model, labels):
+        if path is not None:
+            refuse_existing(path, outputs.replaceable(path, run), inputs=read)
+            check_writable(path)
+    if model is not None and labels is not None:
+        refuse_existing(labels, outputs.replaceable(labels, run), inputs=[model])
+    return outputs
+
+
+def write_outputs(
+    outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
+) -> RunResult:
+    """Write what is wanted, marked as the results of ``run``, the id of a checkpointed run."""
+    if outputs.model is not None:
+        with replacing(outputs.model, overwrite=outputs.replaceable(outputs.model, run)) as private:
+            model.save(str(private))
+            mark_as_of(private, run)
+    counts = None
+    if outputs.labels is not None:
+        output, workers = outputs.config.output, outputs.config.cluster.workers
+        overwrite = outputs.replaceable(outputs.labels, run)
+        options = LabelOptions(output.probabilities, output.scores, workers, overwrite)
+        with watching(progress) as observer:
+            counts = write_labels(model, inputs.rows, outputs.labels, options, run=run, observer=observer)
+    return RunResult(model, inputs, outputs, counts)

@@ -1,0 +1,189 @@
+"""`emtau predict`: labels, responsibilities and log-likelihoods of any number of rows, as a zarr group.
+
+This is no pass of `execution`: the chunks of the group are not those of the data, so that one
+writer takes the results in order. As many chunks as there are workers are in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, LoadedChunk, Scoring, score_chunk
+from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
+from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
+from emtau_dask.io.objects import holds_run, object_store
+from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
+from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, is_parquet, places_of
+from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.runs.inputs import open_rows
+
+if TYPE_CHECKING:
+    from emtau_dask.em import FitObserver
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """What is written, and how.
+
+    Attributes
+    ----------
+    probabilities, scores : bool
+        Which of these to write beside the labels.
+    workers : int or None
+        Chunks worked on at a time; None: one for each core.
+    overwrite : bool
+        Replace a group that emtau wrote.
+    """
+
+    probabilities: bool = False
+    scores: bool = False
+    workers: int | None = None
+    overwrite: bool = False
+
+
+def run_predict(
+    model: str,
+    data: str,
+    out: Path,
+    options: LabelOptions,
+    *,
+    array: str | None,
+    columns: Sequence[str] | None,
+    progress: TextIO,
+) -> NDArray[np.int64]:
+    """Label stored rows with a saved model; return the rows of each label, shape (K,).
+
+    Parameters
+    ----------
+    model : str
+        A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint.
+    data, array, columns
+        As for `open_rows`; by default the columns that the model was fitted to.
+    out : Path
+        The zarr group to write; see `write_labels`.
+    options : LabelOptions
+    progress : text stream
+        Where progress is shown.
+
+    Raises
+    ------
+    EmtauError
+        If the model or the data cannot be read or do not fit, or `out` may not be replaced.
+    """
+    refuse_existing(out, options.overwrite, inputs=[model, data])
+    check_writable(out)
+    fitted = _model_in(model)
+    names = getattr(fitted, "feature_names_in_", None)
+    if columns is None and names is not None and is_parquet(data):
+        columns = [str(name) for name in names]
+    rows = open_rows(data, array=array, columns=columns)
+    with watching(progress) as observer:
+        return write_labels(fitted, rows, out, options, observer=observer)
+
+
+def _model_in(place: str) -> GaussianMixture:
+    """Return the model at a place: a saved one, a run's folder, or the last commit of a checkpoint."""
+    if holds_run(object_store(place)):
+        return mixture_in(GaussianMixture, place)
+    inner = Path(place, "model.zarr")
+    return GaussianMixture.load(str(inner) if inner.exists() else place)
+
+
+def write_labels(
+    model: GaussianMixture,
+    rows: Source,
+    path: Path,
+    options: LabelOptions,
+    *,
+    observer: FitObserver,
+    run: str | None = None,
+) -> NDArray[np.int64]:
+    """Write the label of every row, and more if asked, to a zarr group; return the rows of each label, (K,).
+
+    Parameters
+    ----------
+    model : GaussianMixture
+        Fitted.
+    rows : Source
+        An addressable source of shape (N, d).
+    path : Path
+        Where the group is written, with the arrays `labels` (N,) int32, `probabilities`
+        (N, K) float64 and `scores` (N,) float64, in nats.
+    options : LabelOptions
+    observer : FitObserver
+        Notified of every chunk.
+    run : str or None
+        Id of the checkpointed run whose result this is, to be noted in the group.
+
+    Raises
+    ------
+    InvalidDataError
+        If the rows do not fit the model, or hold NaN or infinity.
+    EmtauError
+        If something at `path` may not be replaced.
+    """
+    checked_lazy(model, rows)
+    k = len(model.weights_)
+    outputs = {"labels": (LABELS, np.dtype(np.int32))}
+    if options.probabilities:
+        outputs["probabilities"] = (RESPONSIBILITIES, RESPONSIBILITIES.dtype)
+    if options.scores:
+        outputs["scores"] = (LOG_LIKELIHOODS, LOG_LIKELIHOODS.dtype)
+    counts = np.zeros(k, dtype=np.int64)
+    observer.stage("labels", len(rows.chunk_rows))
+    with (
+        interrupts_as_they_are(),
+        threads_side_by_side(),
+        new_group(path, overwrite=options.overwrite) as group,
+    ):
+        of_run = {} if run is None else {"run": run}
+        group.attrs.update({"format": "emtau-labels", "version": 1, **of_run})
+        writers = [
+            RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype)
+            for name, (scoring, dtype) in outputs.items()
+        ]
+        scorings = [scoring for scoring, _ in outputs.values()]
+        score = partial(_scored, rows.reader(), plan_kernel(model.parameters_), scorings)
+        for computed in _in_order(score, places_of(rows.chunk_rows).values(), options.workers):
+            for writer, values in zip(writers, computed, strict=True):
+                writer.append(values)
+            counts += np.bincount(computed[0], minlength=k)
+            observer.chunks_done(1)
+        for writer in writers:
+            writer.flush()
+    return counts
+
+
+def _scored(
+    reader: ChunkReader, plan: KernelPlan, scorings: Sequence[Scoring], place: ChunkPlace
+) -> list[NDArray[Any]]:
+    rows, bytes_read = reader.load(place, [])
+    return score_chunk(LoadedChunk(rows, None, None, place.start, bytes_read, place.chunk), plan, scorings)
+
+
+def _in_order(
+    score: Callable[[ChunkPlace], list[NDArray[Any]]], places: Iterable[ChunkPlace], workers: int | None
+) -> Iterator[list[NDArray[Any]]]:
+    """Yield the results of all chunks in order, computing a few chunks at a time."""
+    workers = workers or os.cpu_count() or 1
+    with ThreadPoolExecutor(workers) as pool:
+        pending: deque[Future[list[NDArray[Any]]]] = deque()
+        try:
+            for place in places:
+                if len(pending) == workers:
+                    yield pending.popleft().result()
+                pending.append(pool.submit(score, place))
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
