@@ -22,6 +22,7 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.fit import MAX_COMPONENTS, MAX_STARTS
 from emtau_dask.io.remote import is_url
 from emtau_dask.messages import HIDDEN, masked_url, masked_values
+from emtau_dask.mixture.covariance import STRUCTURES
 
 
 class InitSection(Section):
@@ -40,9 +41,7 @@ class ModelSection(Section):
     """The mixture and its start; the names are scikit-learn's."""
 
     n_components: Annotated[int, whole(1, MAX_COMPONENTS)]
-    covariance_type: Annotated[
-        Literal["full", "tied", "diag", "spherical"], choice("full", "tied", "diag", "spherical")
-    ] = "full"
+    covariance_type: Annotated[str, choice(*STRUCTURES)] = "full"
     reg_covar: Annotated[float, number(0.0)] = 1e-6
     n_init: Annotated[int, whole(1, MAX_STARTS)] = 1
     init_params: Annotated[

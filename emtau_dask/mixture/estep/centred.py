@@ -126,7 +126,7 @@ def centred_log_densities(
     out : ndarray of shape (K, n), nats
     """
     everything = len(components) == len(out)
-    breaks_off = parameters.covariance_type == "full" and parameters.n_features >= LEAST_BROKEN_OFF
+    breaks_off = parameters.structure.own_factors and parameters.n_features >= LEAST_BROKEN_OFF
     if everything and breaks_off and _broken_off(rows, parameters, log_scales, workspace, out):
         return
     n = len(rows)

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.covariance import add_outer_products
 from emtau_dask.mixture.estep.moments import MomentSums
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
 from emtau_dask.mixture.numerics import (
@@ -215,7 +215,7 @@ def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) ->
     weights = sums[:, 0].copy()
     means = quotients(sums[:, 1:], weights[:, np.newaxis])
     moved = scatter.copy()
-    structure_named("full").add_outer(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
+    add_outer_products(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
     places = np.where(weights[:, np.newaxis] > 0, factors.centre + means, 0.0)
     return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
 
@@ -228,7 +228,7 @@ def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:
 
 
 def _deviations(parameters: MixtureParameters) -> Floats:
-    variances: Floats = np.einsum("kii->ki", parameters.covariances)
+    variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
     return np.sqrt(variances)
 
 

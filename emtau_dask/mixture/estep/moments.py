@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from emtau_dask.mixture.covariance import Moments
 from emtau_dask.mixture.model import PairwiseMerger
-from emtau_dask.mixture.numerics import Floats
 
 ADDED_ROWS = 1024
 """Rows of short blocks whose moments are added up one after another."""
-
-Moments = tuple[Floats, ...]
-"""``Σ_n r_kn φ_n``, (K, F), and what a form needs besides; adds up over blocks."""
 
 
 def _merged_moments(a: Moments, b: Moments) -> Moments:
