@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Moments
+from emtau_dask.mixture.covariance.base import CovarianceStructure
 from emtau_dask.mixture.covariance.squares import OWN_SQUARES
 from emtau_dask.mixture.covariance.variances import (
     inverses,
-    linear_in_squares,
     no_correlation,
+    own_coefficients,
+    own_scatters,
     scaled_trace,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
@@ -29,17 +30,6 @@ def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     scatter += (weights[:, :, np.newaxis] * vectors**2).sum(axis=0)
-
-
-def _coefficients(log_scales: Floats, means: Floats, factors: Floats, frame: Frame) -> Floats:
-    precisions = factors**2
-    constants = log_scales - 0.5 * (precisions * means**2).sum(axis=1)
-    return linear_in_squares(constants, means, precisions)
-
-
-def _scatter(moments: Moments, weights: Floats, means: Floats, frame: Frame) -> Floats:
-    (sums,) = moments
-    return sums[:, 1 + means.shape[1] :] - weights[:, np.newaxis] * means**2
 
 
 DIAG = CovarianceStructure(
@@ -61,6 +51,6 @@ DIAG = CovarianceStructure(
     add_outer=_add_outer,
     distances=scaled_trace,
     squares=OWN_SQUARES,
-    coefficients=_coefficients,
-    scatter=_scatter,
+    coefficients=own_coefficients,
+    scatter=own_scatters,
 )

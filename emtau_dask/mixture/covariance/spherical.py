@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Moments
+from emtau_dask.mixture.covariance.base import CovarianceStructure
 from emtau_dask.mixture.covariance.squares import SUM_OF_SQUARES
 from emtau_dask.mixture.covariance.variances import (
     inverses,
-    linear_in_squares,
     magnitudes,
     no_correlation,
     scaled_trace,
     squared_lengths,
+    summed_coefficients,
+    summed_scatters,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
@@ -31,17 +32,6 @@ def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     scatter += (weights * squared_lengths(vectors)).sum(axis=0)
-
-
-def _coefficients(log_scales: Floats, means: Floats, factors: Floats, frame: Frame) -> Floats:
-    precisions = factors**2
-    constants = log_scales - 0.5 * precisions * squared_lengths(means)
-    return linear_in_squares(constants, means, precisions[:, np.newaxis])
-
-
-def _scatter(moments: Moments, weights: Floats, means: Floats, frame: Frame) -> Floats:
-    (sums,) = moments
-    return sums[:, -1] - weights * squared_lengths(means)
 
 
 SPHERICAL = CovarianceStructure(
@@ -63,6 +53,6 @@ SPHERICAL = CovarianceStructure(
     add_outer=_add_outer,
     distances=scaled_trace,
     squares=SUM_OF_SQUARES,
-    coefficients=_coefficients,
-    scatter=_scatter,
+    coefficients=summed_coefficients,
+    scatter=summed_scatters,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.covariance.base import Frame, Moments
 from emtau_dask.mixture.numerics import Floats
 
 
@@ -40,6 +41,26 @@ def magnitudes(means: Floats) -> Floats:
     return found
 
 
-def linear_in_squares(constants: Floats, means: Floats, precisions: Floats) -> Floats:
-    """Return the coefficients (K, 1 + d + S) of means (K, d) and precisions (K, S), in the frame."""
+def own_coefficients(log_scales: Floats, means: Floats, factors: Floats, frame: Frame) -> Floats:
+    """Return coefficients of own squares for precision factors (K, d) or (d,)."""
+    precisions = np.broadcast_to(factors**2, means.shape)
+    constants = log_scales - 0.5 * (precisions * means**2).sum(axis=1)
     return np.hstack([constants[:, np.newaxis], precisions * means, -0.5 * precisions])
+
+
+def summed_coefficients(log_scales: Floats, means: Floats, factors: Floats, frame: Frame) -> Floats:
+    """Return coefficients of the sum of squares for precision factors (K,) or ()."""
+    precisions = np.broadcast_to(factors**2, len(means))
+    constants = log_scales - 0.5 * precisions * squared_lengths(means)
+    columns = constants, precisions[:, np.newaxis] * means, -0.5 * precisions
+    return np.column_stack(columns)
+
+
+def own_scatters(moments: Moments, weights: Floats, means: Floats, frame: Frame) -> Floats:
+    """Return the scatter of each component in each feature, (K, d), from sums of own squares."""
+    return moments[0][:, 1 + means.shape[1] :] - weights[:, np.newaxis] * means**2
+
+
+def summed_scatters(moments: Moments, weights: Floats, means: Floats, frame: Frame) -> Floats:
+    """Return the scatter of each component, (K,), from sums of the sum of squares."""
+    return moments[0][:, -1] - weights * squared_lengths(means)
