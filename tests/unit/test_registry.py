@@ -59,16 +59,36 @@ def test_such_a_comparison_would_be_found(code):
     assert len(list(comparisons(ast.parse(code)))) == 1
 
 
-def test_the_constants_of_the_types_are_not_for_others():
-    assert not CONSTANTS & set(covariance.__all__)
-    used = {
-        f"{path.name}: {node.attr}"
-        for path in OTHERS
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("covariance.")
-        if node.attr in CONSTANTS
-    }
-    assert used == set()
+def singled_out(tree):
+    """Where one type is imported, or looked up by a name that is written there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(covariance.__name__):
+            found = any(alias.name in CONSTANTS for alias in node.names)
+        elif isinstance(node, ast.Call):
+            found = ast.unparse(node.func) == "structure_named" and isinstance(node.args[0], ast.Constant)
+        elif isinstance(node, ast.Subscript):
+            found = ast.unparse(node.value) == "STRUCTURES" and isinstance(node.slice, ast.Constant)
+        else:
+            continue
+        if found:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_no_type_is_singled_out(path):
+    assert list(singled_out(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from emtau_dask.mixture.covariance.full import FULL",
+        'structure_named("full").add_outer',
+        'STRUCTURES["tied"]',
+    ],
+)
+def test_a_type_that_is_singled_out_would_be_found(code):
+    assert len(list(singled_out(ast.parse(code)))) == 1
 
 
 def test_a_type_is_a_file_and_a_line():

@@ -258,21 +258,7 @@ class TileKernel:
     def absorb(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
     ) -> Absorbed:
-        """Score a block of rows, add its statistics, and write what is to be seen of them.
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n, d)
-            Of the plan's dtype, in C order.
-        weights : ndarray of shape (n,), optional
-            Of the rows; by default 1.
-        seen : MostProbable, optional
-            Where labels and largest responsibilities are written.
-
-        Returns
-        -------
-        Absorbed
-        """
+        """Do as `BlockKernel.absorb`, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
         beside = (*(seen or ()), *(() if weights is None else (weights,)))
         if (

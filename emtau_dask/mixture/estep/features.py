@@ -15,8 +15,8 @@ there; where that is too many, other forms do without features.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,38 +49,20 @@ def statistics_of_moments(
     return SufficientStatistics(frozen(weights), frozen(places), frozen(scatter))
 
 
-@dataclass(frozen=True, eq=False)
-class _Length:
-    """What blocks of one length have in common.
+class _Length(NamedTuple):
+    """What blocks of one number of rows n have in common; differences (d, n) are rows less the centre."""
 
-    Attributes
-    ----------
-    rows : int
-        n.
-    differences : ndarray of shape (d, n)
-        Where rows go, less the frame's centre.
-    score, collect : tuple of Step
-    """
-
-    rows: int
+    n_rows: int
     differences: Floats
     score: tuple[Step, ...]
     collect: tuple[Step, ...]
 
 
 class FeatureProducts:
-    """Log-densities and statistics of some components by their features; its buffers serve one task.
+    """Log-densities and statistics of K' components by their features; its buffers serve one task.
 
-    Parameters
-    ----------
-    structure : CovarianceStructure
-    coefficients : ndarray of shape (K', F)
-        Of the K' components, in the frame and in the dtype of the products.
-    frame : Frame
-        Its centre is exact in that dtype.
-    scores : ndarray of shape (K', n_rows)
-        Where log-densities are written, and responsibilities found; of as many
-        columns as the largest block has rows.
+    Coefficients (K', F) are in the frame and in the dtype of the products, in which the frame's centre is
+    exact. Scores (K', n_rows) have room for the largest block.
     """
 
     def __init__(
@@ -111,7 +93,7 @@ class FeatureProducts:
 
     def score(self, rows: AnyArray) -> None:
         """Write the coefficients' products with rows (n, d) into the first n columns of the scores."""
-        if len(rows) != self._length.rows:
+        if len(rows) != self._length.n_rows:
             self._length = self._of_length(len(rows))
         np.subtract(rows.T, self._centre, out=self._length.differences)
         perform(self._length.score)
@@ -119,7 +101,7 @@ class FeatureProducts:
     def collect(self) -> None:
         """Add the moments of the block scored last, whose responsibilities are in the scores now."""
         perform(self._length.collect)
-        self._moments.push(self._length.rows)
+        self._moments.push(self._length.n_rows)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

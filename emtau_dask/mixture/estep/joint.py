@@ -111,15 +111,9 @@ def joint_factors(
 
 
 class JointProducts:
-    """Log-densities and statistics of some components by the joint form; its buffers serve one task.
+    """Log-densities and statistics of K' components by the joint form; its buffers serve one task.
 
-    Parameters
-    ----------
-    factors : JointFactors
-        Of K' components.
-    scores : ndarray of shape (K', n_rows)
-        Where log-densities are written, and responsibilities found; of as many
-        columns as the largest block has rows.
+    Scores (K', n_rows) have room for the largest block.
     """
 
     def __init__(self, factors: JointFactors, scores: Floats) -> None:
@@ -196,9 +190,7 @@ class JointProducts:
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
         moments = self._moments.total()
-        if moments is None:
-            return None
-        return statistics_of_joint(self._factors, *moments)
+        return None if moments is None else statistics_of_joint(self._factors, *moments)
 
 
 def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) -> SufficientStatistics:

@@ -11,7 +11,7 @@ ADDED_ROWS = 1024
 """Rows of short blocks whose moments are added up one after another."""
 
 
-def _merged_moments(a: Moments, b: Moments) -> Moments:
+def _added(a: Moments, b: Moments) -> Moments:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
@@ -37,7 +37,7 @@ class MomentSums:
         self.block: Moments = tuple(np.empty(shape) for shape in shapes)
         self._sums: Moments | None = None
         self._rows, self._added_rows = 0, added_rows
-        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
+        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_added)
 
     def push(self, n_rows: int) -> None:
         """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""

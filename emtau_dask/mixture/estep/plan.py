@@ -35,7 +35,7 @@ SINGLE_LIMIT = 1e-5
 STATISTICS_SLACK = 4.0
 """How much more the error of a component's new variances may be, relative to them."""
 MOST_SHIFTED = 16.0
-"""How many times the rounding of the centred form the scatters of the joint form may have."""
+"""Largest tolerated rounding error of the joint form's scatters, relative to the centred form's."""
 WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Features d up to which components with factors of their own use quadratic features, a cost that all
 components share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
