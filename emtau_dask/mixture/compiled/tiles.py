@@ -187,9 +187,7 @@ def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
         np.empty((d * over_all, d * over_all), dtype),
     )
 
-    def statistics(moments: Moments) -> SufficientStatistics:
-        return statistics_of_moments(structure, moments, plan.frame)
-
+    statistics = partial(statistics_of_moments, structure, plan.frame)
     return _Tiling(compiled.blocks, constants, buffers, (differences, features), shapes, statistics)
 
 

@@ -38,7 +38,7 @@ def coefficients(parameters: MixtureParameters, frame: Frame) -> Floats:
 
 
 def statistics_of_moments(
-    structure: CovarianceStructure, moments: Moments, frame: Frame
+    structure: CovarianceStructure, frame: Frame, moments: Moments
 ) -> SufficientStatistics:
     """Return the statistics of the rows that ``moments`` in the frame are sums over."""
     sums = moments[0]
@@ -106,7 +106,7 @@ class FeatureProducts:
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
         moments = self._moments.total()
-        return None if moments is None else statistics_of_moments(self._structure, moments, self._frame)
+        return None if moments is None else statistics_of_moments(self._structure, self._frame, moments)
 
 
 def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:

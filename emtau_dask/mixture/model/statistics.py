@@ -75,6 +75,7 @@ class Merger:
         if not self._weights:
             self._scatter = part.scatter
         elif len(self._weights) == 1:
+            # A plain sum of arrays without axes would be a number, which nothing can be added to in place.
             self._scatter = np.add(self._scatter, part.scatter, out=np.empty_like(part.scatter))
         else:
             self._scatter += part.scatter
