@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep.block_kernel import BlockKernel
-from emtau_dask.mixture.estep.features import FORMS, frames_of
+from emtau_dask.mixture.estep.features import frames_of
 from emtau_dask.mixture.estep.plan import Form, KernelPlan, block_rows, even_length, plan_kernel
 from emtau_dask.mixture.estep.responsibilities import exponentials
 from emtau_dask.mixture.model.parameters import MixtureParameters
@@ -85,7 +85,7 @@ def print_forms(parameters: MixtureParameters, repeats: int) -> None:
     frame, everything = next(iter(frames_of(parameters))), np.ones(shape[1], dtype=np.bool_)
     times = {}
     for form in Form:
-        if form is not Form.JOINT or parameters.covariance_type == "full":
+        if form is not Form.JOINT or parameters.structure.own_factors:
             plan = KernelPlan(parameters, form, frame, everything)
             times[form] = nanoseconds(plan.centred if form is Form.CENTRED else plan, repeats)
     plan = plan_kernel(parameters)
@@ -123,7 +123,7 @@ def rate(
 
 def print_products(n_components: int, n_features: int, repeats: int) -> None:
     """Print a line of the third table: the rates of products with features, as a whole and in slices."""
-    shape = n_components, FORMS["full"].count(n_features)
+    shape = n_components, structure_named("full").n_row_features(n_features)
     n_rows = block_rows("full", n_components, n_features, Form.FEATURES)
     ways: list[Callable[..., object]] = [
         lambda coefficients, scores, features, sums: np.matmul(coefficients, features, out=scores),

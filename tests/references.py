@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model.parameters import MixtureParameters
 from emtau_dask.mixture.model.statistics import block_statistics
 
 LONG = np.longdouble
-COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
+COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_spherical")
 
 
 def shaped(matrices, covariance_type):
@@ -17,6 +17,8 @@ def shaped(matrices, covariance_type):
         "tied": lambda: matrices.sum(axis=0),
         "diag": lambda: np.array([np.diag(matrix) for matrix in matrices]),
         "spherical": lambda: np.array([np.trace(matrix) for matrix in matrices]),
+        "tied_diag": lambda: np.diag(matrices.sum(axis=0)),
+        "tied_spherical": lambda: np.asarray(np.trace(matrices.sum(axis=0))),
     }[covariance_type]()
 
 
@@ -44,6 +46,8 @@ def full_covariances(covariances, covariance_type, k, d):
         "tied": lambda: np.array([covariances] * k),
         "diag": lambda: np.array([np.diag(row) for row in covariances]),
         "spherical": lambda: np.array([value * np.eye(d) for value in covariances]),
+        "tied_diag": lambda: np.array([np.diag(covariances)] * k),
+        "tied_spherical": lambda: np.array([covariances * np.eye(d)] * k),
     }[covariance_type]()
 
 
@@ -56,6 +60,8 @@ def random_covariances(rng, covariance_type, k, d):
         "tied": lambda: matrices[0],
         "diag": lambda: np.array([np.diag(matrix) for matrix in matrices]),
         "spherical": lambda: np.array([matrix[0, 0] for matrix in matrices]),
+        "tied_diag": lambda: np.diag(matrices[0]).copy(),
+        "tied_spherical": lambda: np.asarray(matrices[0, 0, 0]),
     }[covariance_type]()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from emtau_dask.mixture.covariance import structure_named
 
 MAX_COUNT = 2**48
 MAX_CHUNKS = 2**24
@@ -139,7 +141,7 @@ class ConfigEntry(_Entry):
 
     n_components: Positive
     n_features: Positive
-    covariance_type: Literal["full", "tied", "diag", "spherical"]
+    covariance_type: Annotated[str, AfterValidator(lambda name: structure_named(name).name)]
     algorithm: AlgorithmEntry
     tol: Annotated[Number, Field(ge=0)]
     reg_covar: Annotated[Number, Field(ge=0)]

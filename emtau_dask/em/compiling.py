@@ -7,7 +7,8 @@ from typing import Any
 from emtau_dask.cluster import cluster_errors
 from emtau_dask.errors import ClusterError, ConfigError
 from emtau_dask.mixture.compiled import why_not_compiled
-from emtau_dask.mixture.estep import FORMS, Form, form_of
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep import Form, form_of
 from emtau_dask.settings import read_settings
 
 KEY = "emtau.compiled"
@@ -56,7 +57,7 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
     if setting != "auto":
         return setting == "always"
     n_rows, n_features = shape
-    size = n_rows * n_components * FORMS[covariance_type].count(n_features)
+    size = n_rows * n_components * structure_named(covariance_type).n_row_features(n_features)
     if size < WORTH_IT or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
         return False
     return why_not_compiled() is None and _workers_can_compile(client)

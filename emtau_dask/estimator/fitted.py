@@ -30,9 +30,6 @@ from emtau_dask.mixture.numerics import frozen
 _COPIED = (
     "weights_",
     "means_",
-    "covariances_",
-    "precisions_",
-    "precisions_cholesky_",
     "converged_",
     "n_iter_",
     "lower_bound_",
@@ -41,6 +38,8 @@ _COPIED = (
     "feature_names_in_",
 )
 """Fitted attributes that scikit-learn's mixture has under the same names."""
+_MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
+"""Fitted attributes whose shapes depend on the covariance type."""
 
 _SHARED = (
     "n_components",
@@ -211,13 +210,20 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return model
 
     def to_sklearn(self) -> SklearnMixture:
-        """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters."""
+        """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters.
+
+        Of the covariance types that scikit-learn lacks, ``"tied_diag"`` becomes ``"tied"`` with a
+        diagonal matrix, and ``"tied_spherical"`` becomes ``"spherical"`` with equal variances.
+        """
         check_is_fitted(self)
         settings = {name: value for name, value in self.get_params(deep=False).items() if name in _SHARED}
-        twin = SklearnMixture(covariance_type=self._fitted_type, **settings)
+        structure = structure_named(self._fitted_type)
+        twin = SklearnMixture(covariance_type=structure.scikit_learn_name, **settings)
         for name in _COPIED:
             if hasattr(self, name):
                 setattr(twin, name, copy(getattr(self, name)))
+        for name in _MATRICES:
+            setattr(twin, name, copy(structure.for_scikit_learn(getattr(self, name), len(self.weights_))))
         return twin
 
 

@@ -20,7 +20,9 @@ class GaussianMixture(FittedMixture):
     ----------
     n_components : int, default=1
         Number of components K.
-    covariance_type : {"full", "tied", "diag", "spherical"}, default="full"
+    covariance_type : {"full", "tied", "diag", "spherical", "tied_diag", "tied_spherical"}, default="full"
+        As in scikit-learn. With ``"tied_diag"`` all components have one variance in each feature, with
+        ``"tied_spherical"`` all have one variance (mclust's models EEI and EII).
     algorithm : {"em", "em-tau", "em-star", "em-lazy"} or policy, default="em-tau"
         Which rows each E-step scores: a name, for the policy's defaults, or an
         object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, or one's own with the
@@ -42,7 +44,8 @@ class GaussianMixture(FittedMixture):
         Above 0, summing to 1.
     means_init : array-like of shape (n_components, n_features), optional
     precisions_init : array-like, optional
-        Inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+        Inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,) tied_diag,
+        () tied_spherical.
     random_state : int, RandomState, Generator or None
     warm_start : bool, default=False
         Start from the parameters of the last fit, unless ``responsibilities_init``
@@ -61,7 +64,7 @@ class GaussianMixture(FittedMixture):
     weights_ : ndarray of shape (n_components,), float64
     means_ : ndarray of shape (n_components, n_features), float64
     covariances_, precisions_, precisions_cholesky_ : ndarray, float64
-        (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+        (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,) tied_diag, () tied_spherical.
     stop_reason_ : {"tol", "no-active-rows", "max-iter"}
     converged_ : bool
         True iff ``stop_reason_`` is ``"tol"``. For ``EMTau(revisit=None)`` and

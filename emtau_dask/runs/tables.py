@@ -76,13 +76,8 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
 
 def _standard_deviations(model: GaussianMixture) -> NDArray[np.float64]:
     """Return the standard deviation of each component in each feature, shape (K, d)."""
-    k, d = model.means_.shape
-    covariances = np.asarray(model.covariances_)
-    if model.parameters_.covariance_type in ("full", "tied"):
-        covariances = np.diagonal(covariances, axis1=-2, axis2=-1)
-    elif model.parameters_.covariance_type == "spherical":
-        covariances = covariances[:, np.newaxis]
-    return np.sqrt(np.broadcast_to(covariances, (k, d)))
+    parameters = model.parameters_
+    return np.sqrt(parameters.structure.variances(parameters.covariances, *parameters.means.shape))
 
 
 def _summary(values: NDArray[np.float64], few: bool) -> str:

@@ -23,7 +23,7 @@ from emtau_dask.io.objects.documents import digest
 from emtau_dask.io.objects.remote import object_store
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.sources.opening import as_source
-from emtau_dask.mixture.covariance.types import STRUCTURES
+from emtau_dask.mixture.covariance import STRUCTURES
 from emtau_dask.mixture.model.parameters import MixtureParameters
 from emtau_dask.policies.base import NextPass, RowArray, Schedule
 

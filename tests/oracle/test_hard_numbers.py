@@ -70,11 +70,12 @@ def test_feature_scales_from_1e_minus_6_to_1e6(fit, covariance_type, chunking):
     assert_scaled(fit(starts.chunked(X, chunking), given, cases.FULL, covariance_type=covariance_type), run)
 
 
-@pytest.mark.parametrize("covariance_type", ["full", "tied", "diag"])
+@pytest.mark.parametrize("covariance_type", ["full", "tied", "diag", "tied_diag"])
 def test_feature_scales_from_given_precisions(fit, covariance_type):
     X = scaled()
     given = starts.start(X / SCALES, 3, covariance_type)
-    units = {"full": np.outer(SCALES, SCALES), "tied": np.outer(SCALES, SCALES), "diag": SCALES**2}
+    units = dict.fromkeys(("full", "tied"), np.outer(SCALES, SCALES))
+    units |= dict.fromkeys(("diag", "tied_diag"), SCALES**2)
     given["means_init"] = given["means_init"] * SCALES
     given["precisions_init"] = given["precisions_init"] / units[covariance_type]
     run = extended.fit(X, given, covariance_type=covariance_type)

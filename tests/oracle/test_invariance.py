@@ -29,7 +29,7 @@ def test_chunking_changes_nothing(fit, case, chunking):
 
 
 @pytest.mark.parametrize("chunking", ["zero-row-chunks", "ragged", "features-split"])
-@pytest.mark.parametrize("covariance_type", ["tied", "diag", "spherical"])
+@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES[1:])
 def test_chunking_changes_nothing_in_other_structures(fit, covariance_type, chunking):
     assert_same_fit(fit, "small", cases.TAU[1], chunking, covariance_type)
 

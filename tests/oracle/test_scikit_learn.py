@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import zarr
 from oracles import agree, cases, starts
@@ -22,7 +23,7 @@ def assert_same(model, expected):
     assert max(errors.values()) <= 1e-9, errors
 
 
-@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+@pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 @pytest.mark.parametrize(
     "name", ["overlapping", "separated", "one-feature", "one-component", "tall", "wide", "far-out"]
 )
@@ -36,7 +37,7 @@ def test_parameters(fit, name, covariance_type):
 
 
 @pytest.mark.parametrize("chunking", starts.CHUNKINGS)
-@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+@pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 def test_parameters_under_odd_chunkings(fit, covariance_type, chunking):
     X, k = starts.data("small")
     given = starts.start(X, k, covariance_type)
@@ -47,7 +48,7 @@ def test_parameters_under_odd_chunkings(fit, covariance_type, chunking):
 
 
 @pytest.mark.parametrize("source", ["numpy", "zarr"])
-@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+@pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 def test_parameters_from_other_sources(fit, tmp_path, covariance_type, source):
     X, k = starts.data("overlapping")
     given = starts.start(X, k, covariance_type)
@@ -58,7 +59,7 @@ def test_parameters_from_other_sources(fit, tmp_path, covariance_type, source):
     assert_same(model, judge(X, k, covariance_type, given))
 
 
-@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+@pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 def test_lower_bound(fit, covariance_type):
     X, k = starts.data("overlapping")
     given = starts.start(X, k, covariance_type)
@@ -66,3 +67,39 @@ def test_lower_bound(fit, covariance_type):
         starts.chunked(X, "ragged"), given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6
     )
     assert model.lower_bound_ == pytest.approx(judge(X, k, covariance_type, given).lower_bound_, rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("covariance_type", "name", "theirs"),
+    [
+        ("tied_diag", "one-component", "diag"),
+        ("tied_diag", "one-feature", "tied"),
+        ("tied_spherical", "one-component", "spherical"),
+        ("tied_spherical", "one-feature", "tied"),
+    ],
+)
+def test_shared_variances_where_the_data_make_them_a_type_of_scikit_learn(fit, covariance_type, name, theirs):
+    X, k = starts.data(name)
+    given = starts.start(X, k, covariance_type)
+    model = fit(
+        starts.chunked(X, "ragged"), given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6
+    )
+    shape = {"diag": (k, X.shape[1]), "spherical": (k,), "tied": (1, 1)}[theirs]
+    expected = judge(X, k, theirs, {**given, "precisions_init": given["precisions_init"].reshape(shape)})
+    for array in ("weights_", "means_"):
+        assert agree.worst(getattr(model, array), getattr(expected, array)) <= 1e-9, array
+    for array in ("covariances_", "precisions_", "precisions_cholesky_"):
+        found = getattr(model, array).reshape(shape)
+        assert agree.worst(found, getattr(expected, array)) <= 1e-9, array
+    assert model.lower_bound_ == pytest.approx(expected.lower_bound_, rel=1e-11)
+
+
+@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+def test_the_twin_says_the_same_of_all_rows(fit, covariance_type):
+    X, k = starts.data("overlapping")
+    model = fit(X, starts.start(X, k, covariance_type), cases.FULL, covariance_type=covariance_type)
+    twin = model.to_sklearn()
+    assert np.allclose(twin.predict_proba(X), model.predict_proba(X), rtol=1e-10, atol=1e-14)
+    assert np.allclose(twin.score_samples(X), model.score_samples(X), rtol=1e-11)
+    draws, _ = twin.sample(10)
+    assert draws.shape == (10, X.shape[1])

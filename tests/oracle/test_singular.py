@@ -13,6 +13,7 @@ import emtau_dask
 
 CHUNKINGS = pytest.mark.parametrize("chunking", starts.CHUNKINGS)
 OWN = pytest.mark.parametrize("covariance_type", ["full", "diag", "spherical"])  # each component its own
+SHARED = pytest.mark.parametrize("covariance_type", ["tied", "tied_diag", "tied_spherical"])
 DIRECTION = np.array([1 / 3, -0.7, 1.1])
 
 
@@ -31,6 +32,8 @@ def start_at(means, covariance_type):
         "tied": np.eye(d),
         "diag": np.ones((2, d)),
         "spherical": np.ones(2),
+        "tied_diag": np.ones(d),
+        "tied_spherical": 1.0,
     }
     return {
         "weights_init": np.array([0.6, 0.4]),
@@ -74,11 +77,17 @@ def test_a_component_that_shrinks_onto_identical_rows_is_refused(fit, covariance
 
 
 @CHUNKINGS
-def test_tied_components_all_on_identical_rows_are_refused(fit, chunking):
+@SHARED
+def test_tied_components_all_on_identical_rows_are_refused(fit, covariance_type, chunking):
     means = np.array([DIRECTION, 400 * DIRECTION])
     X = np.repeat(means, [25, 35], axis=0)
     with pytest.raises(emtau_dask.SingularComponentError):
-        fit(starts.chunked(X, chunking), start_at(means, "tied"), cases.FULL, covariance_type="tied")
+        fit(
+            starts.chunked(X, chunking),
+            start_at(means, covariance_type),
+            cases.FULL,
+            covariance_type=covariance_type,
+        )
 
 
 @CHUNKINGS
@@ -99,12 +108,13 @@ def test_reg_covar_gives_its_own_covariance_in_every_algorithm(fit, case):
 
 
 @CHUNKINGS
-def test_reg_covar_gives_its_own_tied_covariance(fit, chunking):
+@SHARED
+def test_reg_covar_gives_its_own_tied_covariance(fit, covariance_type, chunking):
     means = np.array([DIRECTION, 1e5 * DIRECTION])
     X = np.repeat(means, [25, 35], axis=0)
-    options = {"covariance_type": "tied", "reg_covar": 1e-6, "max_iter": 10}
-    model = fit(starts.chunked(X, chunking), start_at(means, "tied"), cases.FULL, **options)
-    np.testing.assert_allclose(model.covariances_, 1e-6 * np.eye(3), rtol=0, atol=1e-15)
+    options = {"covariance_type": covariance_type, "reg_covar": 1e-6, "max_iter": 10}
+    model = fit(starts.chunked(X, chunking), start_at(means, covariance_type), cases.FULL, **options)
+    np.testing.assert_allclose(as_full(model.covariances_), 1e-6 * np.eye(3), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("reg_covar", [0, 1e-6])

@@ -60,6 +60,8 @@ def packed(full, covariance_type):
         "tied": lambda: full[0],
         "diag": lambda: np.array([np.diag(matrix) for matrix in full]),
         "spherical": lambda: full[:, 0, 0],
+        "tied_diag": lambda: np.diag(full[0]).copy(),
+        "tied_spherical": lambda: np.asarray(full[0, 0, 0]),
     }[covariance_type]()
 
 
@@ -71,6 +73,8 @@ def unpacked(array, covariance_type, k, d):
         "tied": lambda: np.array([array] * k),
         "diag": lambda: np.array([np.diag(row) for row in array]),
         "spherical": lambda: np.array([value * eye for value in array]),
+        "tied_diag": lambda: np.array([np.diag(array)] * k),
+        "tied_spherical": lambda: np.array([array * eye] * k),
     }[covariance_type]()
 
 
@@ -88,6 +92,8 @@ def restricted(scatters, counts, covariance_type):
         "tied": tied,
         "diag": lambda: scatters * eye,
         "spherical": lambda: np.array([np.trace(matrix) / d * eye for matrix in scatters]),
+        "tied_diag": lambda: tied() * eye,
+        "tied_spherical": lambda: np.array([np.trace(matrix) / d * eye for matrix in tied()]),
     }[covariance_type]()
 
 

@@ -5,7 +5,8 @@ import numpy as np
 
 from oracles.linear import inverse
 
-COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
+SCIKIT_LEARN_TYPES = ("full", "tied", "diag", "spherical")
+COVARIANCE_TYPES = (*SCIKIT_LEARN_TYPES, "tied_diag", "tied_spherical")
 CHUNKINGS = ("one-chunk", "one-row-each", "zero-row-chunks", "ragged", "features-split")
 
 
@@ -55,6 +56,8 @@ def start(X, k, covariance_type, *, seed=0):
         "tied": lambda: precisions[0],
         "diag": lambda: np.array([np.diag(matrix) for matrix in precisions]),
         "spherical": lambda: np.array([np.trace(matrix) / d for matrix in precisions]),
+        "tied_diag": lambda: np.diag(precisions[0]).copy(),
+        "tied_spherical": lambda: np.asarray(np.trace(precisions[0]) / d),
     }
     return {
         "weights_init": weights / weights.sum(),

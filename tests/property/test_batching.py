@@ -21,7 +21,7 @@ from emtau_dask.io.objects.row_state import RowFields, SlotState
 from emtau_dask.io.sources.base import ChunkPlace
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.mixture.compiled.tiles import Kernels
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep.plan import plan_kernel
 from emtau_dask.mixture.model.parameters import MixtureParameters
 

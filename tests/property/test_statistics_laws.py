@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model.statistics import PairwiseMerger, merge, merged, zero
 
 FIELDS = ("weights", "means", "scatter")
@@ -68,6 +68,8 @@ def assert_close(structure, actual, expected, rows, responsibilities):
         "tied": lambda: weights.sum() * matrix,
         "diag": lambda: weights[:, None] * np.diag(matrix),
         "spherical": lambda: weights * np.trace(matrix),
+        "tied_diag": lambda: weights.sum() * np.diag(matrix),
+        "tied_spherical": lambda: weights.sum() * np.trace(matrix),
     }
     limits = {"weights": 64 * eps * weights, "means": resolution, "scatter": widths[structure.name]()}
     for name, reference in zip(FIELDS, expected, strict=True):

@@ -1,4 +1,4 @@
-"""The four covariance structures against plain linear algebra on full matrices."""
+"""The covariance types against plain linear algebra on full matrices."""
 
 import os
 import subprocess
@@ -11,7 +11,8 @@ from references import COVARIANCE_TYPES, full_covariances, random_covariances, s
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
-from emtau_dask.mixture.covariance.types import STRUCTURES, THREADED, structure_named
+from emtau_dask.mixture.covariance import STRUCTURES, structure_named
+from emtau_dask.mixture.covariance.full import THREADED
 from emtau_dask.mixture.numerics.cholesky import covariance_of_factor, factor_of_precision, precision_factors
 
 K, D = 3, 4
@@ -46,7 +47,7 @@ def test_there_is_a_structure_for_each_covariance_type():
 
 @pytest.mark.parametrize("name", ["fulll", None, 3, ["full"]])
 def test_an_unknown_covariance_type_is_refused_with_the_known_ones(name):
-    with pytest.raises(InvalidDataError, match="'full', 'tied', 'diag', 'spherical'"):
+    with pytest.raises(InvalidDataError, match=", ".join(map(repr, COVARIANCE_TYPES))):
         structure_named(name)
 
 
@@ -127,7 +128,7 @@ def test_distances_are_traces(structure, covariances, factors):
 
 DISTANCES = """
 import numpy as np
-from emtau_dask.mixture.covariance.types import STRUCTURES
+from emtau_dask.mixture.covariance import STRUCTURES
 rng = np.random.default_rng(0)
 for _ in range(20):
     scatter, factors = rng.normal(size=(2, 3, 3, 3))
@@ -160,6 +161,8 @@ def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(str
         "tied": np.array([scatters.sum(axis=0) / 18] * K),
         "diag": np.array([np.diag(np.diag(matrix)) for matrix in each]),
         "spherical": np.array([np.trace(matrix) / D * np.eye(D) for matrix in each]),
+        "tied_diag": np.array([np.diag(np.diag(scatters.sum(axis=0) / 18))] * K),
+        "tied_spherical": np.array([np.trace(scatters.sum(axis=0)) / (18 * D) * np.eye(D)] * K),
     }[structure.name]
     actual = structure.covariances(scatter_of(structure, scatters), weights, D, reg_covar)
     assert np.allclose(matrices(structure, actual), expected + reg_covar * np.eye(D), rtol=1e-13)
@@ -181,6 +184,8 @@ def test_precisions_come_back_as_covariances(structure, covariances):
         "tied": np.linalg.inv,
         "diag": np.reciprocal,
         "spherical": np.reciprocal,
+        "tied_diag": np.reciprocal,
+        "tied_spherical": np.reciprocal,
     }[structure.name](covariances)
     found, _ = structure.from_precisions(precisions)
     assert np.allclose(found, covariances, rtol=1e-12)
@@ -210,9 +215,11 @@ def test_precisions_that_are_indefinite_are_refused():
 
 @pytest.mark.parametrize(("k", "d"), [(1, 1), (3, 4), (5, 2)])
 def test_n_parameters_are_scikit_learns(structure, k, d):
-    judge = SklearnMixture(k, covariance_type=structure.name)
+    judge = SklearnMixture(k, covariance_type=structure.scikit_learn_name)
     judge.means_ = np.zeros((k, d))
-    expected = judge._n_parameters() - k * d - (k - 1)
+    expected = {"tied_diag": d, "tied_spherical": 1}.get(
+        structure.name, judge._n_parameters() - k * d - (k - 1)
+    )
     assert structure.n_parameters(k, d) == expected
 
 
@@ -226,7 +233,7 @@ def test_a_variance_of_zero_is_singular_and_names_component_and_weight(structure
     broken = covariances * 0
     with pytest.raises(SingularComponentError) as caught:
         structure.factor(broken, np.ones((K, D)), np.array([7.0, 8.0, 9.0]), 1)
-    shared = structure.name == "tied"
+    shared = structure.name.startswith("tied")
     assert caught.value.component == (-1 if shared else 0)
     assert caught.value.weight == (24.0 if shared else 7.0)
 

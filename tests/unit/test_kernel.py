@@ -9,11 +9,10 @@ import scipy.special
 import scipy.stats
 from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, naive_statistics
 
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
 from emtau_dask.mixture.estep.block_kernel import BlockKernel
-from emtau_dask.mixture.estep.features import FORMS as FEATURES
-from emtau_dask.mixture.estep.features import Frame, conditions
+from emtau_dask.mixture.estep.features import conditions
 from emtau_dask.mixture.estep.plan import Form, KernelPlan, block_bytes, block_rows, even_length, plan_kernel
 from emtau_dask.mixture.estep.responsibilities import exponentials, normalise
 from emtau_dask.mixture.model.parameters import MixtureParameters
@@ -53,7 +52,8 @@ CASES = [
     (covariance_type, form)
     for covariance_type in COVARIANCE_TYPES
     for form in FORMS
-    if (form != "mixed" or covariance_type != "tied") and (form not in FULL_ONLY or covariance_type == "full")
+    if (form != "mixed" or not structure_named(covariance_type).shared)
+    and (form not in FULL_ONLY or covariance_type == "full")
 ]
 
 
@@ -364,9 +364,9 @@ class TestSingle:
         identity = {
             "full": np.eye(d)[np.newaxis].repeat(k, axis=0),
             "tied": np.eye(d),
-            "diag": np.ones((k, d)),
         }
-        covariances = identity.get(covariance_type, np.ones(k))
+        shape = structure_named(covariance_type).shape(k, d)
+        covariances = identity.get(covariance_type, np.ones(shape))
         parameters = MixtureParameters(
             covariance_type, np.full(k, 1 / k), np.zeros((k, d)), covariances, covariances
         )
@@ -475,7 +475,7 @@ def test_features_are_the_products_of_all_pairs_of_coordinates(d):
     whole = np.random.default_rng(0).normal(size=(d, 9))
     for coordinates in (whole, whole[:, :7]):
         squares = np.full((d * (d + 1) // 2, coordinates.shape[1] + 2), np.nan)
-        perform(FEATURES["full"].fill(coordinates, squares[:, :-2]))
+        perform(structure_named("full").squares.fill(coordinates, squares[:, :-2]))
         expected = [coordinates[i] * coordinates[j] for i in range(d) for j in range(i, d)]
         assert np.array_equal(np.sort(squares[:, :-2], axis=0), np.sort(expected, axis=0))
         assert np.isnan(squares[:, -2:]).all()

@@ -6,7 +6,7 @@ import scipy.stats
 from references import COVARIANCE_TYPES, full_covariances, naive_statistics, random_covariances, statistics_of
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model.parameters import (
     MixtureParameters,
     check_means,
@@ -93,6 +93,8 @@ def test_covariances_are_weighted_scatters(structure, rows, responsibilities, re
         "tied": pooled + reg_covar * np.eye(D),
         "diag": variances + reg_covar,
         "spherical": variances.mean(axis=1) + reg_covar,
+        "tied_diag": np.diag(pooled) + reg_covar,
+        "tied_spherical": np.diag(pooled).mean() + reg_covar,
     }[structure.name]
     found = m_step_of(structure, rows, responsibilities, reg_covar).covariances
     assert np.allclose(found, expected.astype(float), rtol=1e-13)

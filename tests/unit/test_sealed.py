@@ -8,7 +8,7 @@ import pytest
 
 from emtau_dask.cluster.payload import Sealed, in_use, opened
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, UnusableRowError
-from emtau_dask.mixture.covariance.types import STRUCTURES
+from emtau_dask.mixture.covariance import STRUCTURES
 from emtau_dask.versions import software
 
 PICKLED, UNPICKLED = [], []

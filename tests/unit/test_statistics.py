@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
-from emtau_dask.mixture.covariance.types import structure_named
+from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model.statistics import Merger, PairwiseMerger, group_statistics, merge, merged, zero
 
-SHAPES = {"full": (3, 4, 4), "tied": (4, 4), "diag": (3, 4), "spherical": (3,)}
+SHAPES = {
+    "full": (3, 4, 4),
+    "tied": (4, 4),
+    "diag": (3, 4),
+    "spherical": (3,),
+    "tied_diag": (4,),
+    "tied_spherical": (),
+}
 FIELDS = ("weights", "means", "scatter")
 
 

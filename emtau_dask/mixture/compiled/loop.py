@@ -21,7 +21,7 @@ from numba.extending import intrinsic, overload
 from emtau_dask.mixture.compiled.products import OPTIONS, loop, sum_loop
 from emtau_dask.mixture.numerics import Floats, Ints
 
-PARTS = "c56c087136dc5413"
+PARTS = "cd2832a066e786b8"
 """Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
 this one holds them too."""
 TO_READ_SOON = 0, 2, 1

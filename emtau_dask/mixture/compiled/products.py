@@ -5,6 +5,7 @@ does. A tile needs no packing: its rows are whole vectors, and near. Sums of fou
 vectors, or rows, of the other stay in registers while one loop passes along what both have in common
 (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
 So do the squares of such sums, and rows while they are transposed.
+Functions raise ValueError where shapes do not fit.
 
 Numba keeps what it compiled for as long as the file of a function is as it was, so `mixture.compiled.loop`
 names the contents of this one.
@@ -292,11 +293,6 @@ def subtract_transposed(rows: Any, origin: Any, first: Any, out: Any) -> None:
     origin : ndarray of shape (1, d)
     first : int
     out : ndarray of shape (at least first + d, at least n)
-
-    Raises
-    ------
-    ValueError
-        The shapes are others.
     """
     n, d = rows.shape
     m, whole = n - n % SIDE, d - d % SIDE
@@ -322,11 +318,6 @@ def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
         T numbers fill a multiple of `COLUMNS` cache lines.
     first : int
     out : ndarray of shape (at least first + m, T)
-
-    Raises
-    ------
-    ValueError
-        The shapes are others.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     depth, rest = len(right), m % ROWS
@@ -357,11 +348,6 @@ def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
     right : ndarray of shape (1 + m, T)
         T numbers fill a multiple of `COLUMNS` cache lines.
     out : ndarray of shape (1, T)
-
-    Raises
-    ------
-    ValueError
-        The shapes are others.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     rest = m % ROWS
@@ -422,11 +408,6 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
     right : ndarray of shape (at least first + n, T)
     first : int
     out : ndarray of shape (m, n)
-
-    Raises
-    ------
-    ValueError
-        The shapes are others.
     """
     (m, n), depth = out.shape, left.shape[1]
     whole = n - n % COLUMNS
@@ -453,11 +434,6 @@ def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     depth : int
     out : ndarray of shape (side, side)
         ``side`` numbers fill whole vectors, and groups of four (`side_of`).
-
-    Raises
-    ------
-    ValueError
-        The shapes are others.
     """
     side, lanes = len(out), VECTOR_BYTES // vectors.itemsize
     if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:

@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from emtau_dask.mixture.covariance import Moments
 from emtau_dask.mixture.estep import (
     BLOCK_BYTES,
-    FORMS,
     LEAST_EXPONENT,
     MAX_BLOCK_ROWS,
     NEGLIGIBLE,
@@ -30,10 +30,10 @@ from emtau_dask.mixture.estep import (
     BlockKernel,
     Form,
     KernelPlan,
-    Moments,
     MomentSums,
     MostProbable,
     even_length,
+    statistics_of_moments,
 )
 from emtau_dask.mixture.model import SufficientStatistics, merge
 from emtau_dask.mixture.numerics import AnyArray, Floats, sealed
@@ -161,16 +161,17 @@ class _Tiling:
 
 def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
     loops = compiled.features
-    form, transform = FORMS[plan.parameters.covariance_type], plan.frame.transform
+    structure, transform = plan.parameters.structure, plan.frame.transform
     K, d, dtype = plan.parameters.n_components, plan.parameters.n_features, plan.dtype
-    count, shapes = form.count(d), form.moment_shapes(K, d)
+    count = structure.n_row_features(d)
+    shapes = structure.moment_shapes(K, count)
     tile = rows_of_tile(count, dtype.itemsize)
     features = lines(count, tile, dtype)
     differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
     constants = loops.FeatureConstants(
         plan.frame.centre.astype(dtype),
         np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
-        *form.pairs(d),
+        *structure.squares.pairs(d),
         np.array(plan.coefficients, order="C"),
         dtype.type(LEAST_EXPONENT[dtype]),
         float(plan.ceiling),
@@ -186,9 +187,7 @@ def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
         np.empty((d * over_all, d * over_all), dtype),
     )
 
-    def statistics(moments: Moments) -> SufficientStatistics:
-        return form.statistics(moments, plan.frame)
-
+    statistics = partial(statistics_of_moments, structure, plan.frame)
     return _Tiling(compiled.blocks, constants, buffers, (differences, features), shapes, statistics)
 
 
@@ -257,21 +256,7 @@ class TileKernel:
     def absorb(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
     ) -> Absorbed:
-        """Score a block of rows, add its statistics, and write what is to be seen of them.
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n, d)
-            Of the plan's dtype, in C order.
-        weights : ndarray of shape (n,), optional
-            Of the rows; by default 1.
-        seen : MostProbable, optional
-            Where labels and largest responsibilities are written.
-
-        Returns
-        -------
-        Absorbed
-        """
+        """Do as `BlockKernel.absorb`, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
         beside = (*(seen or ()), *(() if weights is None else (weights,)))
         if (

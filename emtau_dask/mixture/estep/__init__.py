@@ -1,9 +1,9 @@
 """The E-step over blocks of rows by calls of NumPy, and the plan that says by which arithmetic."""
 
 from emtau_dask.mixture.estep.block_kernel import Absorbed, BlockKernel, MostProbable, ScoredBlock
-from emtau_dask.mixture.estep.features import FORMS
+from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
-from emtau_dask.mixture.estep.moments import Moments, MomentSums
+from emtau_dask.mixture.estep.moments import MomentSums
 from emtau_dask.mixture.estep.plan import (
     BLOCK_BYTES,
     MAX_BLOCK_ROWS,
@@ -19,7 +19,6 @@ from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 
 __all__ = [
     "BLOCK_BYTES",
-    "FORMS",
     "LEAST_EXPONENT",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
@@ -28,7 +27,6 @@ __all__ = [
     "Form",
     "KernelPlan",
     "MomentSums",
-    "Moments",
     "MostProbable",
     "ScoredBlock",
     "block_bytes",
@@ -36,4 +34,5 @@ __all__ = [
     "even_length",
     "form_of",
     "plan_kernel",
+    "statistics_of_moments",
 ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emtau_dask.mixture.estep.centred import CentredStatistics, CentredWorkspace, centred_log_densities
+from emtau_dask.mixture.estep.centred import CentredStatistics, centred_log_densities
 from emtau_dask.mixture.estep.plan import KernelPlan
 from emtau_dask.mixture.estep.responsibilities import normalise
 from emtau_dask.mixture.model import SufficientStatistics, merge, most_probable, spread_out
@@ -94,7 +94,7 @@ class BlockKernel:
         if not plan.together.all():
             self._some = np.empty((np.count_nonzero(plan.together), n_rows))
         self._products = plan.products(self._some)
-        self._workspace: CentredWorkspace | None = None
+        self._centred_buffers: Floats | None = None
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, parameters.n_features))
         self._responsibilities: Floats = self._scores[:, :0]
@@ -135,15 +135,11 @@ class BlockKernel:
             if self._some is not self._scores:
                 scores[together] = self._some[:, :n]
         if not together.all():
-            if self._workspace is None:
-                self._workspace = CentredWorkspace(self.n_rows, rows.shape[1])
+            if self._centred_buffers is None:
+                self._centred_buffers = np.empty((2, self.n_rows, rows.shape[1]))
+            plan, components = self._plan, np.flatnonzero(~together)
             centred_log_densities(
-                rows,
-                self._plan.parameters,
-                self._plan.log_scales,
-                np.flatnonzero(~together),
-                self._workspace,
-                scores,
+                rows, plan.parameters, plan.log_scales, components, self._centred_buffers, scores
             )
         self._responsibilities = scores
         return normalise(scores, self._plan.ceiling, *of_rows)

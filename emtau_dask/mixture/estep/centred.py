@@ -53,13 +53,6 @@ class CentredStatistics:
 
     Statistics of a block cost a merge of K matrices (d, d) beside the block's
     own products: for short blocks of many features, far more than those.
-
-    Parameters
-    ----------
-    structure : CovarianceStructure
-    n_components, n_features : int
-    block_rows : int
-        Rows of the largest block.
     """
 
     def __init__(
@@ -93,20 +86,12 @@ class CentredStatistics:
         return self._merger.total()
 
 
-class CentredWorkspace:
-    """Buffers for blocks of up to ``n_rows`` rows, reused from block to block."""
-
-    def __init__(self, n_rows: int, n_features: int) -> None:
-        self.differences: Floats = np.empty((n_rows, n_features))
-        self.whitened: Floats = np.empty((n_rows, n_features))
-
-
 def centred_log_densities(
     rows: Floats,
     parameters: MixtureParameters,
     log_scales: Floats,
     components: Ints,
-    workspace: CentredWorkspace,
+    buffers: Floats,
     out: Floats,
 ) -> None:
     """Write ``ln π_k N(x_n | μ_k, Σ_k)`` for some components k into ``out``.
@@ -121,16 +106,15 @@ def centred_log_densities(
     log_scales : ndarray of shape (K, 1), nats
         Those of the parameters.
     components : ndarray of int
-    workspace : CentredWorkspace
-        For at least n rows.
+    buffers : ndarray of shape (2, at least n, d)
     out : ndarray of shape (K, n), nats
     """
     everything = len(components) == len(out)
-    breaks_off = parameters.covariance_type == "full" and parameters.n_features >= LEAST_BROKEN_OFF
-    if everything and breaks_off and _broken_off(rows, parameters, log_scales, workspace, out):
+    breaks_off = parameters.structure.own_factors and parameters.n_features >= LEAST_BROKEN_OFF
+    if everything and breaks_off and _broken_off(rows, parameters, log_scales, buffers, out):
         return
     n = len(rows)
-    differences, whitened = workspace.differences[:n], workspace.whitened[:n]
+    differences, whitened = buffers[:, :n]
     whiten = parameters.structure.whiten
     for k in components:
         np.subtract(rows, parameters.means[k], out=differences)
@@ -144,11 +128,7 @@ def centred_log_densities(
 
 
 def _broken_off(
-    rows: Floats,
-    parameters: MixtureParameters,
-    log_scales: Floats,
-    workspace: CentredWorkspace,
-    out: Floats,
+    rows: Floats, parameters: MixtureParameters, log_scales: Floats, buffers: Floats, out: Floats
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
@@ -163,16 +143,16 @@ def _broken_off(
     unbounded = np.full(n, -np.inf)
     out[:] = log_scales
     for k in range(len(out)):
-        _go_on(rows, everyone, parameters, k, edges[:2], unbounded, workspace, out[k])
+        _go_on(rows, everyone, parameters, k, edges[:2], unbounded, buffers, out[k])
     foreseen = log_scales + d / edges[1] * (out - log_scales)
     if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
         return False
     nearest = foreseen.argmax(axis=0)
     for k in range(len(out)):
-        _go_on(rows, np.flatnonzero(nearest == k), parameters, k, edges[1:], unbounded, workspace, out[k])
+        _go_on(rows, np.flatnonzero(nearest == k), parameters, k, edges[1:], unbounded, buffers, out[k])
     floor = out[nearest, everyone] - REACH
     for k in range(len(out)):
-        _go_on(rows, np.flatnonzero(nearest != k), parameters, k, edges[1:], floor, workspace, out[k])
+        _go_on(rows, np.flatnonzero(nearest != k), parameters, k, edges[1:], floor, buffers, out[k])
     return True
 
 
@@ -183,7 +163,7 @@ def _go_on(
     k: int,
     edges: Iterable[int],
     floor: Floats,
-    workspace: CentredWorkspace,
+    buffers: Floats,
     log_densities: Floats,
 ) -> None:
     """Go on with ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
@@ -191,7 +171,7 @@ def _go_on(
     for begin, end in pairwise(edges):
         which = which[log_densities[which] > floor[which]]
         n = len(which)
-        differences = np.subtract(rows[which, :end], mean[:end], out=workspace.differences[:n, :end])
-        whitened = workspace.whitened[:n, begin:end]
+        differences = np.subtract(rows[which, :end], mean[:end], out=buffers[0, :n, :end])
+        whitened = buffers[1, :n, begin:end]
         np.matmul(differences, factor[:end, begin:end], out=whitened)
         log_densities[which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)

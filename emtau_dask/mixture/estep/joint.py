@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.covariance import add_outer_products
 from emtau_dask.mixture.estep.moments import MomentSums
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
 from emtau_dask.mixture.numerics import (
@@ -111,15 +111,9 @@ def joint_factors(
 
 
 class JointProducts:
-    """Log-densities and statistics of some components by the joint form; its buffers serve one task.
+    """Log-densities and statistics of K' components by the joint form; its buffers serve one task.
 
-    Parameters
-    ----------
-    factors : JointFactors
-        Of K' components.
-    scores : ndarray of shape (K', n_rows)
-        Where log-densities are written, and responsibilities found; of as many
-        columns as the largest block has rows.
+    Scores (K', n_rows) have room for the largest block.
     """
 
     def __init__(self, factors: JointFactors, scores: Floats) -> None:
@@ -196,9 +190,7 @@ class JointProducts:
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
         moments = self._moments.total()
-        if moments is None:
-            return None
-        return statistics_of_joint(self._factors, *moments)
+        return None if moments is None else statistics_of_joint(self._factors, *moments)
 
 
 def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) -> SufficientStatistics:
@@ -215,7 +207,7 @@ def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) ->
     weights = sums[:, 0].copy()
     means = quotients(sums[:, 1:], weights[:, np.newaxis])
     moved = scatter.copy()
-    structure_named("full").add_outer(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
+    add_outer_products(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
     places = np.where(weights[:, np.newaxis] > 0, factors.centre + means, 0.0)
     return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
 
@@ -228,7 +220,7 @@ def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:
 
 
 def _deviations(parameters: MixtureParameters) -> Floats:
-    variances: Floats = np.einsum("kii->ki", parameters.covariances)
+    variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
     return np.sqrt(variances)
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from emtau_dask.mixture.covariance import Moments
 from emtau_dask.mixture.model import PairwiseMerger
-from emtau_dask.mixture.numerics import Floats
 
 ADDED_ROWS = 1024
 """Rows of short blocks whose moments are added up one after another."""
 
-Moments = tuple[Floats, ...]
-"""``Σ_n r_kn φ_n``, (K, F), and what a form needs besides; adds up over blocks."""
 
-
-def _merged_moments(a: Moments, b: Moments) -> Moments:
+def _added(a: Moments, b: Moments) -> Moments:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
@@ -40,7 +37,7 @@ class MomentSums:
         self.block: Moments = tuple(np.empty(shape) for shape in shapes)
         self._sums: Moments | None = None
         self._rows, self._added_rows = 0, added_rows
-        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_merged_moments)
+        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_added)
 
     def push(self, n_rows: int) -> None:
         """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
 from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
-from emtau_dask.mixture.estep.features import FORMS, FeatureProducts, Frame, conditions, frames_of
+from emtau_dask.mixture.estep.features import FeatureProducts, coefficients, conditions, frames_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, tile_rows
 from emtau_dask.mixture.numerics import EPS, Bools, Floats, frozen
 
@@ -35,10 +35,10 @@ SINGLE_LIMIT = 1e-5
 STATISTICS_SLACK = 4.0
 """How much more the error of a component's new variances may be, relative to them."""
 MOST_SHIFTED = 16.0
-"""How many times the rounding of the centred form the scatters of the joint form may have."""
+"""Largest tolerated rounding error of the joint form's scatters, relative to the centred form's."""
 WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
-"""Features d up to which full covariances use quadratic features, a cost that all components
-share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
+"""Features d up to which components with factors of their own use quadratic features, a cost that all
+components share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
 BLOCK_BYTES = 2**23
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
@@ -55,7 +55,7 @@ class Form(Enum):
 def form_of(covariance_type: str, n_components: int, n_features: int) -> Form:
     """Return how well-conditioned components of this shape are scored: a fixed function of its arguments."""
     widest = min(WIDEST, WIDEST_ALONE + WIDTH_PER_COMPONENT * n_components)
-    if covariance_type != "full" or n_features <= widest:
+    if n_features <= widest or not structure_named(covariance_type).own_factors:
         return Form.FEATURES
     return Form.JOINT if n_features < LEAST_BROKEN_OFF else Form.CENTRED
 
@@ -64,7 +64,7 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
     """Return the bytes that a row of a block takes in a kernel's buffers and temporary arrays."""
     buffers = 3 * n_features
     if form is Form.FEATURES:
-        buffers += FORMS[covariance_type].count(n_features)
+        buffers += structure_named(covariance_type).n_row_features(n_features)
     elif form is Form.JOINT:
         buffers = 2 * n_features + joint.buffer_rows(n_components, n_features)
     return 8 * (buffers + n_features + 4 * n_components)
@@ -100,12 +100,11 @@ def _longest(n_rows: int, wanted: int) -> int:
 def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of the bytes that a kernel takes for chunks of ``n_rows`` rows."""
     shape = covariance_type, n_components, n_features
-    in_blocks = max(
-        _longest(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form)
-        for form in {form_of(*shape), *([Form.JOINT] if covariance_type == "full" else []), Form.CENTRED}
-    )
+    structure = structure_named(covariance_type)
+    forms = {form_of(*shape), Form.CENTRED, Form.JOINT if structure.own_factors else Form.CENTRED}
+    in_blocks = max(_longest(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form) for form in forms)
     longest = _longest(n_rows, block_rows(*shape, Form.CENTRED))
-    stretch = stretch_rows(structure_named(covariance_type), n_components, n_features, longest)
+    stretch = stretch_rows(structure, n_components, n_features, longest)
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
@@ -175,9 +174,9 @@ class KernelPlan:
     @cached_property
     def coefficients(self) -> Floats:
         """Of all features in the scores of components that go together, (K', F)."""
-        coefficients = FORMS[self.parameters.covariance_type].coefficients(self.parameters, self.frame)
-        coefficients[:, 0] -= self.ceiling
-        return coefficients[self.together].astype(self.dtype, copy=False)
+        found = coefficients(self.parameters, self.frame)
+        found[:, 0] -= self.ceiling
+        return found[self.together].astype(self.dtype, copy=False)
 
     @cached_property
     def factors(self) -> joint.JointFactors:
@@ -191,7 +190,7 @@ class KernelPlan:
             return None
         if self.form is Form.JOINT:
             return joint.JointProducts(self.factors, scores)
-        return FeatureProducts(self.parameters.covariance_type, self.coefficients, self.frame, scores)
+        return FeatureProducts(self.parameters.structure, self.coefficients, self.frame, scores)
 
     @cached_property
     def centred(self) -> KernelPlan:
@@ -222,7 +221,7 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
 
     Products are in float32 where rows are, and where the condition holds in the
     coordinates of the rows themselves, so that no whitening can lose digits either.
-    Full covariances that features would score badly may still go jointly.
+    Components that features would score badly may still go jointly, where they have factors of their own.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
     frames = frames_of(parameters)
@@ -241,12 +240,12 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     plans = []
     for frame in (first, *frames):
         good = EPS * conditions(parameters, frame) <= LIMIT
-        if parameters.covariance_type == "tied":
+        if parameters.structure.shared:
             good = np.full_like(good, good.all())
         plans.append(KernelPlan(parameters, form, frame, good))
         if good.all():
             return plans[-1]
-    if parameters.covariance_type == "full":
+    if parameters.structure.own_factors:
         plans.append(_joint_plan(parameters, first))
     return max(plans, key=lambda plan: int(plan.together.sum()))
 

@@ -25,7 +25,7 @@ class MixtureParameters:
         Mixing weights π, positive, summing to 1.
     means : ndarray of shape (K, d)
     covariances : ndarray
-        (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical.
+        (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,) tied_diag, () tied_spherical.
     precisions_cholesky : ndarray
         Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``.
     """

@@ -33,9 +33,8 @@ class SufficientStatistics:
     means : ndarray of shape (K, d)
         Weighted means; zero where the weight is.
     scatter : ndarray
-        Weighted scatter about the means, in the covariance structure's shape:
-        (K, d, d), (d, d) summed over components, (K, d), or (K,) summed over
-        features.
+        Weighted scatter about the means, in the shape of the covariances: summed over the
+        components that share a covariance, and over the features that share a variance.
     """
 
     weights: Floats
@@ -76,7 +75,8 @@ class Merger:
         if not self._weights:
             self._scatter = part.scatter
         elif len(self._weights) == 1:
-            self._scatter = self._scatter + part.scatter
+            # A plain sum of arrays without axes would be a number, which nothing can be added to in place.
+            self._scatter = np.add(self._scatter, part.scatter, out=np.empty_like(part.scatter))
         else:
             self._scatter += part.scatter
         self._weights.append(part.weights)
@@ -126,7 +126,7 @@ def spread_out(
     Parameters
     ----------
     structure : CovarianceStructure
-        Not tied, unless all components are there.
+        Not one that all components share, unless all are there.
     statistics : SufficientStatistics
     components : ndarray of bool, shape (K,)
         Which they are of.

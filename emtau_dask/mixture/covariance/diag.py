@@ -1,0 +1,56 @@
+"""`diag`: each component has a variance of its own in each feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from emtau_dask.mixture.covariance.base import CovarianceStructure
+from emtau_dask.mixture.covariance.squares import OWN_SQUARES
+from emtau_dask.mixture.covariance.variances import (
+    inverses,
+    no_correlation,
+    own_coefficients,
+    own_scatters,
+    scaled_trace,
+)
+from emtau_dask.mixture.numerics import Floats, check_variances
+
+
+def _factor(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+    check_variances(covariances, means, weights)
+    return 1.0 / np.sqrt(covariances)
+
+
+def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    for roots in tiles:
+        scatter[k] += np.einsum("ij,ij->j", roots, roots)
+
+
+def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
+    scatter += (weights[:, :, np.newaxis] * vectors**2).sum(axis=0)
+
+
+DIAG = CovarianceStructure(
+    name="diag",
+    shared=False,
+    shape=lambda K, d: (K, d),
+    n_parameters=lambda K, d: K * d,
+    covariances=lambda scatter, weights, d, reg: scatter / weights[:, np.newaxis] + reg,
+    factor=_factor,
+    log_det=lambda factors, K, d: np.log(factors).sum(axis=1),
+    precisions=np.square,
+    from_precisions=lambda precisions: inverses(precisions, "diag"),
+    variances=lambda covariances, K, d: covariances,
+    conditions=no_correlation,
+    draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
+    scikit_learn_name="diag",
+    whiten=lambda differences, factors, k, out: np.multiply(differences, factors[k], out=out),
+    add_scatter=_add_scatter,
+    add_outer=_add_outer,
+    distances=scaled_trace,
+    squares=OWN_SQUARES,
+    coefficients=own_coefficients,
+    scatter=own_scatters,
+)

@@ -1,0 +1,107 @@
+"""What the covariance types of matrices have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.mixture.numerics import EPS, Floats, factor_of_precision, symmetrised
+
+PANELS, NARROWEST_PANEL = 4, 48
+TILE = 2**16
+"""Elements of a matrix that are worked on at a time."""
+
+
+def add_outer_products(scatter: Floats, weights: Floats, vectors: Floats) -> None:
+    """Add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` to each of ``scatter`` (K, d, d), in place.
+
+    By tiles that stay in the cache: products as large as ``scatter`` cost far more than adding them.
+    Products below the rounding of the scatter, as corrections of means nearly always are, are left out.
+
+    Parameters
+    ----------
+    scatter : ndarray of shape (K, d, d)
+    weights : ndarray of shape (m, K)
+    vectors : ndarray of shape (m, K, d)
+    """
+    _, K, d = vectors.shape
+    together, rows = max(1, TILE // d**2), max(1, TILE // d)
+    resolved = 0.25 * EPS * np.einsum("kii->ki", scatter)
+    weighted = weights[:, :, np.newaxis] * vectors
+    matters = (np.abs(weighted * vectors) > resolved).any(axis=(0, 2))
+    left, right = weighted.transpose(1, 2, 0), vectors.transpose(1, 0, 2)
+    for first in range(0, K, together):
+        some = slice(first, first + together)
+        if not matters[some].any():
+            continue
+        for begin in range(0, d, rows):
+            tile = slice(begin, begin + rows)
+            scatter[some, tile] += left[some, tile] @ right[some]
+
+
+def regularised(matrices: Floats, reg_covar: float) -> Floats:
+    """Return ``matrices`` (..., d, d) themselves, made symmetric, with ``reg_covar`` on the diagonal."""
+    result = symmetrised(matrices)
+    diagonal = np.einsum("...ii->...i", result)
+    diagonal += reg_covar
+    return result
+
+
+def log_diagonal(factors: Floats) -> Floats:
+    """Return the log-determinants of triangular ``factors`` (..., d, d)."""
+    logs: Floats = np.log(np.einsum("...ii->...i", factors)).sum(axis=-1)
+    return logs
+
+
+def squared_factors(factors: Floats) -> Floats:
+    """Return ``P Pᵀ`` of each of ``factors`` (..., d, d), exactly symmetric."""
+    return symmetrised(factors @ factors.swapaxes(-1, -2))
+
+
+def checked_factor(precision: Floats, name: str) -> Floats:
+    """Return the factor of one matrix of ``precisions_init``; raises `InvalidDataError` where it has none."""
+    tolerance = 1e-8 * float(np.abs(precision).max())
+    positive = bool((np.diagonal(precision) > 0).all())
+    factor = (
+        factor_of_precision(precision)
+        if positive and np.allclose(precision, precision.T, rtol=0.0, atol=tolerance)
+        else None
+    )
+    if factor is None:
+        raise InvalidDataError(
+            f"'{name} precision' should be symmetric, positive-definite; precisions_init is not. "
+            "Give the inverse of a covariance matrix."
+        )
+    return factor
+
+
+def correlation_conditions(covariances: Floats) -> Floats:
+    """Return the condition numbers of the correlation matrices of ``covariances`` (m, d, d), shape (m,)."""
+    scale = np.sqrt(np.einsum("kii->ki", covariances))
+    spectra = np.linalg.eigvalsh(covariances / scale[:, :, np.newaxis] / scale[:, np.newaxis, :])
+    kappa: Floats = spectra[:, -1] / np.maximum(spectra[:, 0], np.finfo(np.float64).tiny)
+    return kappa
+
+
+def correlated(normals: Floats, covariance: Floats, whose: str) -> Floats:
+    """Return standard-normal draws (n, d) given a covariance; the error says whose it is."""
+    try:
+        return normals @ np.linalg.cholesky(covariance).T
+    except np.linalg.LinAlgError as error:
+        raise InvalidDataError(
+            f"no rows can be drawn: {whose} is not positive definite. Fit again with a larger reg_covar."
+        ) from error
+
+
+def times_upper(rows: Floats, upper: Floats, out: Floats) -> None:
+    """Write ``rows @ upper`` by panels of columns, which leaves out most of the zeros."""
+    d = len(upper)
+    width = max(NARROWEST_PANEL, -(-d // PANELS))
+    for begin in range(0, d, width):
+        end = min(begin + width, d)
+        np.matmul(rows[:, :end], upper[:end, begin:end], out=out[:, begin:end])
+
+
+def whitened_trace(scatter: Floats, factors: Floats) -> float:
+    """Return ``Σ_k tr(P_kᵀ S_k P_k)`` of matrices (..., d, d)."""
+    return float(np.vdot(factors, scatter @ factors))

@@ -1,0 +1,96 @@
+"""A covariance type is known to its own folder alone: nobody else asks which one it is."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import emtau_dask
+from emtau_dask.mixture import covariance
+from emtau_dask.mixture.covariance import STRUCTURES
+
+PACKAGE = Path(emtau_dask.__file__).parent
+OWN = PACKAGE / "mixture" / "covariance"
+OTHERS = sorted(path for path in PACKAGE.rglob("*.py") if OWN not in path.parents)
+ASKED = {"covariance_type", "_fitted_type"}
+CONSTANTS = {name.upper() for name in STRUCTURES}
+
+
+def asks_for_a_type(node):
+    """Whether an operand of a comparison is the name of a covariance type, or what holds one."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value in STRUCTURES:
+            return True
+        if isinstance(part, ast.Name) and part.id in ASKED:
+            return True
+        if isinstance(part, ast.Attribute) and (part.attr in ASKED or ast.unparse(part) == "structure.name"):
+            return True
+    return False
+
+
+def comparisons(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            operands = (node.left, *node.comparators)
+        elif isinstance(node, ast.Match):
+            operands = (node.subject, *(case.pattern for case in node.cases))
+        else:
+            continue
+        if any(asks_for_a_type(operand) for operand in operands):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_nothing_is_compared_with_a_covariance_type(path):
+    assert list(comparisons(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'covariance_type == "full"',
+        'x.covariance_type in ("full", "tied")',
+        '"tied_diag" != x',
+        'structure.name == "x"',
+        'match x:\n    case "diag":\n        pass',
+    ],
+)
+def test_such_a_comparison_would_be_found(code):
+    assert len(list(comparisons(ast.parse(code)))) == 1
+
+
+def singled_out(tree):
+    """Where one type is imported, or looked up by a name that is written there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(covariance.__name__):
+            found = any(alias.name in CONSTANTS for alias in node.names)
+        elif isinstance(node, ast.Call):
+            found = ast.unparse(node.func) == "structure_named" and isinstance(node.args[0], ast.Constant)
+        elif isinstance(node, ast.Subscript):
+            found = ast.unparse(node.value) == "STRUCTURES" and isinstance(node.slice, ast.Constant)
+        else:
+            continue
+        if found:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_no_type_is_singled_out(path):
+    assert list(singled_out(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from emtau_dask.mixture.covariance.full import FULL",
+        'structure_named("full").add_outer',
+        'STRUCTURES["tied"]',
+    ],
+)
+def test_a_type_that_is_singled_out_would_be_found(code):
+    assert len(list(singled_out(ast.parse(code)))) == 1
+
+
+def test_a_type_is_a_file_and_a_line():
+    files = {path.stem for path in OWN.glob("*.py")}
+    assert set(STRUCTURES) <= files
