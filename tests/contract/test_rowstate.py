@@ -18,8 +18,8 @@ from emtau_dask.em.problem import pose
 from emtau_dask.em.state import RunState
 from emtau_dask.fit.fit import FitPlan, FitState, row_fields, run_fit, temporary_journal
 from emtau_dask.init.methods import GivenParameters
+from emtau_dask.io.objects import object_store
 from emtau_dask.io.objects.encoding import digest
-from emtau_dask.io.objects.remote import object_store
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.mixture.covariance.types import STRUCTURES

@@ -184,13 +184,7 @@ class UrlNpyReader:
         begin = self.header.begin + first * self.header.dtype.itemsize
         size = count * self.header.dtype.itemsize
         with read_errors(str(self.url), remote=True):
-            data = self.url.read(begin, begin + size, size)
-        if len(data) != size:
-            raise InvalidDataError(
-                f"{self.url} gave {len(data):,} bytes for a range of {size:,}. Either it was replaced since "
-                "it was opened: open it anew; or its server ignores ranges: use another, or a local copy."
-            )
-        return np.frombuffer(data, self.header.dtype)
+            return np.frombuffer(self.url.read_range(begin, begin + size), self.header.dtype)
 
     def identity(self) -> str:
         """Return the file's size and header.

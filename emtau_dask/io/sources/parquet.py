@@ -5,7 +5,6 @@ Needs pyarrow, the ``[parquet]`` extra.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections import Counter
@@ -14,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.io.files import check_regular, each
-from emtau_dask.io.remote import Url, is_url, plain_path, read_errors, suffix_of
+from emtau_dask.io.remote import Url, is_url, opened_stream, plain_path, read_errors, suffix_of
 from emtau_dask.io.sources.base import RangeSource
 from emtau_dask.io.sources.parquet_footer import StoredGroup, row_groups_of
 
@@ -32,52 +31,6 @@ SUFFIXES = (".parquet", ".pq")
 SLACK, SLACK_BYTES = 1.05, 2**24
 """For what arrow's allocator keeps, and for pages."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
-TAIL_BYTES = 2**16
-"""Of a remote file's end, where its footer is: read at once, as pyarrow does."""
-
-
-class _UrlFile(io.RawIOBase):
-    """A file behind a URL for pyarrow: each read is one range, but its end is read once."""
-
-    def __init__(self, url: Url, size: int) -> None:
-        self._url = url
-        self._size = size
-        self._position = 0
-        self._tail = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = origin + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
-        if not wanted:
-            return b""
-        begin = max(0, self._size - TAIL_BYTES)
-        if self._position < begin:
-            data = self._range(self._position, wanted)
-        else:
-            self._tail = self._tail or self._range(begin, self._size - begin)
-            data = self._tail[self._position - begin :][:wanted]
-        self._position += wanted
-        return data
-
-    def _range(self, begin: int, wanted: int) -> bytes:
-        data = self._url.read(begin, begin + wanted, wanted)
-        if len(data) != wanted:
-            raise OSError(f"it gave {len(data):,} bytes for a range of {wanted:,}")
-        return data
 
 
 @dataclass(frozen=True)
@@ -105,7 +58,7 @@ class ParquetPart:
         """Open the file with pyarrow; whatever goes wrong, here or in the block, is an `InvalidDataError`."""
         pq = _pyarrow().parquet
         with read_errors(f"the parquet file {self.place}", remote=self.remote):
-            source = _UrlFile(self.place, self.size) if isinstance(self.place, Url) else self.place
+            source = opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place
             with pq.ParquetFile(source, pre_buffer=self.remote) as file:
                 yield file
 
@@ -128,7 +81,7 @@ class ParquetPart:
 
     def _stream(self) -> BinaryIO:
         if isinstance(self.place, Url):
-            return cast(BinaryIO, _UrlFile(self.place, self.size))
+            return opened_stream(self.place, self.size)
         return Path(self.place).open("rb")
 
 
