@@ -103,8 +103,12 @@ class Source(Protocol):
         ...
 
 
-class RangeReader(Protocol):
+class RangeReader(ChunkReader, Protocol):
     """Reads any range of rows of something addressable; picklable."""
+
+    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+        """Return the rows of a chunk and the stored bytes read for them."""
+        return self.read(place.start, place.stop)
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
         """Return rows ``start`` to ``stop`` and the stored bytes read for them."""
@@ -146,8 +150,8 @@ class RangeSource:
         return isinstance(self.ranges, RowsInMemory)
 
     def reader(self) -> ChunkReader:
-        """Return a reader of a chunk's range of rows."""
-        return RangeChunkReader(self.ranges)
+        """Return the reader of its ranges."""
+        return self.ranges
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return nothing: the task reads the chunk itself."""
@@ -170,18 +174,7 @@ def is_stored(source: Source) -> bool:
     return isinstance(source, RangeSource) and not source.in_memory
 
 
-@dataclass(frozen=True)
-class RangeChunkReader:
-    """Chunks to row ranges."""
-
-    ranges: RangeReader
-
-    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Read the chunk."""
-        return self.ranges.read(place.start, place.stop)
-
-
-class RowsInMemory:
+class RowsInMemory(RangeReader):
     """Reads arrays in memory (or memory maps that the user made), of which each continues the one before.
 
     Parameters

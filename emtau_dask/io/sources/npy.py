@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import LEAST_BYTES, each, opened_regular, passes_cache, read_directly
 from emtau_dask.io.remote import Url, is_url, read_errors
-from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.sources.base import RangeReader, RangeSource
 from emtau_dask.io.sources.checks import check_dtype, even_chunks
 
 HEADER_BYTES = 2**14
@@ -93,7 +93,7 @@ def _local_header(path: str | Path) -> NpyHeader:
 
 
 @dataclass(frozen=True)
-class NpyReader:
+class NpyReader(RangeReader):
     """Reads a local ``.npy`` file, through a memory map that lives only as long as one read.
 
     A file too large for the page cache is read past it, if by row.
@@ -147,7 +147,7 @@ class NpyReader:
 
 
 @dataclass(frozen=True)
-class UrlNpyReader:
+class UrlNpyReader(RangeReader):
     """Reads byte ranges of a ``.npy`` file behind a URL.
 
     Attributes

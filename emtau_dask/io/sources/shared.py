@@ -52,7 +52,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class SharedRows:
+class SharedRows(RangeReader):
     """A `RangeReader` that reads only where a process sees the same as the one that made it.
 
     Attributes

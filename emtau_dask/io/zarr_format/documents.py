@@ -419,6 +419,10 @@ class StoredArray:
         """The array, for reading; raises whatever zarr says of a document that it cannot use."""
         return zarr.Array.from_dict(StorePath(self.store, self.path), self.description.given_to_zarr())
 
+    def within(self, store: zarr.abc.store.Store) -> zarr.Array[Any]:
+        """Return the array as it is read through another store, without reading its document again."""
+        return zarr.Array(zarr.AsyncArray(self.array.metadata, StorePath(store, self.path)))
+
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "path": self.path, "description": self.description}
 
