@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.files import once, settle, this_process
+from emtau_dask.io.files import PROOFS, this_process
 from emtau_dask.io.sources.base import RangeReader, RangeSource, places_of
 from emtau_dask.versions import other_versions, software
 
@@ -96,7 +96,7 @@ class SharedRows(RangeReader):
 
     def prove(self) -> None:
         """Raise `InvalidDataError` where this process sees other data, or none; look once."""
-        once(self.token, self._prove)
+        PROOFS.once(self.token, self._prove)
 
     def _prove(self) -> None:
         difference = self.difference()
@@ -157,5 +157,5 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
         if not samples or held <= HELD_BYTES:
             samples.append(Sample.of(ranges, place.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
-    settle(shared.token)
+    PROOFS.settle(shared.token)
     return shared
