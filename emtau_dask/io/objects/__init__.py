@@ -1,6 +1,6 @@
 """Named objects of a run: stores, encoding, commits, and the state of rows."""
 
-from emtau_dask.io.objects.base import ObjectStore, begun_elsewhere
+from emtau_dask.io.objects.base import ObjectStore, begun_elsewhere, copy_new
 from emtau_dask.io.objects.commits import (
     FORMAT,
     VERSION,
@@ -20,7 +20,7 @@ from emtau_dask.io.objects.encoding import (
     read_verified,
 )
 from emtau_dask.io.objects.local import LocalObjects
-from emtau_dask.io.objects.opening import copy_new, object_store, warn_unless_exclusive
+from emtau_dask.io.objects.opening import object_store, warn_unless_exclusive
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 

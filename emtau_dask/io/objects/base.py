@@ -9,13 +9,14 @@ question of concurrency, who writes a commit first, is answered by `create`.
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
-from emtau_dask.errors import CheckpointError, CheckpointTakenError
-from emtau_dask.io.files import reason_of, remedy_of
+from emtau_dask.errors import CheckpointError, CheckpointExistsError, CheckpointTakenError
+from emtau_dask.io.files import each, reason_of, remedy_of
 from emtau_dask.messages import cause_of
 
 PARTIAL = ".partial"
@@ -89,18 +90,9 @@ def storage_errors(
     remedy: Callable[[Exception], str] = remedy_of,
     kind: Callable[[Exception], type[CheckpointError]] = lambda _: CheckpointError,
 ) -> Iterator[None]:
-    """Raise `CheckpointError` for whatever a store says is wrong.
+    """Raise `CheckpointError`, or the ``kind`` of it that fits, for whatever a store says is wrong.
 
-    Parameters
-    ----------
-    location : str
-        Names the store.
-    doing : str
-        Completes "cannot …".
-    remedy : callable
-        Says what is wrong and what to do about it.
-    kind : callable
-        Says what is raised.
+    ``doing`` completes "cannot …"; ``remedy`` says what is wrong and what to do about it.
     """
     try:
         yield
@@ -134,3 +126,31 @@ def claimed_by_object(objects: ObjectStore) -> Iterator[None]:
         yield
     finally:
         objects.delete([CLAIM])
+
+
+def copy_new(source: ObjectStore, target: ObjectStore) -> None:
+    """Copy all objects to where nothing is yet, the root document last.
+
+    Of several that do this at once, one writes; where it fails, nothing stays.
+
+    Raises
+    ------
+    CheckpointExistsError
+        Another has begun, or left something.
+    CheckpointError
+        A store failed.
+    """
+    first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
+    limit = sys.maxsize - 1
+    try:
+        if not target.create(first, source.get(first, limit) or b""):
+            raise CheckpointExistsError(f"{target.location} is being written by another process.")
+        each(lambda key: target.put(key, source.get(key, limit) or b""), others)
+        target.create(ROOT_DOCUMENT, source.get(ROOT_DOCUMENT, limit) or b"")
+    except CheckpointExistsError:
+        raise
+    except BaseException:
+        with suppress(CheckpointError):
+            target.delete([ROOT_DOCUMENT])
+            target.delete([first, *others])
+        raise

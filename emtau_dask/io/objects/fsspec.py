@@ -21,7 +21,7 @@ def _kind_of(error: Exception) -> type[CheckpointError]:
 
 @dataclass(frozen=True, repr=False)
 class UrlObjects:
-    """Objects below an fsspec URL; all threads of a process share its connections."""
+    """Objects below an fsspec URL."""
 
     root: RemotePath
 

@@ -23,13 +23,7 @@ FOLDERS_MADE = 10
 
 @dataclass(frozen=True)
 class LocalObjects:
-    """Objects as files below a folder.
-
-    Attributes
-    ----------
-    root : str
-        Absolute.
-    """
+    """Objects as files below a folder, whose path ``root`` is absolute."""
 
     root: str
 

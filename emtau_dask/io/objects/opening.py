@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore
 
-from emtau_dask.errors import CheckpointError, CheckpointExistsError, InvalidDataError
-from emtau_dask.io.files import each, reason_of
-from emtau_dask.io.objects.base import PROBES, ROOT_DOCUMENT, ObjectStore
+from emtau_dask.errors import CheckpointError, InvalidDataError
+from emtau_dask.io.files import reason_of
+from emtau_dask.io.objects.base import PROBES, ObjectStore
 from emtau_dask.io.objects.fsspec import UrlObjects
 from emtau_dask.io.objects.local import LocalObjects
 from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
@@ -50,34 +48,6 @@ def _refuses_second(objects: UrlObjects) -> bool:
         return objects.create(key, b"first") and not objects.create(key, b"second")
     finally:
         objects.delete([key])
-
-
-def copy_new(source: ObjectStore, target: ObjectStore) -> None:
-    """Copy all objects to where nothing is yet, the root document last.
-
-    Of several that do this at once, one writes; where it fails, nothing stays.
-
-    Raises
-    ------
-    CheckpointExistsError
-        Another has begun, or left something.
-    CheckpointError
-        A store failed.
-    """
-    first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
-    limit = sys.maxsize - 1
-    try:
-        if not target.create(first, source.get(first, limit) or b""):
-            raise CheckpointExistsError(f"{target.location} is being written by another process.")
-        each(lambda key: target.put(key, source.get(key, limit) or b""), others)
-        target.create(ROOT_DOCUMENT, source.get(ROOT_DOCUMENT, limit) or b"")
-    except CheckpointExistsError:
-        raise
-    except BaseException:
-        with suppress(CheckpointError):
-            target.delete([ROOT_DOCUMENT])
-            target.delete([first, *others])
-        raise
 
 
 def object_store(where: object) -> ObjectStore:

@@ -89,8 +89,8 @@ class RemotePath(ABC):
             There are more.
         """
         files, path = self.connect()
-        begin, end = _asked(files, start, stop, limit)
-        with self._bounded(begin, end, limit) as check:
+        begin, end, most = _asked(files, start, stop, limit)
+        with self._bounded(most) as check:
             return check(_insisting(lambda: files.cat_file(path, start=begin, end=end)))
 
     async def read_async(self, start: int, stop: int | None, limit: int) -> bytes:
@@ -98,17 +98,14 @@ class RemotePath(ABC):
         files, path = self.connect()
         if not files.async_impl:
             return await asyncio.to_thread(self.read, start, stop, limit)
-        begin, end = _asked(files, start, stop, limit)
-        with self._bounded(begin, end, limit) as check:
+        begin, end, most = _asked(files, start, stop, limit)
+        with self._bounded(most) as check:
             fetching = _insisting_async(lambda: files._cat_file(path, start=begin, end=end))
             return check(await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fetching, files.loop)))
 
     @contextmanager
-    def _bounded(self, start: int | None, stop: int | None, limit: int) -> Iterator[Callable[[Any], bytes]]:
+    def _bounded(self, most: int) -> Iterator[Callable[[Any], bytes]]:
         """Bound what is read meanwhile; yield what checks how much it is, and makes bytes of it."""
-        most = -start if start is not None and start < 0 else limit
-        if start is not None and start >= 0 and stop is not None:
-            most = min(limit, stop - start)
 
         def check(data: Any) -> bytes:
             if len(data) > most:
@@ -192,13 +189,9 @@ class RemotePath(ABC):
         return files, path
 
     def write(self, data: bytes, **condition: str) -> None:
-        """Upload a file whole, in bounded time: a client may wait for ever to be told to go on with its body.
+        """Upload a file whole; ``mode="create"`` is the condition that it replaces none.
 
-        Parameters
-        ----------
-        data : bytes
-        **condition : str
-            ``mode="create"`` where it may replace nothing.
+        In bounded time: a client waits for ever to be told to go on with its body.
         """
         files, path = self.connect()
         seconds = ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS) + len(data) / SLOWEST_UPLOAD
@@ -241,16 +234,19 @@ def _protocols(files: Any) -> frozenset[str]:
     return frozenset([names] if isinstance(names, str) else names)
 
 
-def _asked(files: Any, start: int, stop: int | None, limit: int) -> tuple[int | None, int | None]:
-    """Return what to ask for: a little too much of what is asked for whole, to see whether there is more.
+def _asked(files: Any, start: int, stop: int | None, limit: int) -> tuple[int | None, int | None, int]:
+    """Return which range to ask for, and how many bytes may come.
 
-    Of a whole file behind HTTP all is asked for, since not every server knows ranges.
+    Of what is read to its end a byte too much is asked for, to see whether there is more; of a whole file
+    behind HTTP everything, since not every server knows ranges.
     """
-    if start < 0 or stop is not None:
-        return start, stop
+    if start < 0:
+        return start, stop, -start
+    if stop is not None:
+        return start, stop, min(limit, stop - start)
     if start == 0 and not _protocols(files).isdisjoint(HTTP):
-        return None, None
-    return start, start + limit + 1
+        return None, None, limit
+    return start, start + limit + 1, limit
 
 
 def _below(path: str, found: Iterable[Any]) -> list[str]:
@@ -289,13 +285,7 @@ def _pauses() -> list[float]:
 
 @dataclass(frozen=True, repr=False)
 class OpenedPath(RemotePath):
-    """A path in a file system that the user has opened.
-
-    Attributes
-    ----------
-    files : fsspec.AbstractFileSystem
-    path : str
-    """
+    """A path in an fsspec file system that is open already; all threads share its connections."""
 
     files: Any
     path: str

@@ -23,14 +23,7 @@ from emtau_dask.io.sources.checks import even_chunks
 
 @dataclass(frozen=True)
 class ChunkPlace:
-    """Which rows a chunk holds.
-
-    Attributes
-    ----------
-    chunk : int
-    start, stop : int
-        Global row numbers.
-    """
+    """Which rows a chunk holds: global row numbers ``start`` to ``stop``."""
 
     chunk: int
     start: int
@@ -111,7 +104,13 @@ class RangeReader(ChunkReader, Protocol):
         return self.read(place.start, place.stop)
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return rows ``start`` to ``stop`` and the stored bytes read for them."""
+        """Return rows ``start`` to ``stop`` and the stored bytes read for them.
+
+        Raises
+        ------
+        InvalidDataError
+            They cannot be read, or are not those that were opened.
+        """
         ...
 
     def identity(self) -> str:

@@ -40,15 +40,7 @@ def loaded_pyarrow() -> Any:
 
 @dataclass(frozen=True)
 class ParquetPart:
-    """One parquet file.
-
-    Attributes
-    ----------
-    place : str or Url
-        An absolute path, or a URL.
-    size : int
-        Bytes.
-    """
+    """One parquet file of ``size`` bytes, at an absolute path or behind a URL."""
 
     place: str | Url
     size: int
@@ -68,13 +60,7 @@ class ParquetPart:
                 yield file
 
     def footer(self) -> tuple[pa.Schema, list[StoredGroup]]:
-        """Return the file's schema and its row groups.
-
-        Raises
-        ------
-        InvalidDataError
-            It cannot be read, or is no parquet file.
-        """
+        """Return the file's schema and its row groups; raises `InvalidDataError` if it is no parquet file."""
         pq = loaded_pyarrow().parquet
         with read_errors(f"the parquet file {self.place}", remote=self.remote), self._stream() as stream:
             groups = row_groups_of(stream, self.size)
@@ -92,20 +78,10 @@ class ParquetPart:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """One row group of one file.
+    """Row group ``number`` of file ``part``, with rows ``start`` to ``stop``.
 
-    Attributes
-    ----------
-    part : int
-        Number of the file.
-    number : int
-        Its own, in the file.
-    start, stop : int
-        Rows.
-    stored : int
-        Compressed bytes of the columns that are read.
-    nulls : bool
-        Whether they may hold nulls.
+    Of the columns that are read, ``stored`` are the compressed bytes; ``nulls`` says whether they may hold
+    nulls.
     """
 
     part: int
@@ -141,13 +117,7 @@ class ParquetReader(RangeReader):
     squeeze: bool
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows; the bytes are the compressed sizes of the column chunks read.
-
-        Raises
-        ------
-        InvalidDataError
-            A file cannot be read, or is not the one that was opened.
-        """
+        """Return the rows; the bytes are the compressed sizes of the column chunks read."""
         rows: NDArray[Any] | None = None
         touched = self._touched(start, stop)
         for group in touched:
@@ -180,13 +150,7 @@ class ParquetReader(RangeReader):
         return [group for group in self.groups if group.stop > start and group.start < stop]
 
     def identity(self) -> str:
-        """Return the files' sizes and their numbers of rows and row groups, digested.
-
-        Raises
-        ------
-        InvalidDataError
-            This process does not see a file.
-        """
+        """Return the files' sizes and their numbers of rows and row groups, digested."""
         shapes = each(_shape_of, [part.place for part in self.parts])
         return f"{len(shapes)} parquet file(s), SHA-256 {sha256(repr(shapes).encode()).hexdigest()}"
 

@@ -76,22 +76,16 @@ class SharedRows(RangeReader):
     token: str
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return rows ``start`` to ``stop`` and the stored bytes read for them.
-
-        Raises
-        ------
-        InvalidDataError
-            They cannot be read, or this process sees other data.
-        """
+        """Read where this process sees the same; raises `InvalidDataError` where it sees other data."""
         self.prove()
         return self.ranges.read(start, stop)
 
     def identity(self) -> str:
-        """Return a short text that identifies what this process sees there, from metadata alone."""
+        """Return that of the rows."""
         return self.ranges.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes held while rows are read, the rows included."""
+        """Return those of the rows."""
         return self.ranges.peak_bytes(start, stop)
 
     def prove(self) -> None:
@@ -131,15 +125,9 @@ class SharedRows(RangeReader):
 
 
 def shared_rows(source: RangeSource, name: str) -> SharedRows:
-    """Return a reader of stored rows for many processes, after reading a few of them.
+    """Return a reader of stored rows for many processes; ``name`` is what users call them.
 
-    At most four samples, from the beginnings of chunks that are spread evenly.
-
-    Parameters
-    ----------
-    source : RangeSource
-    name : str
-        What users call it.
+    Reads at most four samples, from the beginnings of chunks that are spread evenly.
 
     Raises
     ------

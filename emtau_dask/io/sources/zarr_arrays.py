@@ -10,13 +10,13 @@ import numpy as np
 import zarr
 from zarr.abc.store import Store
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore, StorePath, ZipStore
+from zarr.storage import LocalStore, StorePath, ZipStore
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.remote import Url, UrlStore, is_url, read_errors
 from emtau_dask.io.sources.base import RangeSource
 from emtau_dask.io.sources.checks import CHUNK_BYTES, equal_chunks
-from emtau_dask.io.sources.zarr_reader import ZarrReader
+from emtau_dask.io.sources.zarr_reader import ZarrReader, is_remote
 from emtau_dask.io.zarr_format import (
     MAX_CHUNKS_AT_ONCE,
     ArrayDocument,
@@ -63,33 +63,23 @@ def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = Non
 
 def source_in(store: Store, array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
     """Do as `zarr_source`, but read through ``store``, whatever paths it has."""
-    where = str(StorePath(store, array.path))
-    remote = not isinstance(store, (LocalStore, MemoryStore, ZipStore))
-    with read_errors(f"the zarr array {where}", remote=remote):
+    with read_errors(f"the zarr array {StorePath(store, array.path)}", remote=is_remote(store)):
         found = document_at(store, array.path, (array.metadata.zarr_format,))
         if found is None or found.kind != "array":
             raise FileNotFoundError("it has no metadata document of its own")
-        source = _source(store, array.path, found, where, remote, chunk_rows)
+        source = _source(store, array.path, found, chunk_rows)
         opened = np.dtype(array.dtype)
         if source.shape != array.shape or source.dtype.newbyteorder("=") != opened.newbyteorder("="):
             raise ValueError(f"it has another shape or dtype now, {source.shape} and {source.dtype}")
     return replace(source, dtype=opened)
 
 
-def _source(
-    store: Store,
-    path: str,
-    found: Found,
-    where: str,
-    remote: bool,
-    chunk_rows: tuple[int, ...] | None = None,
-) -> RangeSource:
-    description = ArrayDocument.checked(found.document, where)
-    stored = StoredArray(store, path, description)
-    dtype = np.dtype(stored.array.dtype)
+def _source(store: Store, path: str, found: Found, chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
+    where = str(StorePath(store, path))
+    stored = StoredArray(store, path, ArrayDocument.checked(found.document, where))
     if chunk_rows is None:
         chunk_rows = own_chunk_rows(ZarrLayout.of(stored.array), where)
-    return RangeSource(ZarrReader(stored, where, remote), description.shape, dtype, chunk_rows)
+    return RangeSource(ZarrReader(stored), stored.description.shape, np.dtype(stored.array.dtype), chunk_rows)
 
 
 def own_chunk_rows(layout: ZarrLayout, where: str) -> tuple[int, ...]:
@@ -132,66 +122,52 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     InvalidDataError
         Nothing is there, or the group does not say which array is meant.
     """
-    remote = is_url(path)
-    store = UrlStore(Url.of(path)) if remote else LocalStore(Path(path).absolute(), read_only=True)
-    where = str(store) if remote else path
-    with read_errors(where, remote=remote):
+    store = UrlStore(Url.of(path)) if is_url(path) else LocalStore(Path(path).absolute(), read_only=True)
+    where = str(store) if is_remote(store) else path
+    with read_errors(where, remote=is_remote(store)):
         found = document_at(store, "")
         if found is None:
             raise InvalidDataError(
                 f"{where} holds no zarr array or group: it has no zarr.json, .zarray or .zgroup."
             )
         if found.kind == "group":
-            return _member(store, "", found, array, where, remote)
+            return _member(store, "", found, array, where)
         if array is not None:
             raise InvalidDataError(
                 f"{where} is a zarr array, not a group; leave out the array name {array!r}."
             )
-        return _source(store, "", found, str(StorePath(store)), remote)
+        return _source(store, "", found)
 
 
 def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSource:
-    """Return a member of a zarr group as a source; see `open_zarr`.
-
-    Parameters
-    ----------
-    group : zarr.Group
-    array : str or None
-    where : str
-        Names the group in errors.
-    """
+    """Return a member of a zarr group, which errors call ``where``, as a source; see `open_zarr`."""
     store = _wherever_it_is_read(group.store)
-    remote = not isinstance(store, (LocalStore, MemoryStore, ZipStore))
-    with read_errors(where, remote=remote):
+    with read_errors(where, remote=is_remote(store)):
         found = document_at(store, group.path, (group.metadata.zarr_format,))
         if found is None:
             raise FileNotFoundError("it has no metadata document")
-        return _member(store, group.path, found, array, where, remote)
+        return _member(store, group.path, found, array, where)
 
 
-def _member(
-    store: Store, path: str, group: Found, array: str | None, where: str, remote: bool
-) -> RangeSource:
-    formats = (group.zarr_format,)
+def _member(store: Store, path: str, group: Found, array: str | None, where: str) -> RangeSource:
+    def found_at(name: str) -> Found | None:
+        return document_at(store, f"{path}/{name}".lstrip("/"), (group.zarr_format,))
 
-    def below(name: str) -> str:
-        return f"{path}/{name}".lstrip("/")
-
-    def opened(name: str, found: Found) -> RangeSource:
-        return _source(store, below(name), found, str(StorePath(store, below(name))), remote)
-
-    member = document_at(store, below(array or "X"), formats)
-    if member is not None and member.kind == "array":
-        return opened(array or "X", member)
-    members = {name: document_at(store, below(name), formats) for name in _names(store, path, group)}
-    arrays = {name: found for name, found in members.items() if found is not None and found.kind == "array"}
-    tables = [name for name, found in arrays.items() if len(found.document.get("shape", ())) == 2]
-    if array is None and len(tables) == 1:
-        return opened(tables[0], arrays[tables[0]])
-    wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
-    raise InvalidDataError(
-        f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one of them."
-    )
+    name = array or "X"
+    member = found_at(name)
+    if member is None or member.kind != "array":
+        members = {each: found_at(each) for each in _names(store, path, group)}
+        arrays = {each: found for each, found in members.items() if found and found.kind == "array"}
+        tables = [each for each, found in arrays.items() if len(found.document.get("shape", ())) == 2]
+        if array is not None or len(tables) != 1:
+            wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
+            raise InvalidDataError(
+                f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one "
+                "of them."
+            )
+        (name,) = tables
+        member = arrays[name]
+    return _source(store, f"{path}/{name}".lstrip("/"), member)
 
 
 def _names(store: Store, path: str, group: Found) -> list[str]:

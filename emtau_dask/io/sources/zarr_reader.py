@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -15,7 +16,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import LocalStore, WrapperStore
+from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
 from emtau_dask.io.files import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.io.remote import read_errors
@@ -78,36 +79,24 @@ class CountingStore(WrapperStore[Store]):
         return read_directly(path) if regular and passes_cache(self._n_objects * about.st_size) else None
 
 
+def is_remote(store: Store) -> bool:
+    """Return whether what a store reads may come from a network."""
+    return not isinstance(store, (LocalStore, MemoryStore, ZipStore))
+
+
 @dataclass(frozen=True, eq=False)
 class ZarrReader(RangeReader):
-    """Reads rows of a zarr array.
-
-    Attributes
-    ----------
-    stored : StoredArray
-    where : str
-        Names the array in messages.
-    remote : bool
-        Whether it lies behind a URL.
-    """
+    """Reads rows of a zarr array."""
 
     stored: StoredArray
-    where: str
-    remote: bool
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows and the stored (compressed) bytes read for them.
-
-        Raises
-        ------
-        InvalidDataError
-            They cannot be read.
-        """
+        """Return the rows and the stored (compressed) bytes read for them."""
         limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
         n_objects = self._layout.n_objects if self._may_pass_cache(start, stop) else 0
         store = CountingStore(self.stored.store, limit, n_objects)
         with (
-            read_errors(f"rows {start} to {stop} of the zarr array {self.where}", remote=self.remote),
+            self._errors(f"rows {start} to {stop} of "),
             READ_BUDGET.reading(self.peak_bytes(start, stop)),
         ):
             rows = self._rows(self.stored.within(store), start, stop)
@@ -115,6 +104,10 @@ class ZarrReader(RangeReader):
             # A chunk that is not stored holds the fill value; but is the array itself still there?
             self.identity()
         return rows, store.bytes_read
+
+    def _errors(self, part: str = "") -> AbstractContextManager[None]:
+        where = self.stored.description.where
+        return read_errors(f"{part}the zarr array {where}", remote=is_remote(self.stored.store))
 
     def _rows(self, array: zarr.Array[Any], start: int, stop: int) -> NDArray[Any]:
         """Return the rows, of more chunks than zarr should begin with at once one part after another."""
@@ -132,7 +125,7 @@ class ZarrReader(RangeReader):
     def identity(self) -> str:
         """Return the SHA-256 of the array's metadata document, as stored."""
         stored = self.stored
-        with read_errors(f"the zarr array {self.where}", remote=self.remote):
+        with self._errors():
             found = document_at(stored.store, stored.path, (stored.description.zarr_format,))
             if found is None:
                 raise FileNotFoundError("it has no metadata document")
@@ -140,7 +133,7 @@ class ZarrReader(RangeReader):
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds at once, the rows included."""
-        return self._layout.peak_bytes(start, stop, remote=self.remote)
+        return self._layout.peak_bytes(start, stop, remote=is_remote(self.stored.store))
 
     def _may_pass_cache(self, start: int, stop: int) -> bool:
         """Return whether these rows are whole, large objects, too many, decoded, for the page cache.

@@ -102,15 +102,7 @@ async def _get_local(
 
 
 def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, bytes] | None:
-    """Return a JSON object and the bytes that it was read from, None where there are none.
-
-    Raises
-    ------
-    InvalidDataError
-        It is too long, or no regular file.
-    ValueError
-        It is no JSON object, or nested too deeply.
-    """
+    """Return a JSON object and the bytes it was read from, None where there are none; see `document_at`."""
     found = sync(get_within(store, key, default_buffer_prototype(), MAX_DOCUMENT_BYTES))
     if found is None:
         return None
@@ -126,17 +118,7 @@ def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, byt
 
 @dataclass(frozen=True)
 class Found:
-    """A document that was read.
-
-    Attributes
-    ----------
-    zarr_format : int
-    kind : str
-        ``"array"`` or ``"group"``.
-    document : mapping
-    data : bytes
-        What it was read from.
-    """
+    """A document of an ``"array"`` or ``"group"``, its ``kind``, and the bytes that it was read from."""
 
     zarr_format: int
     kind: str
@@ -400,15 +382,7 @@ def _format_three(document: Document, where: str) -> ArrayDocument:
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
-    """An array in a store, opened by its checked description; pickled as that.
-
-    Attributes
-    ----------
-    store : zarr.abc.store.Store
-    path : str
-        In the store.
-    description : ArrayDocument
-    """
+    """An array in a store, opened by its checked description; pickled as that."""
 
     store: zarr.abc.store.Store
     path: str
