@@ -1,9 +1,9 @@
 """Where a run keeps what it must not lose: named objects, some created exclusively.
 
-An object is bytes under a key such as ``commits/3/zarr.json``. Three stores
-have the same face: a folder, any fsspec URL, and a zarr store that the user
-made. Objects are written whole or not at all, and never changed; the only
-question of concurrency, who writes a commit first, is answered by `create`.
+An object is bytes under a key such as ``commits/3/zarr.json``. There are three
+kinds of stores: a folder, any fsspec URL, and a zarr store that the user made.
+Objects are written whole or not at all, and never changed. Who of several
+processes writes a commit first is decided by `ObjectStore.create`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def protocol_of(url: str) -> str:
 
 
 def has_keys(url: str) -> bool:
-    """Return whether a URL of an object store holds keys before its bucket: they are no part of such URLs."""
+    """Return whether a URL of an object store holds keys before its bucket, where none belong."""
     bare = url.partition("?")[0].partition("#")[0]
     return protocol_of(url) in S3 + GS and masked_url(bare) != bare
 

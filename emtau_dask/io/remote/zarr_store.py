@@ -64,7 +64,7 @@ class UrlStore(Store):
         return str(self.root)
 
     def with_read_only(self, read_only: bool = False) -> UrlStore:
-        """Return the same store, which can only be read."""
+        """Return the same store; it can only be read."""
         if not read_only:
             raise ValueError(f"{self} is opened to be read only")
         return self
