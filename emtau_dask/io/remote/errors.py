@@ -9,7 +9,7 @@ from emtau_dask.errors import EmtauError, InvalidDataError
 from emtau_dask.io.files import reason_of, remedy_of
 from emtau_dask.messages import cause_of
 
-# Errors are told by the names of their classes: most belong to packages that need not be there.
+# Classes of errors are known by name: most belong to packages that may be missing.
 _BROKEN_OFF = {
     "ClientPayloadError",
     "ConnectionResetError",

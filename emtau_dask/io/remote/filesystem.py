@@ -51,8 +51,8 @@ REPLACED = (
 T = TypeVar("T")
 
 answer_limit: ContextVar[int] = ContextVar("emtau_answer_limit", default=LISTING_BYTES)
-"""Bytes that an answer to the reading task may have. A context variable, since fsspec hands nothing of ours
-to the HTTP client, whose response reads this."""
+"""Bytes that an answer to the reading task may have. A context variable: fsspec passes no argument on to
+the HTTP response, which reads this."""
 
 
 class RemotePath(ABC):
@@ -147,13 +147,17 @@ class RemotePath(ABC):
     def info(self) -> dict[str, Any]:
         """Return fsspec's ``type`` and ``size`` of what is there, fresh; raises FileNotFoundError."""
         files, path = self._fresh()
-        try:
-            return dict(files.info(path))
-        except FileNotFoundError as error:
-            cause = error.__cause__  # fsspec says so of http:// whatever went wrong
-            if isinstance(cause, Exception) and is_of_the_server(cause):
-                raise cause from None
-            raise
+
+        def ask() -> dict[str, Any]:
+            try:
+                return dict(files.info(path))
+            except FileNotFoundError as error:
+                cause = error.__cause__  # fsspec says so of http:// whatever went wrong
+                if isinstance(cause, Exception) and is_of_the_server(cause):
+                    raise cause from None
+                raise
+
+        return _insisting(ask)
 
     def exists(self) -> bool:
         """Return whether a file or folder is there; raises what prevents seeing it."""
@@ -167,7 +171,7 @@ class RemotePath(ABC):
         """Return the names of files and folders directly below, "" for a file that lies here; maybe none."""
         files, path = self._fresh()
         try:
-            return sorted(_below(path, files.ls(path, detail=False)))
+            return sorted(_below(path, _insisting(lambda: files.ls(path, detail=False))))
         except FileNotFoundError:
             return []
 
@@ -175,7 +179,7 @@ class RemotePath(ABC):
         """Return names and sizes of all files below that end in ``suffix``, in the order of `pathlib`."""
         files, path = self._fresh()
         try:
-            found = files.find(path, detail=True)
+            found = _insisting(lambda: files.find(path, detail=True))
         except FileNotFoundError:
             return []
         sizes = {name: found[each]["size"] for each, name in zip(found, _below(path, found), strict=True)}
@@ -297,7 +301,7 @@ class OpenedPath(RemotePath):
         if inner is None and isinstance(files, AsyncFileSystem) and files.asynchronous:
             protocol = files.protocol if isinstance(files.protocol, str) else files.protocol[0]
             inner = fsspec.filesystem(protocol, **{**files.storage_options, "asynchronous": False})
-        return cls(inner or files, path.rstrip("/"))
+        return cls(files if inner is None else inner, path.rstrip("/"))
 
     def __str__(self) -> str:
         """Return the URL without user, password and query, for messages."""

@@ -28,12 +28,7 @@ from emtau_dask.io.sources.zarr_arrays import source_in
 class BlockReader:
     """Puts the blocks of a chunk, which may be split over features, together.
 
-    Attributes
-    ----------
-    row_shape : tuple of int
-        The shape that a row is declared to have.
-    beneath : tuple of SharedRows
-        What is stored beneath the blocks; proved to be the same wherever chunks are put together.
+    What is stored ``beneath`` the blocks is proved to be the same wherever that happens.
     """
 
     row_shape: tuple[int, ...]

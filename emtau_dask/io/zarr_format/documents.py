@@ -232,7 +232,7 @@ class ArrayDocument:
         return 2 * math.prod(self.shards or self.chunks) * self.itemsize + 16 * self._chunks_in_shard + 2**20
 
     def given_to_zarr(self) -> dict[str, Any]:
-        """Return the document with decompressors of ours in the place of compressors."""
+        """Return the document with bounded decompressors in place of its compressors."""
         values = math.prod(self.chunks)
         chunk = Encoded(values * self.itemsize)
         document = dict(self.document)

@@ -111,7 +111,7 @@ class ZarrLayout:
     def is_one_chunk(self, start: int, stop: int) -> bool:
         """Return whether the rows are a decoded chunk, of the last one maybe the beginning.
 
-        Shards allow no buffers of ours.
+        zarr decodes shards into buffers of its own.
         """
         if self.shards is not None or not self.plain or self.shape[1:] != self.chunks[1:]:
             return False

@@ -94,12 +94,7 @@ def _chunk_keys(stored: StoredArray, name: str) -> Iterable[str]:
 
 
 def own_group(where: object) -> OwnGroup | None:
-    """Return a zarr group of format 3, None where there is none.
-
-    Parameters
-    ----------
-    where : str, Path or zarr store
-        A path, a URL, or an open zarr store.
+    """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None where there is none.
 
     Raises
     ------
