@@ -12,7 +12,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from emtau_dask.errors import CheckpointError, CheckpointExistsError, CheckpointTakenError
@@ -47,8 +47,8 @@ class ObjectStore(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Make the place where objects go, before the first is written."""
-        ...
+        """Make what objects lie in, before the first is written; nothing, where stores have no folders."""
+        return
 
     def empty(self) -> bool:
         """Return whether nothing is there."""
@@ -67,8 +67,8 @@ class ObjectStore(Protocol):
         ...
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make objects survive a loss of power."""
-        ...
+        """Make objects survive a loss of power; nothing, where they do once they are written."""
+        return
 
     def list(self, prefix: str) -> list[str]:
         """Return the keys that begin with ``prefix``, a folder name ending in ``/`` or nothing."""
@@ -78,9 +78,21 @@ class ObjectStore(Protocol):
         """Remove objects; those that do not exist are no error."""
         ...
 
-    def claimed(self) -> AbstractContextManager[None]:
-        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does."""
-        ...
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does.
+
+        By an object that is created as exclusively as any.
+        """
+        if not self.create(CLAIM, uuid.uuid4().hex.encode()):
+            raise CheckpointTakenError(
+                f"another process is replacing the run in {self.location}, or ended while it did. See that "
+                f"none is, remove {CLAIM} there, and start again."
+            )
+        try:
+            yield
+        finally:
+            self.delete([CLAIM])
 
 
 @contextmanager
@@ -112,20 +124,6 @@ def is_remnant(key: str) -> bool:
 def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
     """Return the error for a run that another process began while this one was about to."""
     return CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
-
-
-@contextmanager
-def claimed_by_object(objects: ObjectStore) -> Iterator[None]:
-    """Let this process alone replace what is there, by an object that it creates as exclusively as any."""
-    if not objects.create(CLAIM, uuid.uuid4().hex.encode()):
-        raise CheckpointTakenError(
-            f"another process is replacing the run in {objects.location}, or ended while it did. See that "
-            f"none is, remove {CLAIM} there, and start again."
-        )
-    try:
-        yield
-    finally:
-        objects.delete([CLAIM])
 
 
 def copy_new(source: ObjectStore, target: ObjectStore) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from emtau_dask.errors import CheckpointError, StoreUnreachableError
 from emtau_dask.io.files import each
-from emtau_dask.io.objects.base import PROBES, claimed_by_object, storage_errors
+from emtau_dask.io.objects.base import PROBES, ObjectStore, storage_errors
 from emtau_dask.io.remote import RemotePath, is_unreachable, remote_remedy
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
@@ -20,7 +20,7 @@ def _kind_of(error: Exception) -> type[CheckpointError]:
 
 
 @dataclass(frozen=True, repr=False)
-class UrlObjects:
+class UrlObjects(ObjectStore):
     """Objects below an fsspec URL."""
 
     root: RemotePath
@@ -46,9 +46,6 @@ class UrlObjects:
     def _errors(self, doing: str) -> AbstractContextManager[None]:
         return storage_errors(self.location, doing, remote_remedy, _kind_of)
 
-    def prepare(self) -> None:
-        """Do nothing: object stores have no folders."""
-
     def empty(self) -> bool:
         """List the root, but not what another process tries there."""
         with self._errors("see what is there"):
@@ -69,9 +66,6 @@ class UrlObjects:
         with self._errors(f"write {key}"):
             return (self.root / key).create(data)
 
-    def sync(self, keys: Iterable[str]) -> None:
-        """Do nothing: an upload that was acknowledged is durable."""
-
     def list(self, prefix: str) -> list[str]:
         """List below the prefix, never from a cache."""
         folder = self.root / prefix.rstrip("/") if prefix else self.root
@@ -82,7 +76,3 @@ class UrlObjects:
         """Remove objects side by side."""
         with self._errors("remove objects"):
             each(lambda key: (self.root / key).delete(), keys)
-
-    def claimed(self) -> AbstractContextManager[None]:
-        """Create an object, as exclusively as any."""
-        return claimed_by_object(self)

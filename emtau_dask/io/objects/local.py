@@ -15,14 +15,21 @@ from pathlib import Path
 
 from emtau_dask.errors import CheckpointTakenError
 from emtau_dask.io.files import each, give_free_name, remedy_of
-from emtau_dask.io.objects.base import PARTIAL, PARTIAL_NAME, PROBES, begun_elsewhere, storage_errors
+from emtau_dask.io.objects.base import (
+    PARTIAL,
+    PARTIAL_NAME,
+    PROBES,
+    ObjectStore,
+    begun_elsewhere,
+    storage_errors,
+)
 
 FOLDERS_MADE = 10
 """How often the folder of an object is made that others, who find it empty, remove."""
 
 
 @dataclass(frozen=True)
-class LocalObjects:
+class LocalObjects(ObjectStore):
     """Objects as files below a folder, whose path ``root`` is absolute."""
 
     root: str

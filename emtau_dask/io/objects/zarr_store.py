@@ -11,12 +11,12 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from emtau_dask.io.objects.base import claimed_by_object, storage_errors
+from emtau_dask.io.objects.base import ObjectStore, storage_errors
 from emtau_dask.messages import masked
 
 
 @dataclass(frozen=True, eq=False)
-class ZarrStoreObjects:
+class ZarrStoreObjects(ObjectStore):
     """Objects in a zarr store that the user made."""
 
     store: Store
@@ -45,9 +45,6 @@ class ZarrStoreObjects:
 
     def _errors(self, doing: str) -> AbstractContextManager[None]:
         return storage_errors(self.location, doing)
-
-    def prepare(self) -> None:
-        """Do nothing: the user made the store."""
 
     def empty(self) -> bool:
         """Ask the store."""
@@ -84,9 +81,6 @@ class ZarrStoreObjects:
         with self._errors(f"write {key}"):
             return sync(look_and_set())
 
-    def sync(self, keys: Iterable[str]) -> None:
-        """Do nothing: what a store promises of durability is its own."""
-
     def list(self, prefix: str) -> list[str]:
         """List below the prefix."""
 
@@ -102,7 +96,3 @@ class ZarrStoreObjects:
             for key in keys:
                 with suppress(FileNotFoundError, KeyError):
                     sync(self.store.delete(key))
-
-    def claimed(self) -> AbstractContextManager[None]:
-        """Create an object, as exclusively as any."""
-        return claimed_by_object(self)
