@@ -43,7 +43,7 @@ from emtau_dask.em import chunk as chunks
 from emtau_dask.em.estep_task import EStepTask
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting
-from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.objects.commits import CommitLog
 
 SIZES = ("rows", "chunk_rows", "features", "components", "iterations", "tau", "threads")

@@ -156,7 +156,7 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     with dask.config.set({"emtau.compiled": "always" if compiled else "never"}):  # loads code
         iterate(np.random.default_rng(2).normal(size=(2000, options.features)), options)
     if kind == "memory":
-        held = as_source(source.reader().ranges.read(0, n_rows)[0], ndim=2, what="X")
+        held = as_source(source.ranges.read(0, n_rows)[0], ndim=2, what="X")
         X = held.aligned(even(n_rows, options.chunk_rows))
     drop_pages(folder)
     cpu, began = time.process_time(), time.monotonic()

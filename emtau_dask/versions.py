@@ -29,14 +29,9 @@ def software() -> dict[str, str]:
 
 
 def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return a sentence on why one process may fail at what another can do; "" where they do not differ.
+    """Return why a process with ``mine`` may fail where one with ``theirs`` does not; "" if they are alike.
 
-    It ends in a space, to be followed by other remedies.
-
-    Parameters
-    ----------
-    mine, theirs : mapping of str to str
-        The `software` of the process that failed, and of the one that fits.
+    Both are `software`. The sentence ends in a space, to be followed by other remedies.
     """
     found = differences(mine, theirs, "the process that fits")
     return f"It has other versions of packages ({found}): install the same there. " if found else ""
@@ -45,12 +40,7 @@ def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "here") -> str:
     """Return in what two processes differ, such as ``"zarr 3.0.1, here 3.1.3"``; "" where in nothing.
 
-    Parameters
-    ----------
-    its, mine : mapping of str to str
-        Versions and the like, by name.
-    here : str
-        What the second process is called.
+    Both have versions and the like by name; ``here`` is what the second process is called.
     """
     names = [*mine, *(name for name in its if name not in mine)]
     return ", ".join(

@@ -18,10 +18,9 @@ from zarr.storage import MemoryStore
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
-from emtau_dask.io.files import exclusive
-from emtau_dask.io.objects.base import each
+from emtau_dask.io.files import each, exclusive
+from emtau_dask.io.objects import object_store
 from emtau_dask.io.objects.beginning import open_log
-from emtau_dask.io.objects.remote import object_store
 
 PLACES = {
     "folder": lambda path: str(path / "objects"),

@@ -19,8 +19,8 @@ from emtau_dask.execution.choice import choose_executor
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import row_fields, temporary_journal
 from emtau_dask.init.methods import GivenParameters
+from emtau_dask.io.objects import object_store
 from emtau_dask.io.objects.documents import digest
-from emtau_dask.io.objects.remote import object_store
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.mixture.covariance import STRUCTURES

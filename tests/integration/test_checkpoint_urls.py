@@ -12,9 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import CheckpointError, EmtauError, GaussianMixture, InvalidDataError
 from emtau_dask.errors import StoreUnreachableError
-from emtau_dask.io.objects import remote
-from emtau_dask.io.objects.remote import object_store
-from emtau_dask.io.remote import urls
+from emtau_dask.io.objects import object_store
+from emtau_dask.io.remote import filesystem
 
 pytest_plugins = "s3server"
 
@@ -141,7 +140,7 @@ def is_put(method, path):
 @pytest.fixture
 def quick(monkeypatch):
     """Does not wait long between attempts."""
-    monkeypatch.setattr(remote, "CONFLICT_PAUSES", (0.01,) * 5)
+    monkeypatch.setattr(filesystem, "CONFLICT_PAUSES", (0.01,) * 5)
 
 
 def test_a_conflict_is_asked_again(s3, quick):
@@ -190,9 +189,9 @@ def test_a_fit_among_conflicts_has_the_same_bits(s3, quick):
 @pytest.mark.parametrize(("mode", "asked"), [("slow", 2), ("mute", 1)])
 def test_a_store_that_falls_silent_in_a_commit_ends_the_fit_which_is_resumed(s3, monkeypatch, mode, asked):
     """It is asked so many times as its settings say, and then nothing more: each attempt takes long."""
-    monkeypatch.setattr(urls, "CONNECT_SECONDS", 0.7)
-    monkeypatch.setattr(urls, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(urls, "ATTEMPTS", 2)
+    monkeypatch.setattr(filesystem, "CONNECT_SECONDS", 0.7)
+    monkeypatch.setattr(filesystem, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(filesystem, "ATTEMPTS", 2)
     undisturbed = quietly(mixture(checkpoint=s3.url("undisturbed")), ROWS)
     s3.proxy.reset()
     s3.proxy.delay, silent = 6.0, []

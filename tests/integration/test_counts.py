@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
 from emtau_dask.fit.journal import WITNESS
-from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.policies.base import NextPass, RowArray, Schedule
 

@@ -374,7 +374,7 @@ def impatient(monkeypatch):
     """Nothing is tried again."""
     retries = {"mode": "standard", "total_max_attempts": 1}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": retries}})
-    monkeypatch.setattr("emtau_dask.io.remote.urls.FIRST_PAUSE", 0)
+    monkeypatch.setattr("emtau_dask.io.remote.filesystem.FIRST_PAUSE", 0)
 
 
 FAULTS = {

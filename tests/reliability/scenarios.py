@@ -20,7 +20,7 @@ from emtau_dask.checkpoint.reader import read_commit, read_newest
 from emtau_dask.estimator import fitting as fits
 from emtau_dask.estimator import resuming
 from emtau_dask.io.files import exclusive
-from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.objects.beginning import open_log
 from reliability.boundaries import Boundaries
 

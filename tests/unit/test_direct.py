@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import ConfigError, FullEM, GaussianMixture, InvalidDataError
 from emtau_dask.io.files import direct
 from emtau_dask.io.sources import npy as npy_source
-from emtau_dask.io.sources import zarr_arrays as zarr_source
+from emtau_dask.io.sources import zarr_reader as zarr_source
 from emtau_dask.io.sources.base import places_of
 from emtau_dask.io.sources.opening import open_source
 

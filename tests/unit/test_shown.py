@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emtau_dask.errors import CheckpointError, EmtauError, UnusableRowError
-from emtau_dask.io.objects.remote import object_store
-from emtau_dask.io.remote.urls import Url
+from emtau_dask.io.objects import object_store
+from emtau_dask.io.remote import Url
 from emtau_dask.messages import cause_of, masked, masked_url, masked_values, printable, short, shown
 
 URLS = {

@@ -4,26 +4,25 @@ from emtau_dask.io.files.direct import LEAST_BYTES, direct_setting, passes_cache
 from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
-from emtau_dask.io.files.proofs import once, settle, this_process
+from emtau_dask.io.files.proofs import PROOFS, this_process
 from emtau_dask.io.files.regular import check_regular, followed, opened_regular, read_regular
 from emtau_dask.io.files.scratch import ScratchFolder
 
 __all__ = [
     "LEAST_BYTES",
+    "PROOFS",
     "ScratchFolder",
     "check_regular",
     "direct_setting",
     "each",
     "followed",
     "give_free_name",
-    "once",
     "opened_regular",
     "passes_cache",
     "read_directly",
     "read_regular",
     "reason_of",
     "remedy_of",
-    "settle",
     "this_process",
     "writing_errors",
 ]

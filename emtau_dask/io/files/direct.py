@@ -91,19 +91,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArray[np.uint8] | None:
-    """Return bytes of a file, past the page cache.
+    """Return ``size`` bytes of a file, by default all from ``begin`` on, past the page cache.
 
-    Parameters
-    ----------
-    path : Path
-    begin, size : int
-        Which bytes; by default all from ``begin`` on.
-
-    Returns
-    -------
-    ndarray of uint8 or None
-        None where the file has fewer, or cannot be read so: not by this system, nor from this file
-        system, or not at all, which an ordinary read will say.
+    None where the file has fewer, or cannot be read so: not by this system, nor from this file
+    system, or not at all, which an ordinary read will say.
     """
     if not hasattr(os, "O_DIRECT"):
         return None

@@ -41,13 +41,8 @@ def remedy_of(
 ) -> str:
     """Return what is wrong and what to do about it, without a full stop.
 
-    Parameters
-    ----------
-    error : BaseException
-    place : str, Path or None
-        The local path that it is about, to say how much room there is.
-    otherwise : str
-        What is said of errors that nothing is known of.
+    How much room there is at the local path ``place``, if that is what is wrong; ``otherwise`` of errors
+    that nothing is known of.
     """
     number = error.errno if isinstance(error, OSError) else None
     text = _REMEDIES.get(number or 0, otherwise)
@@ -56,15 +51,7 @@ def remedy_of(
 
 @contextmanager
 def writing_errors(what: str, place: str | Path) -> Iterator[None]:
-    """Raise `StorageError` for whatever the operating system says while ``what`` is written.
-
-    Parameters
-    ----------
-    what : str
-        Begins the message.
-    place : str or Path
-        The local path that it is written to.
-    """
+    """Raise `StorageError` for whatever the system says while ``what`` is written to a local path."""
     try:
         yield
     except EmtauError:

@@ -11,43 +11,45 @@ from collections.abc import Callable
 REMEMBERED = 256
 """Proofs that a process remembers; one that it has forgotten is made again."""
 
-_settled: dict[str, None] = {}
-_settling = threading.RLock()
+
+class Proofs:
+    """What this process has proved."""
+
+    def __init__(self) -> None:
+        self._settled: dict[str, None] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Make a lock anew: another thread may have held it when this process was forked."""
+        self._settling = threading.RLock()
+
+    def once(self, token: str, prove: Callable[[], None]) -> None:
+        """Call ``prove`` unless this process has come through it already; other threads wait for it.
+
+        Parameters
+        ----------
+        token : str
+            Stands for what is proved.
+        prove : callable () -> None
+            Raises where it cannot be.
+        """
+        if token in self._settled:
+            return
+        with self._settling:
+            if token not in self._settled:
+                prove()
+                self.settle(token)
+
+    def settle(self, token: str) -> None:
+        """Take what ``token`` stands for as proved in this process."""
+        with self._settling:
+            self._settled[token] = None
+            while len(self._settled) > REMEMBERED:
+                del self._settled[next(iter(self._settled))]
 
 
-def _begin_anew() -> None:
-    """Leave a lock behind that another thread may have held when this process was forked."""
-    global _settling
-    _settling = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-
-
-def once(token: str, prove: Callable[[], None]) -> None:
-    """Call ``prove`` unless this process has come through it already; other threads wait for it.
-
-    Parameters
-    ----------
-    token : str
-        Stands for what is proved.
-    prove : callable () -> None
-        Raises where it cannot be.
-    """
-    if token in _settled:
-        return
-    with _settling:
-        if token not in _settled:
-            prove()
-            settle(token)
-
-
-def settle(token: str) -> None:
-    """Take what ``token`` stands for as proved in this process."""
-    with _settling:
-        _settled[token] = None
-        while len(_settled) > REMEMBERED:
-            del _settled[next(iter(_settled))]
+PROOFS = Proofs()
+os.register_at_fork(after_in_child=PROOFS.begin)
 
 
 def this_process() -> str:

@@ -1,6 +1,6 @@
 """Named objects of a run: stores, encoding, commits, and the state of rows."""
 
-from emtau_dask.io.objects.base import LocalObjects, ObjectStore, begun_elsewhere
+from emtau_dask.io.objects.base import ObjectStore, begun_elsewhere, copy_new
 from emtau_dask.io.objects.beginning import (
     FORMAT,
     VERSION,
@@ -12,8 +12,10 @@ from emtau_dask.io.objects.beginning import (
 from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
-from emtau_dask.io.objects.remote import ZarrStoreObjects, copy_new, object_store, warn_unless_exclusive
+from emtau_dask.io.objects.local import LocalObjects
+from emtau_dask.io.objects.opening import object_store, warn_unless_exclusive
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
+from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
 __all__ = [
     "FORMAT",

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import CheckpointCorruptError, CheckpointError
-from emtau_dask.io.files import once, settle, this_process
+from emtau_dask.io.files import PROOFS, this_process
 from emtau_dask.io.objects.base import ObjectStore
 from emtau_dask.io.objects.documents import digest
 from emtau_dask.io.objects.encoding import ArrayLayout, compress, decompress, read_verified
@@ -125,12 +125,12 @@ class Witness:
     def of(cls, key: str, data: bytes) -> Witness:
         """Return a witness of what this process has written."""
         witness = cls(key, digest(data), uuid4().hex)
-        settle(witness.token)
+        PROOFS.settle(witness.token)
         return witness
 
     def check(self, objects: ObjectStore) -> None:
         """Raise `CheckpointError` in a process that does not see it there; looks once."""
-        once(self.token, lambda: self._look(objects))
+        PROOFS.once(self.token, lambda: self._look(objects))
 
     def _look(self, objects: ObjectStore) -> None:
         found = objects.get(self.key, MAX_WITNESS_BYTES)

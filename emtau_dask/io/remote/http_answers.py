@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aiohttp import ClientResponse
 
-from emtau_dask.io.remote.urls import AnswerTooLongError, answer_limit
+from emtau_dask.io.remote.errors import AnswerTooLongError
+from emtau_dask.io.remote.filesystem import answer_limit
 
 ERROR_PAGE_BYTES = 2**16
 
@@ -16,7 +17,7 @@ class BoundedResponse(ClientResponse):
         """Return the body; of an answer that is an error its beginning."""
         if self._body is None:
             failed = self.status >= 400
-            limit = ERROR_PAGE_BYTES if failed else answer_limit()
+            limit = ERROR_PAGE_BYTES if failed else answer_limit.get()
             pieces, held = [], 0
             try:
                 async for piece in self.content.iter_any():

@@ -19,7 +19,7 @@ from zarr.abc.store import (
 )
 from zarr.core.buffer import Buffer, BufferPrototype
 
-from emtau_dask.io.remote.urls import Url
+from emtau_dask.io.remote.filesystem import RemotePath
 
 MOST_BYTES = 2**31
 """Of an object of which nothing is known."""
@@ -42,7 +42,7 @@ class UrlStore(Store):
 
     Parameters
     ----------
-    root : Url
+    root : RemotePath
     """
 
     supports_writes = False
@@ -50,7 +50,7 @@ class UrlStore(Store):
     supports_partial_writes = False
     supports_listing = True
 
-    def __init__(self, root: Url) -> None:
+    def __init__(self, root: RemotePath) -> None:
         super().__init__(read_only=True)
         self.root = root
 
@@ -64,7 +64,7 @@ class UrlStore(Store):
         return str(self.root)
 
     def with_read_only(self, read_only: bool = False) -> UrlStore:
-        """Return the same store, which can only be read."""
+        """Return the same store; it can only be read."""
         if not read_only:
             raise ValueError(f"{self} is opened to be read only")
         return self
@@ -77,7 +77,7 @@ class UrlStore(Store):
         return None if data is None else prototype.buffer.from_bytes(data)
 
     async def get_within(self, key: str, start: int, stop: int | None, limit: int) -> bytes | None:
-        """Read bytes ``start``, from the end if negative, to ``stop`` of an object; see `Url.read`."""
+        """Read bytes ``start``, from the end if negative, to ``stop`` of an object; see `RemotePath.read`."""
         try:
             return await (self.root / key).read_async(start, stop, limit)
         except FileNotFoundError:
@@ -100,15 +100,17 @@ class UrlStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List every object below a folder."""
-        below = self.root / prefix.rstrip("/") if prefix else self.root
-        for name, _ in await asyncio.to_thread(below.find, ""):
+        for name, _ in await asyncio.to_thread(self._folder(prefix).find):
             yield f"{prefix.rstrip('/')}/{name}" if prefix else name
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """List what is directly below a folder."""
-        below = self.root / prefix.rstrip("/") if prefix else self.root
-        for name in await asyncio.to_thread(below.names):
-            yield name
+        for name in await asyncio.to_thread(self._folder(prefix).names):
+            if name and "/" not in name:
+                yield name
+
+    def _folder(self, prefix: str) -> RemotePath:
+        return self.root / prefix.rstrip("/") if prefix else self.root
 
     async def set(self, key: str, value: Buffer) -> None:
         """Refuse."""

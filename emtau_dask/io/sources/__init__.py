@@ -2,17 +2,12 @@
 
 from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, Source, is_stored, places_of
 from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_value
-from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks
+from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
 from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source
 from emtau_dask.io.sources.parquet import is_parquet, open_parquet, parquet_names
+from emtau_dask.io.sources.read_budget import READ_BUDGET
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
-from emtau_dask.io.sources.zarr_arrays import (
-    READ_BUDGET,
-    group_source,
-    plain_zarr_of,
-    zarr_beneath,
-    zarr_source,
-)
+from emtau_dask.io.sources.zarr_arrays import group_source, zarr_source
 
 __all__ = [
     "READ_BUDGET",

@@ -23,14 +23,7 @@ from emtau_dask.io.sources.checks import even_chunks
 
 @dataclass(frozen=True)
 class ChunkPlace:
-    """Which rows a chunk holds.
-
-    Attributes
-    ----------
-    chunk : int
-    start, stop : int
-        Global row numbers.
-    """
+    """Which rows a chunk holds: global row numbers ``start`` to ``stop``."""
 
     chunk: int
     start: int
@@ -103,11 +96,21 @@ class Source(Protocol):
         ...
 
 
-class RangeReader(Protocol):
+class RangeReader(ChunkReader, Protocol):
     """Reads any range of rows of something addressable; picklable."""
 
+    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+        """Return the rows of a chunk and the stored bytes read for them."""
+        return self.read(place.start, place.stop)
+
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return rows ``start`` to ``stop`` and the stored bytes read for them."""
+        """Return rows ``start`` to ``stop`` and the stored bytes read for them.
+
+        Raises
+        ------
+        InvalidDataError
+            They cannot be read, or are not those that were opened.
+        """
         ...
 
     def identity(self) -> str:
@@ -146,8 +149,8 @@ class RangeSource:
         return isinstance(self.ranges, RowsInMemory)
 
     def reader(self) -> ChunkReader:
-        """Return a reader of a chunk's range of rows."""
-        return RangeChunkReader(self.ranges)
+        """Return the reader of its ranges."""
+        return self.ranges
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return nothing: the task reads the chunk itself."""
@@ -170,18 +173,7 @@ def is_stored(source: Source) -> bool:
     return isinstance(source, RangeSource) and not source.in_memory
 
 
-@dataclass(frozen=True)
-class RangeChunkReader:
-    """Chunks to row ranges."""
-
-    ranges: RangeReader
-
-    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Read the chunk."""
-        return self.ranges.read(place.start, place.stop)
-
-
-class RowsInMemory:
+class RowsInMemory(RangeReader):
     """Reads arrays in memory (or memory maps that the user made), of which each continues the one before.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Dask arrays as sources: their own tasks compute chunks, unless their blocks lie in memory already."""
+"""Dask arrays as sources: their own tasks compute chunks, unless they plainly are what is stored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any, cast
 import dask
 import dask.array as da
 import numpy as np
+import zarr
+from dask.array.core import getter, getter_inline, getter_nofancy
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from numpy.typing import NDArray
 
@@ -18,18 +21,14 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, RowsInMemory, Source
 from emtau_dask.io.sources.checks import check_dtype
 from emtau_dask.io.sources.shared import SharedRows
+from emtau_dask.io.sources.zarr_arrays import source_in
 
 
 @dataclass(frozen=True)
 class BlockReader:
     """Puts the blocks of a chunk, which may be split over features, together.
 
-    Attributes
-    ----------
-    row_shape : tuple of int
-        The shape that a row is declared to have.
-    beneath : tuple of SharedRows
-        What is stored beneath the blocks; proved to be the same wherever chunks are put together.
+    What is stored ``beneath`` the blocks is proved to be the same wherever that happens.
     """
 
     row_shape: tuple[int, ...]
@@ -166,3 +165,39 @@ def array_of_blocks(source: RangeSource, name: str) -> da.Array:
         for chunk, (start, stop) in enumerate(pairwise(ends))
     }
     return da.Array(blocks, name, chunks, dtype=source.dtype)
+
+
+def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:
+    """Return the zarr array that a dask array plainly is, None where it is anything else.
+
+    Plainly: made by ``dask.array.from_zarr`` or ``from_array``, inline or not,
+    and nothing done to it since, so that block i is exactly its rows i.
+    """
+    layers = array.__dask_graph__().layers
+    last = layers.get(array.name)
+    if len(layers) > 2 or not isinstance(last, Blockwise):
+        return None
+    if getattr(last.task, "func", None) not in (getter, getter_nofancy, getter_inline):
+        return None
+    if any(isinstance(layer, Blockwise) for name, layer in layers.items() if name != array.name):
+        return None
+    found = _zarr_arrays_in(array)
+    if len(found) != 1 or found[0].shape != array.shape or found[0].dtype != array.dtype:
+        return None
+    return found[0]
+
+
+def zarr_beneath(array: da.Array) -> list[RangeSource]:
+    """Return the zarr arrays that the tasks of a dask array read, by whatever paths these read them."""
+    return [source_in(found.store, found) for found in _zarr_arrays_in(array)]
+
+
+def _zarr_arrays_in(array: da.Array) -> list[zarr.Array[Any]]:
+    candidates: list[Any] = []
+    for layer in array.__dask_graph__().layers.values():
+        if isinstance(layer, Blockwise):
+            candidates += [argument for argument, _ in layer.indices]
+        elif isinstance(layer, MaterializedLayer):
+            candidates += [getattr(value, "value", value) for value in dict(layer).values()]
+    unlike = {id(candidate): candidate for candidate in candidates if isinstance(candidate, zarr.Array)}
+    return list(unlike.values())

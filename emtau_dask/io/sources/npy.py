@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import LEAST_BYTES, each, opened_regular, passes_cache, read_directly
 from emtau_dask.io.remote import Url, is_url, read_errors
-from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.sources.base import RangeReader, RangeSource
 from emtau_dask.io.sources.checks import check_dtype, even_chunks
 
 HEADER_BYTES = 2**14
@@ -25,17 +25,7 @@ _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_ar
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What a ``.npy`` file says of its array.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    by_column : bool
-        Whether columns, not rows, lie one after another.
-    dtype : dtype
-    begin : int
-        Where the values begin, in bytes.
-    """
+    """What a ``.npy`` file says of its array: ``begin`` is where the values begin, in bytes."""
 
     shape: tuple[int, ...]
     by_column: bool
@@ -52,12 +42,21 @@ class NpyHeader:
         """Bytes of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
+    def peak_bytes(self, n_rows: int) -> int:
+        """Return an upper bound of the bytes that reading rows holds: the rows twice, and a map's pages."""
+        return 2 * self.row_bytes * n_rows + 2**20
+
     def mapped(self, path: str) -> NDArray[Any]:
         """Return the values of a file with this header, as a memory map."""
         if not math.prod(self.shape):
             return np.empty(self.shape, self.dtype)
         order: Literal["F", "C"] = "F" if self.by_column else "C"
         return np.memmap(path, self.dtype, "r", self.begin, self.shape, order)
+
+    def check_size(self, size: int) -> None:
+        """Raise ValueError where a file of ``size`` bytes is too short."""
+        if size < self.end:
+            raise ValueError(f"it has {size:,} bytes of {self.end:,}")
 
     def of_file(self, size: int) -> str:
         """Return a text that identifies a file of ``size`` bytes with this header."""
@@ -87,13 +86,12 @@ def _local_header(path: str | Path) -> NpyHeader:
     """Return the header of a file that holds what it says; raises ValueError or OSError."""
     with opened_regular(path) as (descriptor, size):
         header = _header(os.pread(descriptor, HEADER_BYTES, 0))
-    if size < header.end:
-        raise ValueError(f"it has {size:,} bytes of {header.end:,}")
+    header.check_size(size)
     return header
 
 
 @dataclass(frozen=True)
-class NpyReader:
+class NpyReader(RangeReader):
     """Reads a local ``.npy`` file, through a memory map that lives only as long as one read.
 
     A file too large for the page cache is read past it, if by row.
@@ -102,13 +100,7 @@ class NpyReader:
     path: str
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return a copy of the rows.
-
-        Raises
-        ------
-        InvalidDataError
-            The file is gone, or another.
-        """
+        """Return a copy of the rows."""
         with read_errors(self.path, remote=False):
             rows = self._directly(start, stop)
             if rows is None:
@@ -120,26 +112,19 @@ class NpyReader:
         if not passes_cache(path.stat().st_size):
             return None
         header = self._header()
-        width, shape = header.row_bytes, header.shape[1:]
-        size = (stop - start) * width
+        size = (stop - start) * header.row_bytes
         if size < LEAST_BYTES or header.by_column:
             return None
-        found = read_directly(path, header.begin + start * width, size)
-        return None if found is None else found.view(header.dtype).reshape(stop - start, *shape)
+        found = read_directly(path, header.begin + start * header.row_bytes, size)
+        return None if found is None else found.view(header.dtype).reshape(-1, *header.shape[1:])
 
     def identity(self) -> str:
-        """Return the file's size and header.
-
-        Raises
-        ------
-        InvalidDataError
-            This process does not see the file.
-        """
+        """Return the file's size and header."""
         return self._header().of_file(Path(self.path).stat().st_size)
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes that `read` holds: the map's pages and the copy."""
-        return 2 * self._header().row_bytes * (stop - start) + 2**20
+        """Return an upper bound of the bytes that `read` holds."""
+        return self._header().peak_bytes(stop - start)
 
     def _header(self) -> NpyHeader:
         with read_errors(self.path, remote=False):
@@ -147,26 +132,14 @@ class NpyReader:
 
 
 @dataclass(frozen=True)
-class UrlNpyReader:
-    """Reads byte ranges of a ``.npy`` file behind a URL.
-
-    Attributes
-    ----------
-    url : Url
-    header : NpyHeader
-    """
+class UrlNpyReader(RangeReader):
+    """Reads byte ranges of a ``.npy`` file behind a URL."""
 
     url: Url
     header: NpyHeader
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows, from one range; from one for each feature where the file is by column.
-
-        Raises
-        ------
-        InvalidDataError
-            The file cannot be read, or is not the one that was opened.
-        """
+        """Return the rows, from one range; from one for each feature where the file is by column."""
         header = self.header
         if stop <= start:
             return np.empty((0, *header.shape[1:]), header.dtype), 0
@@ -184,28 +157,16 @@ class UrlNpyReader:
         begin = self.header.begin + first * self.header.dtype.itemsize
         size = count * self.header.dtype.itemsize
         with read_errors(str(self.url), remote=True):
-            data = self.url.read(begin, begin + size, size)
-        if len(data) != size:
-            raise InvalidDataError(
-                f"{self.url} gave {len(data):,} bytes for a range of {size:,}. Either it was replaced since "
-                "it was opened: open it anew; or its server ignores ranges: use another, or a local copy."
-            )
-        return np.frombuffer(data, self.header.dtype)
+            return np.frombuffer(self.url.read_range(begin, begin + size), self.header.dtype)
 
     def identity(self) -> str:
-        """Return the file's size and header.
-
-        Raises
-        ------
-        InvalidDataError
-            This process does not see the file.
-        """
+        """Return the file's size and header."""
         header, size = _remote_header(self.url)
         return header.of_file(size or header.end)
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes that `read` holds: an answer in pieces, and whole."""
-        return 2 * self.header.row_bytes * (stop - start) + 2**20
+        """Return an upper bound of the bytes that `read` holds."""
+        return self.header.peak_bytes(stop - start)
 
 
 def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
@@ -214,8 +175,8 @@ def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
         size = url.info()["size"]
         first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)
         header = _header(url.read(0, first, first))
-        if size is not None and size < header.end:
-            raise ValueError(f"it has {size:,} bytes of {header.end:,}")
+        if size is not None:
+            header.check_size(size)
     return header, size
 
 

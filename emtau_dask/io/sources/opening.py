@@ -16,10 +16,10 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
 from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, Source, memory_source
 from emtau_dask.io.sources.checks import check_dtype, check_shape
-from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of
+from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
 from emtau_dask.io.sources.npy import npy_source
 from emtau_dask.io.sources.parquet import is_parquet, open_parquet
-from emtau_dask.io.sources.zarr_arrays import open_zarr, plain_zarr_of, zarr_source
+from emtau_dask.io.sources.zarr_arrays import open_zarr, zarr_source
 
 
 def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:

@@ -1,281 +1,38 @@
-"""Parquet files as addressable sources: one chunk for each row group.
-
-Needs pyarrow, the ``[parquet]`` extra.
-"""
+"""Parquet files and folders as addressable sources: found, checked, one chunk for each row group."""
 
 from __future__ import annotations
 
-import io
-import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.io.files import check_regular, each
 from emtau_dask.io.remote import Url, is_url, plain_path, read_errors, suffix_of
 from emtau_dask.io.sources.base import RangeSource
-from emtau_dask.io.sources.parquet_footer import StoredGroup, row_groups_of
+from emtau_dask.io.sources.parquet_footer import StoredGroup
+from emtau_dask.io.sources.parquet_reader import (
+    ParquetPart,
+    ParquetReader,
+    RowGroup,
+    loaded_pyarrow,
+    part_at,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".parquet", ".pq")
-SLACK, SLACK_BYTES = 1.05, 2**24
-"""For what arrow's allocator keeps, and for pages."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
-TAIL_BYTES = 2**16
-"""Of a remote file's end, where its footer is: read at once, as pyarrow does."""
-
-
-class _UrlFile(io.RawIOBase):
-    """A file behind a URL for pyarrow: each read is one range, but its end is read once."""
-
-    def __init__(self, url: Url, size: int) -> None:
-        self._url = url
-        self._size = size
-        self._position = 0
-        self._tail = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = origin + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
-        if not wanted:
-            return b""
-        begin = max(0, self._size - TAIL_BYTES)
-        if self._position < begin:
-            data = self._range(self._position, wanted)
-        else:
-            self._tail = self._tail or self._range(begin, self._size - begin)
-            data = self._tail[self._position - begin :][:wanted]
-        self._position += wanted
-        return data
-
-    def _range(self, begin: int, wanted: int) -> bytes:
-        data = self._url.read(begin, begin + wanted, wanted)
-        if len(data) != wanted:
-            raise OSError(f"it gave {len(data):,} bytes for a range of {wanted:,}")
-        return data
-
-
-@dataclass(frozen=True)
-class ParquetPart:
-    """One parquet file.
-
-    Attributes
-    ----------
-    place : str or Url
-        An absolute path, or a URL.
-    size : int
-        Bytes.
-    """
-
-    place: str | Url
-    size: int
-
-    @property
-    def remote(self) -> bool:
-        """Whether it is behind a URL."""
-        return isinstance(self.place, Url)
-
-    @contextmanager
-    def opened(self) -> Iterator[Any]:
-        """Open the file with pyarrow; whatever goes wrong, here or in the block, is an `InvalidDataError`."""
-        pq = _pyarrow().parquet
-        with read_errors(f"the parquet file {self.place}", remote=self.remote):
-            source = _UrlFile(self.place, self.size) if isinstance(self.place, Url) else self.place
-            with pq.ParquetFile(source, pre_buffer=self.remote) as file:
-                yield file
-
-    def footer(self) -> tuple[pa.Schema, list[StoredGroup]]:
-        """Return the file's schema and its row groups.
-
-        Raises
-        ------
-        InvalidDataError
-            It cannot be read, or is no parquet file.
-        """
-        pq = _pyarrow().parquet
-        with read_errors(f"the parquet file {self.place}", remote=self.remote), self._stream() as stream:
-            groups = row_groups_of(stream, self.size)
-            with pq.ParquetFile(stream) as file:
-                n_columns = file.metadata.num_columns
-                if any(len(group.columns) != n_columns for group in groups):
-                    raise ValueError(f"not every row group has the schema's {n_columns} columns")
-                return file.schema_arrow, groups
-
-    def _stream(self) -> BinaryIO:
-        if isinstance(self.place, Url):
-            return cast(BinaryIO, _UrlFile(self.place, self.size))
-        return Path(self.place).open("rb")
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """One row group of one file.
-
-    Attributes
-    ----------
-    part : int
-        Number of the file.
-    number : int
-        Its own, in the file.
-    start, stop : int
-        Rows.
-    stored : int
-        Compressed bytes of the columns that are read.
-    nulls : bool
-        Whether they may hold nulls.
-    """
-
-    part: int
-    number: int
-    start: int
-    stop: int
-    stored: int
-    nulls: bool
-
-
-@dataclass(frozen=True)
-class ParquetReader:
-    """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type.
-
-    Attributes
-    ----------
-    parts : tuple of ParquetPart
-    groups : tuple of RowGroup
-    columns : tuple of str
-    dtype : dtype
-        Of the rows, where there are no nulls.
-    decoded : int
-        Bytes of a row as pyarrow holds it.
-    squeeze : bool
-        Whether the single column is given as shape (n,).
-    """
-
-    parts: tuple[ParquetPart, ...]
-    groups: tuple[RowGroup, ...]
-    columns: tuple[str, ...]
-    dtype: np.dtype[Any]
-    decoded: int
-    squeeze: bool
-
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows; the bytes are the compressed sizes of the column chunks read.
-
-        Raises
-        ------
-        InvalidDataError
-            A file cannot be read, or is not the one that was opened.
-        """
-        rows: NDArray[Any] | None = None
-        touched = self._touched(start, stop)
-        for group in touched:
-            with self.parts[group.part].opened() as file:
-                table = file.read_row_group(group.number, columns=list(self.columns))
-                if table.num_rows != group.stop - group.start:
-                    raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
-                if rows is None:  # only now: how many there are was the file's word alone
-                    rows = self._room(start, stop)
-                rows = self._filled(rows, start, group, table)
-        if rows is None:
-            rows = self._room(start, stop)
-        return (rows[:, 0] if self.squeeze else rows), sum(group.stored for group in touched)
-
-    def _room(self, start: int, stop: int) -> NDArray[Any]:
-        return np.empty((stop - start, len(self.columns)), dtype=self.dtype)
-
-    def _filled(self, rows: NDArray[Any], start: int, group: RowGroup, table: pa.Table) -> NDArray[Any]:
-        """Return ``rows``, which begin at ``start``, with those of a group filled in."""
-        if any(table.column(name).null_count for name in self.columns):
-            rows = rows.astype(np.float64, copy=False)
-        inside = slice(max(start - group.start, 0), start + len(rows) - group.start)
-        first = max(group.start - start, 0)
-        for j, name in enumerate(self.columns):
-            values = table.column(name).to_numpy()[inside]
-            rows[first : first + len(values), j] = values
-        return rows
-
-    def _touched(self, start: int, stop: int) -> list[RowGroup]:
-        return [group for group in self.groups if group.stop > start and group.start < stop]
-
-    def identity(self) -> str:
-        """Return the files' sizes and their numbers of rows and row groups, digested.
-
-        Raises
-        ------
-        InvalidDataError
-            This process does not see a file.
-        """
-        shapes = each(_shape_of, [part.place for part in self.parts])
-        return f"{len(shapes)} parquet file(s), SHA-256 {sha256(repr(shapes).encode()).hexdigest()}"
-
-    def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes that `read` holds.
-
-        The rows, and of one row group after the other what is stored (from a
-        network also in pieces), what is decoded, and the columns being decoded.
-        """
-        touched = self._touched(start, stop)
-        nulls = any(group.nulls for group in touched)
-        rows = (stop - start) * len(self.columns) * (8 if nulls else self.dtype.itemsize)
-        side_by_side = min(len(self.columns), os.cpu_count() or 1)
-        width = self.decoded * (1 + side_by_side / len(self.columns))
-        groups = [
-            group.stored * (1 + self.parts[group.part].remote) + (group.stop - group.start) * width
-            for group in touched
-        ]
-        return math.ceil(SLACK * (rows + max(groups, default=0))) + SLACK_BYTES
-
-
-def _shape_of(place: str | Url) -> tuple[int, int, int]:
-    """Return bytes, rows and row groups of the file that this process sees."""
-    part = _part(place)
-    if part is None:
-        raise InvalidDataError(f"the parquet file {place} is a folder now; open the data anew.")
-    with part.opened() as file:
-        return part.size, file.metadata.num_rows, file.metadata.num_row_groups
-
-
-def _part(place: str | Url) -> ParquetPart | None:
-    """Return a file with the size that it has now; None where it is a folder."""
-    with read_errors(f"the parquet file {place}", remote=isinstance(place, Url)):
-        if not isinstance(place, Url):
-            return None if Path(place).is_dir() else ParquetPart(place, check_regular(place))
-        info = place.info()
-        if info["type"] == "directory":
-            return None
-        if info["size"] is None:
-            raise ValueError("its server does not tell its size")
-        return ParquetPart(place, info["size"])
 
 
 def _parts(path: str) -> list[ParquetPart]:
     """Return the file, or all files of a folder in name order."""
     place = Url.of(path) if is_url(path) else str(Path(path).absolute())
-    one = _part(place) if suffix_of(path) in SUFFIXES else None
+    one = part_at(place) if suffix_of(path) in SUFFIXES else None
     if one is not None:
         return [one]
     if isinstance(place, Url):
@@ -305,18 +62,8 @@ def _row_group(part: int, number: int, start: int, group: StoredGroup, columns: 
     return RowGroup(part, number, start, start + group.n_rows, stored, nulls)
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InvalidDataError(
-            "reading parquet needs pyarrow; install it with: pip install 'emtau_dask[parquet]'"
-        ) from error
-    return pyarrow
-
-
 def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
-    pa = _pyarrow()
+    pa = loaded_pyarrow()
     kind = field.type
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise InvalidDtypeError(
@@ -408,7 +155,7 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
     InvalidDtypeError
         A column does not hold real numbers.
     """
-    _pyarrow()
+    loaded_pyarrow()
     parts = _found(path)
     groups: list[RowGroup] = []
     chosen: tuple[str, ...] = tuple(columns or ())

@@ -39,3 +39,7 @@ class ReadBudget:
             with self._freed:
                 self._taken -= size
                 self._freed.notify_all()
+
+
+READ_BUDGET = ReadBudget(2**28)
+"""Of this process."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.files import once, settle, this_process
+from emtau_dask.io.files import PROOFS, this_process
 from emtau_dask.io.sources.base import RangeReader, RangeSource, places_of
 from emtau_dask.versions import other_versions, software
 
@@ -52,7 +52,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class SharedRows:
+class SharedRows(RangeReader):
     """A `RangeReader` that reads only where a process sees the same as the one that made it.
 
     Attributes
@@ -76,27 +76,21 @@ class SharedRows:
     token: str
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return rows ``start`` to ``stop`` and the stored bytes read for them.
-
-        Raises
-        ------
-        InvalidDataError
-            They cannot be read, or this process sees other data.
-        """
+        """Read where this process sees the same; raises `InvalidDataError` where it sees other data."""
         self.prove()
         return self.ranges.read(start, stop)
 
     def identity(self) -> str:
-        """Return a short text that identifies what this process sees there, from metadata alone."""
+        """Return that of the rows."""
         return self.ranges.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes held while rows are read, the rows included."""
+        """Return those of the rows."""
         return self.ranges.peak_bytes(start, stop)
 
     def prove(self) -> None:
         """Raise `InvalidDataError` where this process sees other data, or none; look once."""
-        once(self.token, self._prove)
+        PROOFS.once(self.token, self._prove)
 
     def _prove(self) -> None:
         difference = self.difference()
@@ -131,15 +125,9 @@ class SharedRows:
 
 
 def shared_rows(source: RangeSource, name: str) -> SharedRows:
-    """Return a reader of stored rows for many processes, after reading a few of them.
+    """Return a reader of stored rows for many processes; ``name`` is what users call them.
 
-    At most four samples, from the beginnings of chunks that are spread evenly.
-
-    Parameters
-    ----------
-    source : RangeSource
-    name : str
-        What users call it.
+    Reads at most four samples, from the beginnings of chunks that are spread evenly.
 
     Raises
     ------
@@ -157,5 +145,5 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
         if not samples or held <= HELD_BYTES:
             samples.append(Sample.of(ranges, place.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
-    settle(shared.token)
+    PROOFS.settle(shared.token)
     return shared

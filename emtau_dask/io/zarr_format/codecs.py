@@ -45,14 +45,7 @@ FILTERS = frozenset(
 
 @dataclass(frozen=True)
 class Encoded:
-    """How many bytes a chunk has at one step of its decoding.
-
-    Attributes
-    ----------
-    size : int
-    exact : bool
-        Whether it has exactly so many; otherwise at most.
-    """
+    """How many bytes a chunk has at one step of its decoding: exactly, or at most."""
 
     size: int
     exact: bool = True
@@ -122,18 +115,7 @@ def _parsed(codec: object) -> tuple[str, dict[str, Any]]:
 
 
 def encoded_by(name: str, configuration: Mapping[str, Any], before: Encoded, n_values: int) -> Encoded:
-    """Return what a chunk's bytes are once a codec has encoded them.
-
-    Parameters
-    ----------
-    name : str
-    configuration : mapping
-        As `allowed` returned both.
-    before : Encoded
-        What it had before.
-    n_values : int
-        Values of the chunk.
-    """
+    """Return what the bytes of a chunk of ``n_values`` are once a codec, see `allowed`, has encoded them."""
     if name in COMPRESSORS:
         return before.compressed()
     if name in CHECKSUMS:
@@ -297,22 +279,7 @@ def checked_chain(
 ) -> list[tuple[str, object, Encoded]]:
     """Return name, description and what it makes when it decodes, of each of a chunk's codecs.
 
-    Parameters
-    ----------
-    codecs : sequence
-        As they encode, one after the other.
-    names : frozenset of str
-        Those that may be among them.
-    chunk : Encoded
-        The values' bytes.
-    n_values : int
-    where : str
-        Names the array in messages.
-
-    Raises
-    ------
-    InvalidDataError, ValueError
-        See `allowed`.
+    They are in the order in which they encode a ``chunk`` of ``n_values``; raises as `allowed` does.
     """
     found, made = [], chunk
     for codec in codecs:

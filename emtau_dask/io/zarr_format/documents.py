@@ -103,15 +103,7 @@ async def _get_local(
 
 
 def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, bytes] | None:
-    """Return a JSON object and the bytes that it was read from, None where there are none.
-
-    Raises
-    ------
-    InvalidDataError
-        It is too long, or no regular file.
-    ValueError
-        It is no JSON object, or nested too deeply.
-    """
+    """Return a JSON object and the bytes it was read from, None where there are none; see `document_at`."""
     found = sync(get_within(store, key, default_buffer_prototype(), MAX_DOCUMENT_BYTES))
     if found is None:
         return None
@@ -127,17 +119,7 @@ def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, byt
 
 @dataclass(frozen=True)
 class Found:
-    """A document that was read.
-
-    Attributes
-    ----------
-    zarr_format : int
-    kind : str
-        ``"array"`` or ``"group"``.
-    document : mapping
-    data : bytes
-        What it was read from.
-    """
+    """A document of an ``"array"`` or ``"group"``, its ``kind``, and the bytes that it was read from."""
 
     zarr_format: int
     kind: str
@@ -251,7 +233,7 @@ class ArrayDocument:
         return 2 * math.prod(self.shards or self.chunks) * self.itemsize + 16 * self._chunks_in_shard + 2**20
 
     def given_to_zarr(self) -> dict[str, Any]:
-        """Return the document with decompressors of ours in the place of compressors."""
+        """Return the document with bounded decompressors in place of its compressors."""
         values = math.prod(self.chunks)
         chunk = Encoded(values * self.itemsize)
         document = dict(self.document)
@@ -399,15 +381,7 @@ def _format_three(document: Document, where: str) -> ArrayDocument:
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
-    """An array in a store, opened by its checked description; pickled as that.
-
-    Attributes
-    ----------
-    store : zarr.abc.store.Store
-    path : str
-        In the store.
-    description : ArrayDocument
-    """
+    """An array in a store, opened by its checked description; pickled as that."""
 
     store: zarr.abc.store.Store
     path: str
@@ -417,6 +391,10 @@ class StoredArray:
     def array(self) -> zarr.Array[Any]:
         """The array, for reading; raises whatever zarr says of a document that it cannot use."""
         return zarr.Array.from_dict(StorePath(self.store, self.path), self.description.given_to_zarr())
+
+    def within(self, store: zarr.abc.store.Store) -> zarr.Array[Any]:
+        """Return the array as it is read through another store, without reading its document again."""
+        return zarr.Array(zarr.AsyncArray(self.array.metadata, StorePath(store, self.path)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "path": self.path, "description": self.description}

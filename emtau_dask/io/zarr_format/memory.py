@@ -111,7 +111,7 @@ class ZarrLayout:
     def is_one_chunk(self, start: int, stop: int) -> bool:
         """Return whether the rows are a decoded chunk, of the last one maybe the beginning.
 
-        Shards allow no buffers of ours.
+        zarr decodes shards into buffers of its own.
         """
         if self.shards is not None or not self.plain or self.shape[1:] != self.chunks[1:]:
             return False
@@ -130,15 +130,8 @@ class ZarrLayout:
         A chunk is read and decoded whole, and so many of them are under way as zarr's
         ``async.concurrency`` allows. Of a shard, all that is stored of the chunks wanted
         is read first; they are decoded into an array of the shard's own, which is copied
-        into the result. A single chunk is not copied, it becomes the result.
-
-        Parameters
-        ----------
-        start, stop : int
-            Rows.
-        remote : bool
-            Whether they are read from a network, where an answer is held in pieces
-            until it is whole.
+        into the result. A single chunk is not copied, it becomes the result. An answer of a
+        ``remote`` store is held in pieces until it is whole.
         """
         if not self.shape or stop <= start:
             return 0

@@ -34,22 +34,11 @@ PLAIN_BYTES, MOST_COMPRESSED = 2**26, 100
 
 @dataclass(frozen=True, eq=False)
 class OwnGroup:
-    """A group and its attributes.
-
-    Attributes
-    ----------
-    store : Store
-    path : str
-        In the store.
-    attributes : mapping
-    where : str
-        Names it in messages.
-    """
+    """A group at a path of a store, and its attributes."""
 
     store: Store
     path: str
     attributes: Mapping[str, Any]
-    where: str
 
     def arrays(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Return the values of arrays of the group, by name.
@@ -105,12 +94,7 @@ def _chunk_keys(stored: StoredArray, name: str) -> Iterable[str]:
 
 
 def own_group(where: object) -> OwnGroup | None:
-    """Return a zarr group of format 3, None where there is none.
-
-    Parameters
-    ----------
-    where : str, Path or zarr store
-        A path, a URL, or an open zarr store.
+    """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None where there is none.
 
     Raises
     ------
@@ -131,7 +115,7 @@ def own_group(where: object) -> OwnGroup | None:
     attributes = found.document.get("attributes", {})
     if not isinstance(attributes, Mapping):
         raise InvalidDataError(f"{where} has attributes that are no JSON object.")
-    return OwnGroup(store, path, attributes, str(where))
+    return OwnGroup(store, path, attributes)
 
 
 def _store_of(where: object) -> tuple[Store, str]:

@@ -1,0 +1,244 @@
+"""Objects as files below a folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import stat
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from emtau_dask.errors import CheckpointTakenError
+from emtau_dask.io.files import each, give_free_name, remedy_of
+from emtau_dask.io.objects.base import (
+    PARTIAL,
+    PARTIAL_NAME,
+    PROBES,
+    ObjectStore,
+    begun_elsewhere,
+    storage_errors,
+)
+
+FOLDERS_MADE = 10
+"""How often the folder of an object is made that others, who find it empty, remove."""
+
+
+@dataclass(frozen=True)
+class LocalObjects(ObjectStore):
+    """Objects as files below a folder, whose path ``root`` is absolute."""
+
+    root: str
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return self.root
+
+    @property
+    def shared(self) -> bool:
+        """Yes, with processes that see the folder."""
+        return True
+
+    @property
+    def exclusive(self) -> bool:
+        """Yes: `give_free_name` fails where the name exists."""
+        return True
+
+    def _path(self, key: str) -> Path:
+        return Path(self.root, key)
+
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return storage_errors(self.root, doing, lambda error: remedy_of(error, self.root))
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        with self._errors("make the folder"):
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            _fsync(str(Path(self.root).parent))
+
+    def empty(self) -> bool:
+        """Look for the folder and anything in it but probes and what an interrupted `create` left."""
+        root = Path(self.root)
+        with self._errors("see what is there"):
+            if not root.is_dir():
+                return not root.exists()
+            names = [path.name for path in root.iterdir()]
+            return all(name == PROBES or PARTIAL_NAME.fullmatch(name) for name in names)
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Read a file; anything else, such as a pipe, is as if it did not exist."""
+        with self._errors(f"read {key}"):
+            try:
+                descriptor = os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            try:
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode):
+                    return None
+                return _read(descriptor, min(limit, about.st_size) + 1)
+            finally:
+                os.close(descriptor)
+
+    @staticmethod
+    def _new_partial(path: Path) -> Path:
+        return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+
+    def _write_partial(self, path: Path, data: bytes, *, durable: bool) -> Path:
+        partial = self._new_partial(path)
+        try:
+            with self._opened(partial) as file:
+                left = memoryview(data)
+                while len(left):
+                    left = left[file.write(left) :]
+                if durable:
+                    os.fsync(file.fileno())
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            self._remove_empty(path.parent)
+            raise
+        return partial
+
+    def _opened(self, path: Path) -> io.FileIO:
+        """Return a new file, in a folder that is made where there is none, or none any more."""
+        for _ in range(FOLDERS_MADE):
+            try:
+                return path.open("xb", buffering=0)
+            except FileNotFoundError:
+                if not Path(self.root).is_dir():
+                    raise
+            with suppress(FileNotFoundError):
+                self._make_folder(path.parent)
+        return path.open("xb", buffering=0)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make folders below the root, never the root itself: where it has vanished, so has the run."""
+        root = Path(self.root)
+        missing = [path for path in (folder, *folder.parents) if root in path.parents]
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+        each(_fsync, [str(path.parent) for path in missing])
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a temporary file and rename it."""
+        path = self._path(key)
+        with self._errors(f"write {key}"):
+            self._write_partial(path, data, durable=False).replace(path)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a temporary file, fsync it, give it its name, fsync the folders."""
+        path = self._path(key)
+        with self._errors(f"write {key}"):
+            partial = self._write_partial(path, data, durable=True)
+            try:
+                give_free_name(partial, path)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                if path.exists():
+                    return False
+                raise
+            finally:
+                partial.unlink(missing_ok=True)
+            _fsync(str(path.parent))
+        return True
+
+    def check_exclusive(self) -> None:
+        """Raise `CheckpointError` unless the file system gives a name to one file only; leaves nothing."""
+        with self._errors("give a file a name that is free"):
+            name = self._new_partial(self._path(f"{PROBES}/name"))
+            made = [name]
+            try:
+                made += [self._write_partial(name, b"", durable=False)]
+                made += [self._write_partial(name, b"", durable=False)]
+                give_free_name(made[1], name)
+                with suppress(FileExistsError):
+                    give_free_name(made[2], name)
+                    raise OSError(errno.ENOTSUP, "a file that was there has been replaced")
+            except FileNotFoundError as error:
+                if not Path(self.root).is_dir():
+                    raise
+                raise begun_elsewhere(self) from error  # Who begins a run removes what is in its place.
+            finally:
+                for path in made:
+                    path.unlink(missing_ok=True)
+                self._remove_empty(name.parent)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Fsync files and the folders that name them."""
+        paths = [self._path(key) for key in keys]
+        with self._errors("make written objects durable"):
+            each(_fsync, [str(path) for path in {*paths, *(path.parent for path in paths)}])
+
+    def list(self, prefix: str) -> list[str]:
+        """Walk the folder; temporary files are listed too."""
+        top = Path(self.root, prefix)
+        with self._errors(f"list {prefix or 'the objects'}"):
+            return sorted(
+                str(Path(folder, name).relative_to(self.root))
+                for folder, _, names in os.walk(top)
+                for name in names
+            )
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove files, and the folders that this leaves empty."""
+        folders = set()
+        with self._errors("remove objects"):
+            for key in keys:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(f"{self.root}/{key}")  # noqa: PTH108 (making a Path takes longer)
+                folders.add(key.rpartition("/")[0])
+        for folder in sorted(
+            (Path(self.root, folder) for folder in folders), key=lambda path: -len(path.parts)
+        ):
+            self._remove_empty(folder)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder below the root, and those above it, as far as they are empty."""
+        while folder != Path(self.root) and folder.is_relative_to(self.root):
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+            folder = folder.parent
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the folder, which ends with the process; a file system without locks is trusted."""
+        with self._errors("open the folder"):
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise CheckpointTakenError(
+                        f"another process is replacing the run in {self.root}; choose another place, or "
+                        "start again when it has ended."
+                    ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _read(descriptor: int, limit: int) -> bytes:
+    """Return what there is of a file from where it stands, at most ``limit`` bytes."""
+    pieces = []
+    while limit > 0 and (piece := os.read(descriptor, limit)):
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

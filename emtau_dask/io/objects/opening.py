@@ -1,0 +1,97 @@
+"""Locations to object stores: which one a path, a URL or a zarr store is, and whether it is exclusive."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore
+
+from emtau_dask.errors import CheckpointError, InvalidDataError
+from emtau_dask.io.files import reason_of
+from emtau_dask.io.objects.base import PROBES, ObjectStore
+from emtau_dask.io.objects.fsspec import UrlObjects
+from emtau_dask.io.objects.local import LocalObjects
+from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
+from emtau_dask.io.remote import OpenedPath, Url, missing_package, remote_remedy
+from emtau_dask.messages import cause_of
+
+
+def warn_unless_exclusive(objects: ObjectStore) -> None:
+    """Warn where two processes could both create one commit without noticing.
+
+    A file system that should have conditional PUTs is tried: some endpoints
+    accept the condition and ignore it. So is a folder's.
+
+    Raises
+    ------
+    CheckpointError
+        The folder's file system cannot create a file on condition that it is new.
+    """
+    if isinstance(objects, LocalObjects):
+        objects.check_exclusive()
+    if objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects)):
+        return
+    warnings.warn(
+        f"{objects.location} cannot create an object on condition that it is new, so two processes "
+        "that go on with this run at the same moment might not notice each other. See that only one does.",
+        stacklevel=6,
+    )
+
+
+def _refuses_second(objects: UrlObjects) -> bool:
+    key = f"{PROBES}/{uuid.uuid4().hex}"
+    try:
+        return objects.create(key, b"first") and not objects.create(key, b"second")
+    finally:
+        objects.delete([key])
+
+
+def object_store(where: object) -> ObjectStore:
+    """Return the objects of a location.
+
+    Parameters
+    ----------
+    where : str, Path, zarr store or ObjectStore
+        A path, an fsspec URL, or an open zarr store.
+
+    Raises
+    ------
+    CheckpointError
+        It is none of these, a URL of an unknown or missing file system, or a
+        store that cannot be written.
+    """
+    if isinstance(where, (LocalObjects, UrlObjects, ZarrStoreObjects)):
+        return where
+    if isinstance(where, Path):
+        return LocalObjects(str(where.absolute()))
+    if isinstance(where, str) and where:
+        return _at(where) if "://" in where else LocalObjects(str(Path(where).absolute()))
+    if not isinstance(where, Store):
+        raise CheckpointError(f"checkpoint is {where!r}; give a path, a URL or a zarr store.")
+    if where.read_only or not where.supports_deletes:
+        raise CheckpointError(f"{where} cannot be written and deleted from; give a store that can.")
+    if isinstance(where, LocalStore):
+        return LocalObjects(str(Path(where.root).absolute()))
+    if isinstance(where, FsspecStore):
+        return UrlObjects(OpenedPath.of(where.fs, where.path))
+    return ZarrStoreObjects(where)
+
+
+def _at(url: str) -> ObjectStore:
+    try:
+        files, path = Url.of(url).connect()
+    except InvalidDataError as error:
+        raise CheckpointError(str(error)) from error
+    except ImportError as error:
+        raise CheckpointError(f"{Url(url)}: {missing_package(url, error)}") from error
+    except Exception as error:
+        raise CheckpointError(
+            f"{Url(url)} cannot be used ({reason_of(error)}). {remote_remedy(error)}."
+        ) from cause_of(error)
+    if isinstance(files, LocalFileSystem):
+        return LocalObjects(str(Path(path).absolute()))
+    return UrlObjects(OpenedPath.of(files, path))

@@ -1,0 +1,420 @@
+"""Files behind URLs: the one way to read, list, write and remove them, for rows and for checkpoints.
+
+Attempts, patience and the longest answer are bounded here. Credentials, endpoints and the like are
+fsspec's own configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.config import apply_config
+from fsspec.core import url_to_fs
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.remote.errors import (
+    AnswerTooLongError,
+    is_conflict,
+    is_of_the_server,
+    is_passing,
+    is_unreachable,
+)
+from emtau_dask.io.remote.urls import GS, HTTP, S3, has_keys, missing_package, protocol_of
+from emtau_dask.messages import masked_url
+
+ATTEMPTS = 3
+FIRST_PAUSE = 0.2
+CONFLICT_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds, about, between attempts that the server answers with a conflict."""
+CONNECT_SECONDS, READ_SECONDS = 5, 15
+"""Patience with a server: until it accepts a connection, and from one byte to the next."""
+SLOWEST_UPLOAD = 2**16
+"""Bytes a second below which an upload is given up."""
+LISTING_BYTES = 2**26
+"""The longest answer where nothing says how long it may be: a listing."""
+REPLACED = (
+    "Either it was replaced since it was opened: open it anew; or its server ignores ranges: use another, or "
+    "a local copy."
+)
+
+T = TypeVar("T")
+
+answer_limit: ContextVar[int] = ContextVar("emtau_answer_limit", default=LISTING_BYTES)
+"""Bytes that an answer to the reading task may have. A context variable: fsspec passes no argument on to
+the HTTP response, which reads this."""
+
+
+class RemotePath(ABC):
+    """A file or folder in an fsspec file system."""
+
+    @abstractmethod
+    def connect(self) -> tuple[Any, str]:
+        """Return the file system, in its synchronous form, and this path in it."""
+
+    @abstractmethod
+    def __truediv__(self, name: str) -> RemotePath:
+        """Return what is called ``name`` below."""
+
+    @property
+    def protocols(self) -> frozenset[str]:
+        """What the file system's URLs may begin with."""
+        return _protocols(self.connect()[0])
+
+    def read(self, start: int, stop: int | None, limit: int) -> bytes:
+        """Return bytes ``start`` to ``stop``; to the end where that is None. A negative ``start`` is from it.
+
+        Parameters
+        ----------
+        start : int
+        stop : int or None
+        limit : int
+            Bytes that there are at most.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file. Other errors are the file system's own; see `read_errors`.
+        InvalidDataError
+            There are more.
+        """
+        files, path = self.connect()
+        begin, end, most = _asked(files, start, stop, limit)
+        with self._bounded(most) as check:
+            return check(_insisting(lambda: files.cat_file(path, start=begin, end=end)))
+
+    async def read_async(self, start: int, stop: int | None, limit: int) -> bytes:
+        """Do as `read`, from any event loop."""
+        files, path = self.connect()
+        if not files.async_impl:
+            return await asyncio.to_thread(self.read, start, stop, limit)
+        begin, end, most = _asked(files, start, stop, limit)
+        with self._bounded(most) as check:
+            fetching = _insisting_async(lambda: files._cat_file(path, start=begin, end=end))
+            return check(await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fetching, files.loop)))
+
+    @contextmanager
+    def _bounded(self, most: int) -> Iterator[Callable[[Any], bytes]]:
+        """Bound what is read meanwhile; yield what checks how much it is, and makes bytes of it."""
+
+        def check(data: Any) -> bytes:
+            if len(data) > most:
+                raise AnswerTooLongError(f"it gave {len(data):,} bytes")
+            return data if isinstance(data, bytes) else bytes(data)
+
+        token = answer_limit.set(most)
+        try:
+            yield check
+        except AnswerTooLongError as error:
+            raise InvalidDataError(
+                f"{self}: {error}, where at most {most:,} belong to what was asked for. {REPLACED}"
+            ) from error
+        finally:
+            answer_limit.reset(token)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Return bytes ``start`` to ``stop``; raises as `read` does, and where there are fewer."""
+        data = self.read(start, stop, stop - start)
+        if len(data) != stop - start:
+            raise InvalidDataError(
+                f"{self} gave {len(data):,} bytes for a range of {stop - start:,}. {REPLACED}"
+            )
+        return data
+
+    def read_beginning(self, limit: int) -> bytes | None:
+        """Return at most ``limit`` bytes from the beginning; None where there is no such file."""
+        try:
+            return self.read(0, limit, limit)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            if not is_unreachable(error):
+                with suppress(Exception):
+                    if self.info()["size"] == 0:  # of which servers give no range
+                        return b""
+            raise
+
+    def info(self) -> dict[str, Any]:
+        """Return fsspec's ``type`` and ``size`` of what is there, fresh; raises FileNotFoundError."""
+        files, path = self._fresh()
+
+        def ask() -> dict[str, Any]:
+            try:
+                return dict(files.info(path))
+            except FileNotFoundError as error:
+                cause = error.__cause__  # fsspec says so of http:// whatever went wrong
+                if isinstance(cause, Exception) and is_of_the_server(cause):
+                    raise cause from None
+                raise
+
+        return _insisting(ask)
+
+    def exists(self) -> bool:
+        """Return whether a file or folder is there; raises what prevents seeing it."""
+        try:
+            self.info()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names of files and folders directly below, "" for a file that lies here; maybe none."""
+        files, path = self._fresh()
+        try:
+            return sorted(_below(path, _insisting(lambda: files.ls(path, detail=False))))
+        except FileNotFoundError:
+            return []
+
+    def find(self, suffix: str = "") -> list[tuple[str, int]]:
+        """Return names and sizes of all files below that end in ``suffix``, in the order of `pathlib`."""
+        files, path = self._fresh()
+        try:
+            found = _insisting(lambda: files.find(path, detail=True))
+        except FileNotFoundError:
+            return []
+        sizes = {name: found[each]["size"] for each, name in zip(found, _below(path, found), strict=True)}
+        wanted = [name for name in sizes if name and name.endswith(suffix)]
+        return [(name, sizes[name]) for name in sorted(wanted, key=lambda name: name.split("/"))]
+
+    def _fresh(self) -> tuple[Any, str]:
+        """Return as `connect` does, with nothing remembered of what is there."""
+        files, path = self.connect()
+        files.invalidate_cache()
+        return files, path
+
+    def write(self, data: bytes, **condition: str) -> None:
+        """Upload a file whole; ``mode="create"`` is the condition that it replaces none.
+
+        In bounded time: a client waits for ever to be told to go on with its body.
+        """
+        files, path = self.connect()
+        seconds = ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS) + len(data) / SLOWEST_UPLOAD
+        patience = {"timeout": seconds} if isinstance(files, AsyncFileSystem) else {}
+        _insisting(lambda: files.pipe_file(path, data, **condition, **patience))
+
+    def create(self, data: bytes) -> bool:
+        """Upload on condition that there is no such file; return whether it is this one that is there.
+
+        A lost answer makes the client ask again and meet its own file, so what is there is compared
+        with what was to be written. Where another request for the same file is under way, S3 answers
+        409, which says nothing of who will be first: that is asked again.
+        """
+        pauses = iter(CONFLICT_PAUSES)
+        while True:
+            try:
+                self.write(data, mode="create")
+                return True
+            except Exception as error:
+                conflict = is_conflict(error)
+                if is_unreachable(error) or not (conflict or isinstance(error, OSError)):
+                    raise
+                found = self.read_beginning(len(data) + 1)
+                if found is not None:
+                    return found == data
+                pause = next(pauses, None)
+                if not conflict or pause is None:
+                    raise
+            time.sleep(pause * random.uniform(0.5, 1.5))
+
+    def delete(self) -> None:
+        """Remove a file; one that is not there is no error."""
+        files, path = self.connect()
+        with suppress(FileNotFoundError):
+            _insisting(lambda: files.rm_file(path))
+
+
+def _protocols(files: Any) -> frozenset[str]:
+    names = files.protocol
+    return frozenset([names] if isinstance(names, str) else names)
+
+
+def _asked(files: Any, start: int, stop: int | None, limit: int) -> tuple[int | None, int | None, int]:
+    """Return which range to ask for, and how many bytes may come.
+
+    Of what is read to its end a byte too much is asked for, to see whether there is more; of a whole file
+    behind HTTP everything, since not every server knows ranges.
+    """
+    if start < 0:
+        return start, stop, -start
+    if stop is not None:
+        return start, stop, min(limit, stop - start)
+    if start == 0 and not _protocols(files).isdisjoint(HTTP):
+        return None, None, limit
+    return start, start + limit + 1, limit
+
+
+def _below(path: str, found: Iterable[Any]) -> list[str]:
+    """Return paths relative to ``path``."""
+    return [str(each).rstrip("/").removeprefix(path.rstrip("/")).lstrip("/") for each in found]
+
+
+def _insisting(request: Callable[[], T]) -> T:
+    """Make a request, and again where the answer broke off: not every file system does that by itself."""
+    for pause in _pauses():
+        try:
+            return request()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+        time.sleep(pause)
+    return request()
+
+
+async def _insisting_async(request: Callable[[], Awaitable[T]]) -> T:
+    """Do as `_insisting`."""
+    for pause in _pauses():
+        try:
+            return await request()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+        await asyncio.sleep(pause)
+    return await request()
+
+
+def _pauses() -> list[float]:
+    """Return the seconds to wait between attempts."""
+    return [FIRST_PAUSE * 2**attempt for attempt in range(1, ATTEMPTS)]
+
+
+@dataclass(frozen=True, repr=False)
+class OpenedPath(RemotePath):
+    """A path in an fsspec file system that is open already; all threads share its connections."""
+
+    files: Any
+    path: str
+
+    @classmethod
+    def of(cls, files: Any, path: str) -> OpenedPath:
+        """Return a path in the form of a file system that blocks, without zarr's wrapper around one."""
+        inner = getattr(files, "sync_fs", None)
+        if inner is None and isinstance(files, AsyncFileSystem) and files.asynchronous:
+            protocol = files.protocol if isinstance(files.protocol, str) else files.protocol[0]
+            inner = fsspec.filesystem(protocol, **{**files.storage_options, "asynchronous": False})
+        return cls(files if inner is None else inner, path.rstrip("/"))
+
+    def __str__(self) -> str:
+        """Return the URL without user, password and query, for messages."""
+        whole = "://" in self.path  # a path of fsspec's HTTP is the URL itself
+        return masked_url(self.path if whole else str(self.files.unstrip_protocol(self.path)))
+
+    def __truediv__(self, name: str) -> OpenedPath:
+        return OpenedPath(self.files, f"{self.path}/{name}")
+
+    def connect(self) -> tuple[Any, str]:
+        """Return what it has."""
+        return self.files, self.path
+
+
+@dataclass(frozen=True, repr=False)
+class Url(RemotePath):
+    """A file or folder behind a URL; picklable, and without a connection of its own.
+
+    The file system is looked up at each use in fsspec's cache, so that every
+    process, forked or not, has its own.
+
+    Attributes
+    ----------
+    url : str
+    options : mapping
+        Of the file system; they go along to wherever the URL is read.
+    """
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, url: str) -> Url:
+        """Return a URL with the options that this process's configuration has for it.
+
+        Raises
+        ------
+        InvalidDataError
+            The protocol is unknown, a package that it needs is missing, or the URL holds keys of an
+            object store.
+        """
+        if has_keys(url):
+            raise InvalidDataError(
+                f"{url} holds keys, which are no part of such a URL. Give them in the environment "
+                "(AWS_ACCESS_KEY_ID and its like; for gs:// FSSPEC_GS_TOKEN), or in a file in "
+                "~/.config/fsspec."
+            )
+        return cls(url, _options(url))
+
+    def __str__(self) -> str:
+        """Return the URL without user, password and query, for messages."""
+        return masked_url(self.url)
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
+
+    def __truediv__(self, name: str) -> Url:
+        bare, question, query = self.url.partition("?")
+        return Url(f"{bare.rstrip('/')}/{name}{question}{query}", self.options)
+
+    def connect(self) -> tuple[Any, str]:
+        """Return this process's file system, and this path in it."""
+        if "::" in self.url:
+            files, path = url_to_fs(self.url)
+            return files, str(path)
+        kind = _filesystem_class(self.url)
+        options = {**kind._get_kwargs_from_urls(self.url), **self.options}
+        if protocol_of(self.url) in S3:
+            # Among the options, another endpoint means another connection.
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+            options.setdefault("endpoint_url", endpoint)
+        files = kind(**options)
+        if protocol_of(self.url) in S3:
+            # Around the attempts of botocore, s3fs would make 25 of its own.
+            files.retries = 1
+        return files, str(kind._strip_protocol(self.url))
+
+
+def _filesystem_class(url: str) -> Any:
+    protocol = protocol_of(url)
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise InvalidDataError(missing_package(url, error)) from error
+    except ValueError as error:
+        raise InvalidDataError(
+            f"{protocol}:// is no kind of URL that fsspec knows. Give a local path, or a URL of s3://, "
+            "gs://, https:// or another of fsspec.available_protocols()."
+        ) from error
+
+
+def _options(url: str) -> dict[str, Any]:
+    """Return the options of this process's fsspec configuration, and limits to waiting where it has none."""
+    if "::" in url:
+        return {}
+    protocol = protocol_of(url)
+    options: dict[str, Any] = apply_config(_filesystem_class(url), {})
+    if protocol in S3:
+        limits = {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": READ_SECONDS,
+            "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+        }
+        options["config_kwargs"] = {**limits, **options.get("config_kwargs", {})}
+        # With more, s3fs asks for the size of each object before it reads it.
+        options.setdefault("max_concurrency", 1)
+    elif protocol in GS + HTTP:
+        from aiohttp import ClientTimeout
+
+        from emtau_dask.io.remote.http_answers import BoundedResponse
+
+        patience = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        key = "session_kwargs" if protocol in GS else "client_kwargs"
+        session = {"timeout": patience, "response_class": BoundedResponse}
+        options[key] = {**session, **options.get(key, {})}
+    return options

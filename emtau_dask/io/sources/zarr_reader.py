@@ -1,0 +1,147 @@
+"""Rows of a zarr array: read past the page cache where they should be, their stored bytes counted."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
+
+from emtau_dask.io.files import LEAST_BYTES, passes_cache, read_directly
+from emtau_dask.io.remote import read_errors
+from emtau_dask.io.sources.base import RangeReader
+from emtau_dask.io.sources.read_budget import READ_BUDGET
+from emtau_dask.io.zarr_format import MAX_DOCUMENT_BYTES, StoredArray, ZarrLayout, document_at, get_within
+
+
+class CountingStore(WrapperStore[Store]):
+    """The store as one read sees it: counts what is read, and bounds it.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+    limit : int
+        Bytes that an object has at most.
+    n_objects : int
+        Objects like those that are read, which hold all the data: local files that together are too large
+        for the page cache are read past it. 0 where they are not to be.
+
+    Attributes
+    ----------
+    bytes_read : int
+    missing : bool
+        Whether an object was not there.
+    """
+
+    def __init__(self, store: Store, limit: int, n_objects: int) -> None:
+        super().__init__(store)
+        self._limit = limit
+        self._n_objects = n_objects
+        self.bytes_read = 0
+        self.missing = False
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Read, and count."""
+        value = None
+        if self._n_objects and byte_range is None and isinstance(self._store, LocalStore):
+            found = await asyncio.to_thread(self._read_large, self._store.root / key)
+            value = None if found is None else prototype.buffer.from_array_like(found)
+        if value is None:
+            value = await get_within(self._store, key, prototype, self._limit, byte_range)
+        if value is None:
+            self.missing = True
+        else:
+            self.bytes_read += len(value)
+        return value
+
+    def _read_large(self, path: Path) -> NDArray[np.uint8] | None:
+        """Return a file's bytes; None where all files may be in the page cache, or it cannot be read so."""
+        try:
+            about = path.stat()
+        except OSError:
+            return None
+        regular = stat.S_ISREG(about.st_mode) and about.st_size <= self._limit
+        return read_directly(path) if regular and passes_cache(self._n_objects * about.st_size) else None
+
+
+def is_remote(store: Store) -> bool:
+    """Return whether what a store reads may come from a network."""
+    return not isinstance(store, (LocalStore, MemoryStore, ZipStore))
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrReader(RangeReader):
+    """Reads rows of a zarr array."""
+
+    stored: StoredArray
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+        """Return the rows and the stored (compressed) bytes read for them."""
+        limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
+        n_objects = self._layout.n_objects if self._may_pass_cache(start, stop) else 0
+        store = CountingStore(self.stored.store, limit, n_objects)
+        with (
+            self._errors(f"rows {start} to {stop} of "),
+            READ_BUDGET.reading(self.peak_bytes(start, stop)),
+        ):
+            rows = self._rows(self.stored.within(store), start, stop)
+        if store.missing:
+            # A chunk that is not stored holds the fill value; but is the array itself still there?
+            self.identity()
+        return rows, store.bytes_read
+
+    def _errors(self, part: str = "") -> AbstractContextManager[None]:
+        where = self.stored.description.where
+        return read_errors(f"{part}the zarr array {where}", remote=is_remote(self.stored.store))
+
+    def _rows(self, array: zarr.Array[Any], start: int, stop: int) -> NDArray[Any]:
+        """Return the rows, of more chunks than zarr should begin with at once one part after another."""
+        step = self._layout.rows_at_once(start)
+        if stop - start <= step:
+            buffers = self._layout.prototype(start, stop)
+            return np.asarray(array.get_basic_selection(slice(start, stop), prototype=buffers))
+        rows = np.empty((stop - start, *array.shape[1:]), array.dtype)
+        while start < stop:
+            part = slice(start, min(stop, start + step))
+            rows[len(rows) - (stop - start) :][: part.stop - start] = array.get_basic_selection(part)
+            start, step = part.stop, self._layout.rows_at_once(part.stop)
+        return rows
+
+    def identity(self) -> str:
+        """Return the SHA-256 of the array's metadata document, as stored."""
+        stored = self.stored
+        with self._errors():
+            found = document_at(stored.store, stored.path, (stored.description.zarr_format,))
+            if found is None:
+                raise FileNotFoundError("it has no metadata document")
+        return f"zarr array, SHA-256 {sha256(found.data).hexdigest()}"
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds at once, the rows included."""
+        return self._layout.peak_bytes(start, stop, remote=is_remote(self.stored.store))
+
+    def _may_pass_cache(self, start: int, stop: int) -> bool:
+        """Return whether these rows are whole, large objects, too many, decoded, for the page cache.
+
+        Parts of an object are soon followed by its other parts.
+        """
+        layout = self._layout
+        large = layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * layout.object_bytes)
+        return large and layout.is_whole_objects(start, stop)
+
+    @cached_property
+    def _layout(self) -> ZarrLayout:
+        return ZarrLayout.of(self.stored.array)
