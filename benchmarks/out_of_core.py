@@ -47,7 +47,7 @@ from emtau_dask import GaussianMixture
 from emtau_dask.em.compiling import worth_compiling
 from emtau_dask.fit.memory_estimate import FitOutline, demand
 from emtau_dask.io.files.direct import passes_cache, read_directly
-from emtau_dask.io.sources.base import places_of
+from emtau_dask.io.sources.base import chunk_ranges
 from emtau_dask.io.sources.opening import as_source, open_source
 from emtau_dask.settings import read_settings
 
@@ -167,8 +167,8 @@ def measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, A
             list(pool.map(partial(read_through, whole=whole), found))
         when = began, time.monotonic()
     elif kind == "decoding":
-        for place in places_of(source.chunk_rows).values():
-            source.reader().load(place, [])
+        for chunk_range in chunk_ranges(source.chunk_rows).values():
+            source.reader().load(chunk_range, [])
         when = began, time.monotonic()
     elif kind == "memory":
         when = iterate(X, options)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from emtau_dask.checkpoint.schema import MAX_SAMPLES, SampleEntry, SourceEntry
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.execution import Executor, Pass, PassObserver
-from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, places_of, values_digest
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, values_digest
 
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
 """What a sample may read, beyond one chunk: 64 MiB of values, or a twentieth of them all."""
@@ -29,24 +29,24 @@ SHOWN_CHUNKS = 8
 class _SampleTask:
     reader: ChunkReader
 
-    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
-        values, _ = self.reader.load(place, blocks)
-        return {place.chunk: values_digest(np.asarray(values))}
+    def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
+        values, _ = self.reader.load(chunk_range, blocks)
+        return {chunk_range.chunk: values_digest(np.asarray(values))}
 
 
-def sampled(source: Source) -> dict[int, ChunkPlace]:
+def sampled(source: Source) -> dict[int, ChunkRange]:
     """Return which chunks are sampled: at most 16 of those that hold rows, evenly spaced.
 
     As many as may be read, counted as if all were of the mean length; always one.
     """
-    places = list(places_of(source.chunk_rows).values())
-    if not places:
+    ranges = list(chunk_ranges(source.chunk_rows).values())
+    if not ranges:
         return {}
     all_bytes = math.prod(source.shape) * source.dtype.itemsize
-    allowed = max(SAMPLED_BYTES, all_bytes // SAMPLED_SHARE) * len(places) // max(1, all_bytes)
-    count = max(1, min(MAX_SAMPLES, len(places), allowed))
-    picked = (places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count))
-    return {place.chunk: place for place in picked}
+    allowed = max(SAMPLED_BYTES, all_bytes // SAMPLED_SHARE) * len(ranges) // max(1, all_bytes)
+    count = max(1, min(MAX_SAMPLES, len(ranges), allowed))
+    picked = (ranges[(2 * i + 1) * len(ranges) // (2 * count)] for i in range(count))
+    return {chunk_range.chunk: chunk_range for chunk_range in picked}
 
 
 def fingerprint(source: Source, what: str, executor: Executor, observer: PassObserver) -> SourceEntry:
@@ -68,7 +68,7 @@ def fingerprint(source: Source, what: str, executor: Executor, observer: PassObs
         items,
         name="fingerprint",
         stage=f"fingerprint of {what}",
-        costs={chunk: float(place.n_rows) for chunk, place in items.items()},
+        costs={chunk: float(chunk_range.n_rows) for chunk, chunk_range in items.items()},
     )
     digests = executor.map_reduce(work, observer)
     return SourceEntry(

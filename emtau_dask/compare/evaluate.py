@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from emtau_dask.em import SCAN_ROWS, ChunkLoader, EStepItem, Problem
 from emtau_dask.execution import NO_SOURCE, Pass
 from emtau_dask.io.objects import ObjectStore, SlotState
-from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, plan_kernel
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats, Ints
@@ -164,12 +164,12 @@ class _EvaluationTask:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> Evaluation:
-        loaded = self.loader.load(item.place, row_blocks, weight_blocks)
+        loaded = self.loader.load(item.chunk_range, row_blocks, weight_blocks)
         n_rows = len(loaded.rows)
         positions = loaded.positions()
         classes = np.zeros(n_rows, dtype=np.intp)
         if self.labels is not None:
-            classes = np.searchsorted(self.classes, self.labels.load(item.place, label_blocks)[0])
+            classes = np.searchsorted(self.classes, self.labels.load(item.chunk_range, label_blocks)[0])
         held_at, reference_at = (
             self.held.scored_at(item.state, n_rows),
             self.reference.scored_at(None, n_rows),
@@ -196,8 +196,8 @@ class _EvaluationTask:
 class _DistinctTask:
     reader: ChunkReader
 
-    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.unique(self.reader.load(place, blocks)[0])
+    def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.unique(self.reader.load(chunk_range, blocks)[0])
 
 
 def known_labels(problem: Problem, labels: Source | None) -> KnownLabels:
@@ -209,7 +209,7 @@ def known_labels(problem: Problem, labels: Source | None) -> KnownLabels:
         _DistinctTask(aligned.reader()),
         partial(reduce, np.union1d),
         [aligned],
-        problem.places,
+        problem.chunk_ranges,
         name="labels",
         stage="labels",
         costs=problem.costs,
@@ -246,7 +246,10 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
         partial(reduce, Evaluation.plus),
         name="evaluate",
         stage=f"evaluating {fit.summary.name}",
-        items={chunk: EStepItem(place, fit.states.get(chunk)) for chunk, place in problem.places.items()},
+        items={
+            chunk: EStepItem(chunk_range, fit.states.get(chunk))
+            for chunk, chunk_range in problem.chunk_ranges.items()
+        },
         beside=source or NO_SOURCE,
     )
     assert evaluation is not None

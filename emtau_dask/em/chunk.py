@@ -15,7 +15,7 @@ from emtau_dask.em.positions import Positions
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, this_process
 from emtau_dask.io.cache import CachedRows, RowCache
-from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, describe_bad_value
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
 from emtau_dask.mixture.estep import Absorbed, ScoredBlock
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
 
@@ -210,7 +210,7 @@ class ChunkLoader:
 
     def load(
         self,
-        place: ChunkPlace,
+        chunk_range: ChunkRange,
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
@@ -222,10 +222,10 @@ class ChunkLoader:
             It does not hold what it held in the run that is gone on with.
         """
         self._hold()
-        rows, bytes_read = self.rows.load(place, row_blocks)
+        rows, bytes_read = self.rows.load(chunk_range, row_blocks)
         weights, present = None, self.positions.of(len(rows))
         if self.weights is not None:
-            stored, weight_bytes = self.weights.load(place, weight_blocks)
+            stored, weight_bytes = self.weights.load(chunk_range, weight_blocks)
             weights = stored.astype(np.float64)
             bytes_read += weight_bytes
             if not (weights > 0).all():
@@ -234,42 +234,42 @@ class ChunkLoader:
             rows,
             weights,
             present,
-            place.start,
+            chunk_range.start,
             bytes_read,
-            place.chunk,
+            chunk_range.chunk,
             source_bytes=bytes_read,
-            contents=self._contents(place, rows, weights),
+            contents=self._contents(chunk_range, rows, weights),
         )
 
-    def _contents(self, place: ChunkPlace, rows: NDArray[Any], weights: Floats | None) -> bytes:
-        known = self.known.get(place.chunk)
-        if known is None and place.chunk not in self.noted:
+    def _contents(self, chunk_range: ChunkRange, rows: NDArray[Any], weights: Floats | None) -> bytes:
+        known = self.known.get(chunk_range.chunk)
+        if known is None and chunk_range.chunk not in self.noted:
             return b""
         contents = chunk_contents(rows, weights)
         if known is not None:
-            check_contents(place, contents, known)
+            check_contents(chunk_range, contents, known)
         return contents
 
     def load_active(
         self,
-        place: ChunkPlace,
+        chunk_range: ChunkRange,
         positions: Ints,
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
         """Return the chunk, or only some rows of it from the cache, among them those at ``positions``."""
-        found = None if self.cache is None else self.cache.find(place.chunk, positions)
+        found = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
         if found is None:
-            return self.load(place, row_blocks, weight_blocks)
+            return self.load(chunk_range, row_blocks, weight_blocks)
         self._hold()
         cached, bytes_read = found
         return LoadedChunk(
             cached.rows,
             cached.weights,
             positions,
-            place.start,
+            chunk_range.start,
             bytes_read + sum(block.nbytes for block in weight_blocks),
-            place.chunk,
+            chunk_range.chunk,
             held=cached.positions.astype(np.intp),
             source_bytes=cached.source_bytes,
         )

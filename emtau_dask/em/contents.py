@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.io.sources import ChunkPlace
+from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.numerics import Floats
 
 LINE, LINES, STRIPS = 64, 16, 32
@@ -73,7 +73,7 @@ def chunk_contents(rows: NDArray[Any], weights: Floats | None) -> bytes:
     return strips_digest(rows) + (bytes(HALF_BYTES) if weights is None else strips_digest(weights))
 
 
-def check_contents(place: ChunkPlace, found: bytes, known: bytes) -> None:
+def check_contents(chunk: ChunkRange, found: bytes, known: bytes) -> None:
     """Raise `CheckpointMismatchError` where a chunk no longer holds what it held; names it."""
     if found == known:
         return
@@ -81,8 +81,8 @@ def check_contents(place: ChunkPlace, found: bytes, known: bytes) -> None:
     if found[:HALF_BYTES] != known[:HALF_BYTES]:
         what, half = "X", slice(HALF_BYTES)
     raise CheckpointMismatchError(
-        f"{what} holds other values than in the checkpointed run: chunk {place.chunk} (rows {place.start} to "
-        f"{place.stop}) has the digest {found[half].hex()[:12]}…, then {known[half].hex()[:12]}…. Give the "
+        f"{what} holds other values than in the checkpointed run: chunk {chunk.chunk} (rows {chunk.start} to "
+        f"{chunk.stop}) has the digest {found[half].hex()[:12]}…, then {known[half].hex()[:12]}…. Give the "
         "same data, or begin a new run with this."
     )
 

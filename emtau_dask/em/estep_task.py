@@ -15,7 +15,7 @@ from emtau_dask.em.compiling import check_compiler
 from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
 from emtau_dask.io.objects import RowStateWriter, SlotState
-from emtau_dask.io.sources import ChunkPlace
+from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.compiled import Kernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import MostProbable
@@ -148,7 +148,7 @@ class RowTracking:
         state[ACTIVE][positions] = True
         return state
 
-    def last(self, place: ChunkPlace, slot: SlotState) -> Mapping[str, NDArray[Any]]:
+    def last(self, chunk_range: ChunkRange, slot: SlotState) -> Mapping[str, NDArray[Any]]:
         """Return the state that ``slot`` says, by name.
 
         Raises
@@ -156,13 +156,13 @@ class RowTracking:
         CheckpointCorruptError
             It cannot be read.
         """
-        found = None if self.cache is None else self.cache.find_state(place.chunk, slot.sha256)
+        found = None if self.cache is None else self.cache.find_state(chunk_range.chunk, slot.sha256)
         if found is None:
-            held = self.writer.read(slot, place.n_rows)
+            held = self.writer.read(slot, chunk_range.n_rows)
             dtypes = self.writer.fields.by_name
             found = {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
             if self.cache is not None:
-                self.cache.keep_state(place.chunk, slot.sha256, found)
+                self.cache.keep_state(chunk_range.chunk, slot.sha256, found)
         return found
 
     def leave(self, chunk: int, state: Mapping[str, NDArray[Any]]) -> SlotState:
@@ -182,12 +182,12 @@ class EStepItem:
 
     Attributes
     ----------
-    place : ChunkPlace
+    chunk_range : ChunkRange
     state : SlotState or None
         Its row state; None where it starts afresh, every row active.
     """
 
-    place: ChunkPlace
+    chunk_range: ChunkRange
     state: SlotState | None
 
 
@@ -236,14 +236,14 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache where they are there, and its row state."""
         if self.tracking is not None and item.state is not None:
-            state = self.tracking.last(item.place, item.state)
+            state = self.tracking.last(item.chunk_range, item.state)
             positions = np.flatnonzero(state[ACTIVE])
-            return FoundRows(self.loader.load_active(item.place, positions, *blocks), positions, state)
-        loaded = self.loader.load(item.place, *blocks)
+            return FoundRows(self.loader.load_active(item.chunk_range, positions, *blocks), positions, state)
+        loaded = self.loader.load(item.chunk_range, *blocks)
         positions = loaded.positions()
         if self.tracking is None:
             return FoundRows(loaded, positions, None)
-        return FoundRows(loaded, positions, self.tracking.fresh(item.place.n_rows, positions))
+        return FoundRows(loaded, positions, self.tracking.fresh(item.chunk_range.n_rows, positions))
 
     def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
         """Score the chunk's active rows, and write row state where it changes; again, it does the same."""

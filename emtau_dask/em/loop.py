@@ -219,7 +219,7 @@ def _e_step(
         arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
         kept = frozenset(array.name for array in arrays if array.keep)
         tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
-    places, sizes, width = problem.places, problem.costs, problem.n_features
+    ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
     iteration = state.iteration + 1
@@ -228,7 +228,7 @@ def _e_step(
         partial(merge_totals, problem.structure),
         name="estep",
         stage=f"iteration {iteration}",
-        items={chunk: EStepItem(places[chunk], slots.get(chunk)) for chunk in chunks},
+        items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
     )
 

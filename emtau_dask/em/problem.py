@@ -17,7 +17,7 @@ from emtau_dask.em.contents import ReadContents
 from emtau_dask.em.context import Context
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass, ReadingTask
-from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, is_stored, places_of
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_stored
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 T = TypeVar("T")
@@ -72,14 +72,14 @@ class Problem:
         return self.rows.shape[1]
 
     @cached_property
-    def places(self) -> dict[int, ChunkPlace]:
-        """The places of the chunks that hold rows, by chunk."""
-        return places_of(self.rows.chunk_rows)
+    def chunk_ranges(self) -> dict[int, ChunkRange]:
+        """The ranges of the chunks that hold rows, by chunk."""
+        return chunk_ranges(self.rows.chunk_rows)
 
     @property
     def chunks(self) -> list[int]:
         """The chunks that hold rows."""
-        return list(self.places)
+        return list(self.chunk_ranges)
 
     @cached_property
     def costs(self) -> dict[int, float]:
@@ -111,7 +111,7 @@ class Problem:
         loader = ChunkLoader(self.rows.reader(), weights, cache, self.context.positions)
         if self.contents is None:
             return loader
-        unknown = self.places.keys() - self.contents.known.keys() if noting else ()
+        unknown = self.chunk_ranges.keys() - self.contents.known.keys() if noting else ()
         return replace(loader, known=self.contents.to_compare(), noted=frozenset(unknown))
 
     def map_reduce(
@@ -133,7 +133,7 @@ class Problem:
             See `execution.Pass`. A task gets the blocks of ``beside``, of the rows, and of
             the weights.
         items : mapping of int to object, optional
-            By default the place of every chunk that holds rows.
+            By default the chunk_range of every chunk that holds rows.
         costs : mapping of int to float, optional
             By default the numbers that each chunk holds.
         beside : ChunkInput, optional
@@ -144,7 +144,7 @@ class Problem:
             task,
             merge,
             sources,
-            self.places if items is None else items,
+            self.chunk_ranges if items is None else items,
             name,
             stage,
             self.costs if costs is None else costs,
@@ -169,12 +169,12 @@ class _WeightTotals:
 class _WeightTask:
     reader: ChunkReader
 
-    def __call__(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
-        weights, _ = self.reader.load(place, blocks)
+    def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
+        weights, _ = self.reader.load(chunk_range, blocks)
         good = (weights >= 0) & (weights <= LARGEST)
         if not good.all():
             position = int(np.argmin(good))
-            where = f"row {place.start + position} (chunk {place.chunk})"
+            where = f"row {chunk_range.start + position} (chunk {chunk_range.chunk})"
             return _WeightTotals(0.0, 0, f"sample_weight is {weights[position]} at {where}")
         return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)), None)
 
@@ -220,7 +220,7 @@ def make_problem(
             _WeightTask(weights.reader()),
             partial(reduce, _WeightTotals.plus),
             [weights],
-            places_of(rows.chunk_rows),
+            chunk_ranges(rows.chunk_rows),
             name="weights",
             stage="weights",
             costs=chunk_costs(weights),
@@ -266,10 +266,10 @@ def _earlier(a: UnusableRowError | None, b: UnusableRowError | None) -> Unusable
 class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
     loader: ChunkLoader
 
-    def read(self, item: ChunkPlace, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
         return self.loader.load(item, *blocks)
 
-    def compute(self, item: ChunkPlace, found: LoadedChunk) -> UnusableRowError | None:
+    def compute(self, item: ChunkRange, found: LoadedChunk) -> UnusableRowError | None:
         positions = found.positions()
         try:
             for _ in found.blocks(positions, SCAN_ROWS):

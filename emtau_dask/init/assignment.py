@@ -19,7 +19,7 @@ from emtau_dask.em import ChunkLoader, LoadedChunk, Problem
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution import NO_SOURCE, ReadingTask
 from emtau_dask.init.row_random import RESPONSIBILITY, row_uniforms
-from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import Form, block_rows, even_length
 from emtau_dask.mixture.model import (
@@ -61,7 +61,7 @@ class RowBlock:
 class Assignment(Protocol):
     """Gives responsibilities to the rows of one chunk."""
 
-    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return the assignment for one chunk, with what it reads for it."""
         ...
 
@@ -136,7 +136,7 @@ class NearestCentre:
         order = np.argsort(first)
         return cls(centres[first[order]], (same / same.sum(axis=0)).T[order])
 
-    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself."""
         return self
 
@@ -160,7 +160,7 @@ class RandomResponsibilities(_Soft):
     seed: int
     n_components: int
 
-    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself."""
         return self
 
@@ -187,9 +187,9 @@ class GivenResponsibilities(_Soft):
     reader: ChunkReader
     values: NDArray[Any] | None = None
 
-    def prepare(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
         """Return itself with the chunk's responsibilities loaded."""
-        values, _ = self.reader.load(place, blocks)
+        values, _ = self.reader.load(chunk_range, blocks)
         return GivenResponsibilities(self.reader, values)
 
     def responsibilities(self, block: RowBlock) -> Floats:
@@ -221,12 +221,12 @@ class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientSt
     structure: CovarianceStructure
     n_components: int
 
-    def read(self, item: ChunkPlace, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Assignment]:
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Assignment]:
         assignment_blocks, *chunk_blocks = blocks
         loaded = self.loader.load(item, *chunk_blocks)
         return loaded, self.assignment.prepare(item, assignment_blocks)
 
-    def compute(self, item: ChunkPlace, found: tuple[LoadedChunk, Assignment]) -> SufficientStatistics:
+    def compute(self, item: ChunkRange, found: tuple[LoadedChunk, Assignment]) -> SufficientStatistics:
         loaded, assignment = found
         positions = loaded.positions()
         weights = loaded.weights_at(positions)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from emtau_dask.em import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem
 from emtau_dask.execution import Pass, ReadingTask
 from emtau_dask.init.row_random import PRIORITY, row_uniforms
-from emtau_dask.io.sources import ChunkPlace, ChunkReader
+from emtau_dask.io.sources import ChunkRange, ChunkReader
 from emtau_dask.mixture.numerics import Floats, Ints
 
 SAMPLE_ELEMENTS = 2**21
@@ -69,11 +69,11 @@ class _DrawTask:
     size: int
     weights: ChunkReader | None
 
-    def __call__(self, place: ChunkPlace, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
-        start, stop = place.start, place.stop
+    def __call__(self, chunk_range: ChunkRange, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
+        start, stop = chunk_range.start, chunk_range.stop
         present = None
         if self.weights is not None:
-            present = self.weights.load(place, weight_blocks)[0] > 0
+            present = self.weights.load(chunk_range, weight_blocks)[0] > 0
         drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
         for first in range(start, stop, DRAW_ROWS):
             last = min(first + DRAW_ROWS, stop)
@@ -88,7 +88,7 @@ class _DrawTask:
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    place: ChunkPlace
+    chunk_range: ChunkRange
     numbers: Ints
 
 
@@ -97,10 +97,10 @@ class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
     loader: ChunkLoader
 
     def read(self, item: _Chosen, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
-        return self.loader.load(item.place, *blocks)
+        return self.loader.load(item.chunk_range, *blocks)
 
     def compute(self, item: _Chosen, found: LoadedChunk) -> RowSample:
-        positions = item.numbers - item.place.start
+        positions = item.numbers - item.chunk_range.start
         rows = np.empty((len(positions), found.rows.shape[1]))
         for where, block in found.blocks(positions, SCAN_ROWS):
             rows[where] = block
@@ -118,10 +118,10 @@ def _join(a: RowSample, b: RowSample) -> RowSample:
 
 def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
     """Return the chosen rows (ascending) of each chunk that holds any."""
-    places = list(problem.places.values())
-    edges = np.searchsorted(numbers, [place.stop for place in places])
+    ranges = list(problem.chunk_ranges.values())
+    edges = np.searchsorted(numbers, [chunk_range.stop for chunk_range in ranges])
     parts = np.split(numbers, edges[:-1])
-    return {p.chunk: _Chosen(p, part) for p, part in zip(places, parts, strict=True) if len(part)}
+    return {p.chunk: _Chosen(p, part) for p, part in zip(ranges, parts, strict=True) if len(part)}
 
 
 def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
@@ -141,7 +141,7 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
         _DrawTask(seed, size, None if weights is None else weights.reader()),
         partial(reduce, partial(_merge_draws, size)),
         [] if weights is None else [weights],
-        problem.places,
+        problem.chunk_ranges,
         name="draw",
         stage="sample",
         costs=problem.costs,

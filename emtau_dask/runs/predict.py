@@ -23,7 +23,7 @@ from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watc
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
-from emtau_dask.io.sources import ChunkPlace, ChunkReader, Source, is_parquet, places_of
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_parquet
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
 from emtau_dask.runs.inputs import open_rows
 
@@ -91,12 +91,12 @@ def run_predict(
         return write_labels(fitted, rows, out, options, observer=observer)
 
 
-def _model_in(place: str) -> GaussianMixture:
-    """Return the model at a place: a saved one, a run's folder, or the last commit of a checkpoint."""
-    if holds_run(object_store(place)):
-        return mixture_in(GaussianMixture, place)
-    inner = Path(place, "model.zarr")
-    return GaussianMixture.load(str(inner) if inner.exists() else place)
+def _model_in(chunk_range: str) -> GaussianMixture:
+    """Return the model at a chunk_range: a saved one, a run's folder, or the last commit of a checkpoint."""
+    if holds_run(object_store(chunk_range)):
+        return mixture_in(GaussianMixture, chunk_range)
+    inner = Path(chunk_range, "model.zarr")
+    return GaussianMixture.load(str(inner) if inner.exists() else chunk_range)
 
 
 def write_labels(
@@ -154,7 +154,7 @@ def write_labels(
         ]
         scorings = [scoring for scoring, _ in outputs.values()]
         score = partial(_scored, rows.reader(), plan_kernel(model.parameters_), scorings)
-        for computed in _in_order(score, places_of(rows.chunk_rows).values(), options.workers):
+        for computed in _in_order(score, chunk_ranges(rows.chunk_rows).values(), options.workers):
             for writer, values in zip(writers, computed, strict=True):
                 writer.append(values)
             counts += np.bincount(computed[0], minlength=k)
@@ -165,24 +165,26 @@ def write_labels(
 
 
 def _scored(
-    reader: ChunkReader, plan: KernelPlan, scorings: Sequence[Scoring], place: ChunkPlace
+    reader: ChunkReader, plan: KernelPlan, scorings: Sequence[Scoring], chunk_range: ChunkRange
 ) -> list[NDArray[Any]]:
-    rows, bytes_read = reader.load(place, [])
-    return score_chunk(LoadedChunk(rows, None, None, place.start, bytes_read, place.chunk), plan, scorings)
+    rows, bytes_read = reader.load(chunk_range, [])
+    return score_chunk(
+        LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk), plan, scorings
+    )
 
 
 def _in_order(
-    score: Callable[[ChunkPlace], list[NDArray[Any]]], places: Iterable[ChunkPlace], workers: int | None
+    score: Callable[[ChunkRange], list[NDArray[Any]]], ranges: Iterable[ChunkRange], workers: int | None
 ) -> Iterator[list[NDArray[Any]]]:
     """Yield the results of all chunks in order, computing a few chunks at a time."""
     workers = workers or os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         pending: deque[Future[list[NDArray[Any]]]] = deque()
         try:
-            for place in places:
+            for chunk_range in ranges:
                 if len(pending) == workers:
                     yield pending.popleft().result()
-                pending.append(pool.submit(score, place))
+                pending.append(pool.submit(score, chunk_range))
             while pending:
                 yield pending.popleft().result()
         finally:

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from emtau_dask import InvalidDataError
-from emtau_dask.io.sources.base import ChunkPlace, places_of
+from emtau_dask.io.sources.base import ChunkRange, chunk_ranges
 from emtau_dask.io.sources.dask_arrays import GraphSource
 from emtau_dask.io.sources.opening import as_dask, as_source, open_source
 from emtau_dask.io.sources.parquet import open_parquet
@@ -22,16 +22,16 @@ from emtau_dask.io.sources.parquet import open_parquet
 CHUNKINGS = [(23,), (1,) * 23, (5, 18), (0, 9, 0, 14, 0), (10, 10, 3)]
 
 
-def place(source, chunk):
-    """A chunk's place, of chunks without rows too."""
+def chunk_range(source, chunk):
+    """A chunk's range, of chunks without rows too."""
     bounds = (0, *accumulate(source.chunk_rows))
-    return ChunkPlace(chunk, bounds[chunk], bounds[chunk + 1])
+    return ChunkRange(chunk, bounds[chunk], bounds[chunk + 1])
 
 
 def load(source, chunk, reader=None):
     """A chunk's rows and bytes, its references computed by dask's plain scheduler."""
     blocks = dask.get(dict(source.graph([chunk])), source.references(chunk))
-    return (reader or source.reader()).load(place(source, chunk), blocks)
+    return (reader or source.reader()).load(chunk_range(source, chunk), blocks)
 
 
 def expected_rows(made, chunk_rows=None):
@@ -52,17 +52,17 @@ def test_it_says_its_chunks(made):
 
 
 def test_places_are_those_of_the_chunks_that_hold_rows():
-    places = places_of((0, 4, 0, 0, 19, 0))
-    assert places == {1: ChunkPlace(1, 0, 4), 4: ChunkPlace(4, 4, 23)}
-    assert [place.n_rows for place in places.values()] == [4, 19]
-    assert places_of(()) == places_of((0, 0)) == {}
+    ranges = chunk_ranges((0, 4, 0, 0, 19, 0))
+    assert ranges == {1: ChunkRange(1, 0, 4), 4: ChunkRange(4, 4, 23)}
+    assert [chunk_range.n_rows for chunk_range in ranges.values()] == [4, 19]
+    assert chunk_ranges(()) == chunk_ranges((0, 0)) == {}
 
 
 def test_the_places_of_a_source_hold_its_rows_once_and_in_order(made):
-    places = places_of(made.source.chunk_rows)
-    rows = np.concatenate([made.rows[found.start : found.stop] for found in places.values()])
+    ranges = chunk_ranges(made.source.chunk_rows)
+    rows = np.concatenate([made.rows[found.start : found.stop] for found in ranges.values()])
     assert np.array_equal(rows, made.rows)
-    assert all(found == place(made.source, chunk) for chunk, found in places.items())
+    assert all(found == chunk_range(made.source, chunk) for chunk, found in ranges.items())
 
 
 def test_load_gives_exactly_the_rows(made):
@@ -143,13 +143,13 @@ def test_a_reader_travels_by_pickle(made):
 
 
 def test_a_reader_of_an_addressable_source_reads_any_place(made):
-    """It needs no chunk numbers: a place is enough, whatever the chunks are."""
+    """It needs no chunk numbers: a range is enough, whatever the chunks are."""
     if made.graph:
         with pytest.raises(InvalidDataError, match=r"chunk 99 .*declares"):
-            made.source.reader().load(ChunkPlace(99, 3, 11), [made.rows[:3]])
+            made.source.reader().load(ChunkRange(99, 3, 11), [made.rows[:3]])
         return
     for start, stop in [(0, 23), (3, 11), (9, 10), (22, 23)]:
-        rows, _ = made.source.reader().load(ChunkPlace(99, start, stop), [])
+        rows, _ = made.source.reader().load(ChunkRange(99, start, stop), [])
         assert np.array_equal(rows, made.rows[start:stop])
 
 
@@ -297,14 +297,14 @@ def test_the_rows_of_one_zarr_chunk_are_its_decoded_bytes_not_a_copy(layout, tmp
         return cls(begun[-1])
 
     monkeypatch.setattr(zarr.core.buffer.cpu.NDBuffer, "empty", classmethod(empty))
-    whole = source.reader().load(ChunkPlace(0, 10, 20), [])[0]
+    whole = source.reader().load(ChunkRange(0, 10, 20), [])[0]
     assert np.array_equal(whole, values[10:20])
     assert whole.dtype == values.dtype
     assert (not any(np.shares_memory(whole, array) for array in begun)) is (layout in ADOPTED)
-    last = source.reader().load(ChunkPlace(0, 20, 25), [])[0]
+    last = source.reader().load(ChunkRange(0, 20, 25), [])[0]
     assert np.array_equal(last, values[20:25])
     for start, stop in [(0, 9), (10, 25), (21, 25), (5, 15)]:
         begun.clear()
-        part = source.reader().load(ChunkPlace(0, start, stop), [])[0]
+        part = source.reader().load(ChunkRange(0, start, stop), [])[0]
         assert np.array_equal(part, values[start:stop])
         assert any(np.shares_memory(part, array) for array in begun)

@@ -100,7 +100,7 @@ def fitted(request, tmp_path_factory):
 def chunks_by_task(tasks, name="emtau-estep"):
     """The chunks of every task of this name, as its own items say, by computation."""
     return [
-        sorted(tuple(getattr(item, "place", item).chunk for item in processed(node)) for node in nodes)
+        sorted(tuple(getattr(item, "chunk_range", item).chunk for item in processed(node)) for node in nodes)
         for nodes in tasks.ran_of(name)
     ]
 

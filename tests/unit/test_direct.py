@@ -15,7 +15,7 @@ from emtau_dask import ConfigError, FullEM, GaussianMixture, InvalidDataError
 from emtau_dask.io.files import direct
 from emtau_dask.io.sources import npy as npy_source
 from emtau_dask.io.sources import zarr_reader as zarr_source
-from emtau_dask.io.sources.base import places_of
+from emtau_dask.io.sources.base import chunk_ranges
 from emtau_dask.io.sources.opening import open_source
 
 MIB = 2**20
@@ -191,7 +191,10 @@ def test_a_source_gives_the_same_and_leaves_no_pages(seen, make, tmp_path):
         for file in files:
             uncached(file)
         with dask.config.set({direct.KEY: setting}):
-            loaded = [source.reader().load(place, []) for place in places_of(source.chunk_rows).values()]
+            loaded = [
+                source.reader().load(chunk_range, [])
+                for chunk_range in chunk_ranges(source.chunk_rows).values()
+            ]
         rows, sizes = zip(*loaded, strict=True)
         cached = {in_page_cache(file) for file in files if file.stat().st_size > MIB}
         return np.concatenate(rows), sizes, cached
@@ -228,9 +231,9 @@ def test_a_file_that_was_cut_short(make, tmp_path):
         (file for file in (path, *path.rglob("*")) if file.is_file()), key=lambda file: file.stat().st_size
     )
     os.truncate(largest, largest.stat().st_size - 4096)
-    place = list(places_of(source.chunk_rows).values())[-1 if make is as_npy else 0]
+    chunk_range = list(chunk_ranges(source.chunk_rows).values())[-1 if make is as_npy else 0]
     with dask.config.set({direct.KEY: "always"}), pytest.raises(InvalidDataError):
-        source.reader().load(place, [])
+        source.reader().load(chunk_range, [])
 
 
 def reads_of(source, monkeypatch):
@@ -244,7 +247,9 @@ def reads_of(source, monkeypatch):
 
     for module in (npy_source, zarr_source):
         monkeypatch.setattr(module, "read_directly", noted)
-    rows = [source.reader().load(place, [])[0] for place in places_of(source.chunk_rows).values()]
+    rows = [
+        source.reader().load(chunk_range, [])[0] for chunk_range in chunk_ranges(source.chunk_rows).values()
+    ]
     return found, np.concatenate(rows)
 
 
@@ -304,4 +309,4 @@ def test_a_setting_that_is_none(make, tmp_path):
         with pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"):
             GaussianMixture(2).fit(ROWS)
         with pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"):
-            source.reader().load(places_of(source.chunk_rows)[0], [])
+            source.reader().load(chunk_ranges(source.chunk_rows)[0], [])

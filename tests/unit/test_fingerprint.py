@@ -19,8 +19,8 @@ def source(chunk_rows, row_bytes=8 * 16):
     return RangeSource(Sized(), (sum(chunk_rows), row_bytes // 8), np.dtype("f8"), tuple(chunk_rows))
 
 
-def bytes_of(places, row_bytes=8 * 16):
-    return sum(place.n_rows for place in places.values()) * row_bytes
+def bytes_of(ranges, row_bytes=8 * 16):
+    return sum(chunk_range.n_rows for chunk_range in ranges.values()) * row_bytes
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_as_many_chunks_as_a_twentieth_of_the_data_or_64_mib(chunks, chunk_mib, 
 def test_they_are_spread_evenly_and_known_by_their_places():
     found = sampled(source([1000] * 160))
     assert list(found) == [10 * i + 5 for i in range(16)]
-    bounds = {chunk: (place.start, place.stop) for chunk, place in found.items()}
+    bounds = {chunk: (chunk_range.start, chunk_range.stop) for chunk, chunk_range in found.items()}
     assert bounds == {chunk: (1000 * chunk, 1000 * chunk + 1000) for chunk in found}
 
 

@@ -1,6 +1,6 @@
 """Chunked rows and the ways to them: memory, .npy, parquet, zarr and dask arrays."""
 
-from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, Source, is_stored, places_of
+from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, Source, chunk_ranges, is_stored
 from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_value
 from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
 from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source
@@ -11,7 +11,7 @@ from emtau_dask.io.sources.zarr_arrays import group_source, zarr_source
 
 __all__ = [
     "READ_BUDGET",
-    "ChunkPlace",
+    "ChunkRange",
     "ChunkReader",
     "GraphSource",
     "RangeSource",
@@ -22,6 +22,7 @@ __all__ = [
     "as_source",
     "check_dtype",
     "check_shape",
+    "chunk_ranges",
     "describe_bad_value",
     "group_source",
     "is_lazy",
@@ -30,7 +31,6 @@ __all__ = [
     "open_parquet",
     "open_source",
     "parquet_names",
-    "places_of",
     "plain_zarr_of",
     "shared_rows",
     "values_digest",

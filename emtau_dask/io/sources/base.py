@@ -22,7 +22,7 @@ from emtau_dask.io.sources.checks import even_chunks
 
 
 @dataclass(frozen=True)
-class ChunkPlace:
+class ChunkRange:
     """Which rows a chunk holds: global row numbers ``start`` to ``stop``."""
 
     chunk: int
@@ -35,21 +35,21 @@ class ChunkPlace:
         return self.stop - self.start
 
 
-def places_of(chunk_rows: Sequence[int]) -> dict[int, ChunkPlace]:
-    """Return the places of the chunks that hold rows, by chunk."""
+def chunk_ranges(chunk_rows: Sequence[int]) -> dict[int, ChunkRange]:
+    """Return the ranges of the chunks that hold rows, by chunk."""
     ends = list(accumulate(chunk_rows))
-    return {i: ChunkPlace(i, ends[i] - rows, ends[i]) for i, rows in enumerate(chunk_rows) if rows}
+    return {i: ChunkRange(i, ends[i] - rows, ends[i]) for i, rows in enumerate(chunk_rows) if rows}
 
 
 class ChunkReader(Protocol):
-    """What travels into a task to turn a chunk's place into rows; small and picklable."""
+    """What travels into a task to turn a chunk's range into rows; small and picklable."""
 
-    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Return a chunk's values and the bytes read for them.
 
         Parameters
         ----------
-        place : ChunkPlace
+        chunk_range : ChunkRange
         blocks : sequence of ndarray
             The computed references of the chunk; empty for an addressable source.
         """
@@ -99,9 +99,9 @@ class Source(Protocol):
 class RangeReader(ChunkReader, Protocol):
     """Reads any range of rows of something addressable; picklable."""
 
-    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Return the rows of a chunk and the stored bytes read for them."""
-        return self.read(place.start, place.stop)
+        return self.read(chunk_range.start, chunk_range.stop)
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
         """Return rows ``start`` to ``stop`` and the stored bytes read for them.

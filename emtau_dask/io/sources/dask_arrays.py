@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, RowsInMemory, Source
+from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, RowsInMemory, Source
 from emtau_dask.io.sources.checks import check_dtype
 from emtau_dask.io.sources.shared import SharedRows
 from emtau_dask.io.sources.zarr_arrays import source_in
@@ -34,7 +34,7 @@ class BlockReader:
     row_shape: tuple[int, ...]
     beneath: tuple[SharedRows, ...] = ()
 
-    def load(self, place: ChunkPlace, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
         """Return the chunk; its bytes are those of the decoded blocks.
 
         Raises
@@ -45,7 +45,7 @@ class BlockReader:
         """
         for rows_beneath in self.beneath:
             rows_beneath.prove()
-        chunk, declared = place.chunk, (place.n_rows, *self.row_shape)
+        chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)
         for block in blocks:
             if isinstance(block, np.ma.MaskedArray):
                 raise InvalidDataError(

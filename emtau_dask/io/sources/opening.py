@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
-from emtau_dask.io.sources.base import ChunkPlace, ChunkReader, RangeSource, Source, memory_source
+from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, Source, memory_source
 from emtau_dask.io.sources.checks import check_dtype, check_shape
 from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
 from emtau_dask.io.sources.npy import npy_source
@@ -122,7 +122,7 @@ def _with_known_chunks(array: da.Array, what: str) -> da.Array:
 
 def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
     here = block_info[None]
-    rows, _ = reader.load(ChunkPlace(here["chunk-location"][0], *here["array-location"][0]), [])
+    rows, _ = reader.load(ChunkRange(here["chunk-location"][0], *here["array-location"][0]), [])
     return np.asarray(rows)
 
 

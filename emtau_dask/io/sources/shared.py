@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import PROOFS, this_process
-from emtau_dask.io.sources.base import RangeReader, RangeSource, places_of
+from emtau_dask.io.sources.base import RangeReader, RangeSource, chunk_ranges
 from emtau_dask.versions import other_versions, software
 
 SAMPLES = 4
@@ -134,16 +134,16 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
     InvalidDataError
         They cannot be read.
     """
-    ranges, places = source.ranges, list(places_of(source.chunk_rows).values())
+    ranges, chunks = source.ranges, list(chunk_ranges(source.chunk_rows).values())
     identity = ranges.identity()
     row_bytes = max(1, source.dtype.itemsize * int(np.prod(source.shape[1:])))
-    count, held = min(SAMPLES, len(places)), 0
+    count, held = min(SAMPLES, len(chunks)), 0
     samples: list[Sample] = []
-    for place in (places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)):
-        stop = min(place.stop, place.start + max(1, SAMPLE_BYTES // row_bytes))
-        held += ranges.peak_bytes(place.start, stop)
+    for chunk in (chunks[(2 * i + 1) * len(chunks) // (2 * count)] for i in range(count)):
+        stop = min(chunk.stop, chunk.start + max(1, SAMPLE_BYTES // row_bytes))
+        held += ranges.peak_bytes(chunk.start, stop)
         if not samples or held <= HELD_BYTES:
-            samples.append(Sample.of(ranges, place.start, stop))
+            samples.append(Sample.of(ranges, chunk.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
     PROOFS.settle(shared.token)
     return shared
