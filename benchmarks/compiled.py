@@ -93,21 +93,21 @@ def of_fits(work: Work, dtype: str, repeats: int, n_iterations: int) -> dict[int
 
 
 def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: bool) -> float:
-    """Return the time in which as many threads absorb a chunk each, from the first that begins on."""
+    """Return the time in which as many threads accumulate a chunk each, from the first that begins on."""
     ready = threading.Barrier(len(chunks))
     n_rows, spans = len(chunks[0]), []
 
-    def absorb(rows: np.ndarray) -> None:
+    def accumulate(rows: np.ndarray) -> None:
         kernels = Kernels(plan, compiled=compiled)
         assert kernels.by_tiles is compiled, f"{plan.form} does not go by tiles"
         kernel = kernels.made(n_rows)
         ready.wait()
         began = time.perf_counter()
         for begin in range(0, n_rows, kernel.n_rows):
-            kernel.absorb(rows[begin : begin + kernel.n_rows])
+            kernel.accumulate(rows[begin : begin + kernel.n_rows])
         spans.append((began, time.perf_counter()))
 
-    absorbing = [threading.Thread(target=absorb, args=(rows,)) for rows in chunks]
+    absorbing = [threading.Thread(target=accumulate, args=(rows,)) for rows in chunks]
     for thread in absorbing:
         thread.start()
     for thread in absorbing:

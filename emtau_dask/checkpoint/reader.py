@@ -30,7 +30,7 @@ from emtau_dask.checkpoint.schema import (
     first_problem,
     references_of,
 )
-from emtau_dask.em import FitState, HeldRows, IterationRecord, KMeansProgress, RunState
+from emtau_dask.em import FitState, FrozenRows, IterationRecord, KMeansProgress, RunState
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.files import each
@@ -182,12 +182,12 @@ class WholeCommit:
             entry.stop_reason,
         )
 
-    def _frozen(self, entry: FrozenEntry) -> HeldRows:
+    def _frozen(self, entry: FrozenEntry) -> FrozenRows:
         arrays = (self._finite(f"frozen_{name}", getattr(entry, name)) for name in STATISTICS)
         statistics = SufficientStatistics(*arrays)
         if (statistics.weights < 0).any():
             raise self._impossible("its inactive rows weigh less than nothing")
-        return HeldRows(statistics, entry.entropy)
+        return FrozenRows(statistics, entry.entropy)
 
     def _parameters(self, entry: ParametersEntry) -> MixtureParameters:
         refs = {name: ref for name, ref in entry if ref is not None}

@@ -309,10 +309,10 @@ class _Entries:
     def _run(self, run: RunState) -> RunEntry:
         parameters = {name: self._itself(name, getattr(run.parameters, name)) for name in PARAMETERS}
         frozen = None
-        if run.held is not None:
-            values = {name: getattr(run.held.statistics, name) for name in STATISTICS}
+        if run.frozen is not None:
+            values = {name: getattr(run.frozen.statistics, name) for name in STATISTICS}
             refs = {name: self._itself(f"frozen_{name}", array) for name, array in values.items()}
-            frozen = FrozenEntry(entropy=run.held.entropy, **refs)
+            frozen = FrozenEntry(entropy=run.frozen.entropy, **refs)
         columns = {name: [getattr(record, name) for record in run.records] for name in COLUMNS}
         digests = {chunk: bytes.fromhex(slot.sha256) for chunk, slot in run.slots.items()}
         return RunEntry.model_validate(

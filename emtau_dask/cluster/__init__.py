@@ -3,13 +3,13 @@
 from emtau_dask.cluster.access import differing_workers, prove_access, shared_data, shared_source
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.cluster.errors import cluster_errors
-from emtau_dask.cluster.payload import Sealed, in_use, opened
+from emtau_dask.cluster.payload import Payload, in_use, opened
 from emtau_dask.cluster.scatter import check_portable, resident
 from emtau_dask.cluster.scheduler import active_client, in_process, local_scheduler, local_threads
 from emtau_dask.cluster.workerless import missing_workers_told, tell_if_there_are_none
 
 __all__ = [
-    "Sealed",
+    "Payload",
     "active_client",
     "check_portable",
     "cluster_errors",

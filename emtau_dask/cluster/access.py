@@ -18,7 +18,7 @@ import zarr
 
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.cluster.errors import cluster_errors, one_line
-from emtau_dask.cluster.payload import Sealed
+from emtau_dask.cluster.payload import Payload
 from emtau_dask.errors import CheckpointError, ClusterError, InvalidDataError
 from emtau_dask.io.files import this_process
 from emtau_dask.io.objects import ObjectStore, begun_elsewhere
@@ -124,7 +124,7 @@ class _Sight:
 _Given = tuple[ObjectStore | None, str, Sequence[SharedRows]]
 
 
-def _look(given: Sealed[_Given]) -> _Sight:
+def _look(given: Payload[_Given]) -> _Sight:
     """Return what this process finds; sealed, lest a worker that cannot unpickle it says nothing else."""
     secret, unusable, unseen = None, "", ""
     try:
@@ -143,7 +143,7 @@ def _look(given: Sealed[_Given]) -> _Sight:
     return _Sight(secret, unusable, unseen, numerical_environment(), software())
 
 
-def _sights(client: Any, given: Sealed[_Given]) -> dict[str, _Sight]:
+def _sights(client: Any, given: Payload[_Given]) -> dict[str, _Sight]:
     """Return what the workers find, by address; those that go away meanwhile are left out."""
     found: dict[str, _Sight] = {}
     lost: dict[str, BaseException] = {}
@@ -211,7 +211,7 @@ def _sights_of(
 ) -> dict[str, _Sight]:
     """Return what the workers find; raises `ClusterError` for one that cannot look."""
     with cluster_errors():
-        given: Sealed[_Given] = Sealed.of((objects, folder, shared), made_with=software())
+        given: Payload[_Given] = Payload.of((objects, folder, shared), made_with=software())
     sights = _sights(client, given)
     for worker, sight in sights.items():
         if sight.unopened:
@@ -298,7 +298,7 @@ def differing_workers(client: Any) -> list[str]:
 
     def ask() -> None:
         with suppress(Exception):
-            given = Sealed.of((None, "", ()), made_with=software())
+            given = Payload.of((None, "", ()), made_with=software())
             answers.update(client.run(_look, given, on_error="ignore"))
 
     asking = threading.Thread(target=ask, name="emtau-versions", daemon=True)

@@ -17,7 +17,7 @@ from emtau_dask.versions import OWN, other_versions, software
 T = TypeVar("T")
 
 
-class Sealed(Generic[T]):
+class Payload(Generic[T]):
     """The pickle of a value, which other processes pass on as it is.
 
     A worker that has a task's result sends it to others while tasks of its own
@@ -52,7 +52,7 @@ class Sealed(Generic[T]):
         value: T,
         dumps: Callable[..., bytes] = cloudpickle.dumps,
         made_with: Mapping[str, str] | None = None,
-    ) -> Sealed[T]:
+    ) -> Payload[T]:
         """Return the pickle of ``value``; its large arrays are not copied. Raises what pickling raises.
 
         Parameters
@@ -130,14 +130,14 @@ class Sealed(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffers = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
-        return Sealed, (self._pickled, buffers, self._made_with)
+        return Payload, (self._pickled, buffers, self._made_with)
 
 
-def in_use(thing: T | Sealed[T]) -> AbstractContextManager[T]:
-    """Give the value of what is sealed, as by `Sealed.in_use`; anything else as it is."""
-    return thing.in_use() if isinstance(thing, Sealed) else nullcontext(thing)
+def in_use(thing: T | Payload[T]) -> AbstractContextManager[T]:
+    """Give the value of what is sealed, as by `Payload.in_use`; anything else as it is."""
+    return thing.in_use() if isinstance(thing, Payload) else nullcontext(thing)
 
 
-def opened(thing: T | Sealed[T]) -> T:
+def opened(thing: T | Payload[T]) -> T:
     """Return the value of what is sealed; anything else as it is."""
-    return thing.value if isinstance(thing, Sealed) else thing
+    return thing.value if isinstance(thing, Payload) else thing

@@ -4,7 +4,7 @@ from emtau_dask.em.chunk import ChunkLoader, LoadedChunk, loaded_bytes
 from emtau_dask.em.compiling import compile_setting, worth_compiling
 from emtau_dask.em.contents import CONTENTS_BYTES, ReadContents
 from emtau_dask.em.context import Context
-from emtau_dask.em.estep_task import EStepItem, HeldRows
+from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.em.loop import EmSettings, iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
@@ -32,7 +32,7 @@ __all__ = [
     "FitHistory",
     "FitObserver",
     "FitState",
-    "HeldRows",
+    "FrozenRows",
     "IterationRecord",
     "KMeansProgress",
     "LoadedChunk",

@@ -16,7 +16,7 @@ from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, this_process
 from emtau_dask.io.cache import CachedRows, RowCache
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
-from emtau_dask.mixture.estep import Absorbed, ScoredBlock
+from emtau_dask.mixture.estep import Accumulated, ScoredBlock
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
 
 LARGEST = np.float64(1e150)
@@ -34,7 +34,7 @@ class LoadedChunk:
     Attributes
     ----------
     rows : ndarray of shape (n, d)
-        All rows of the chunk, or those at ``held``.
+        All rows of the chunk, or those at ``subset``.
     weights : ndarray of shape (n,) or None
         None where every row weighs 1.
     present : ndarray of intp or None
@@ -43,7 +43,7 @@ class LoadedChunk:
         Global number of the first row; None where chunk sizes are unknown.
     bytes_read : int
     chunk : int
-    held : ndarray of intp or None
+    subset : ndarray of intp or None
         Positions in the chunk of the only rows that are here, ascending; None
         where all are.
     source_bytes : int
@@ -58,7 +58,7 @@ class LoadedChunk:
     start: int | None
     bytes_read: int
     chunk: int
-    held: Ints | None = None
+    subset: Ints | None = None
     source_bytes: int = 0
     contents: bytes = b""
 
@@ -146,7 +146,7 @@ class LoadedChunk:
             f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
         )
 
-    def check_reach(self, positions: Ints, scored: ScoredBlock | Absorbed) -> None:
+    def check_reach(self, positions: Ints, scored: ScoredBlock | Accumulated) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
         if math.isfinite(scored.total):
             return
@@ -177,7 +177,7 @@ class LoadedChunk:
 
     def _places(self, positions: Ints) -> Ints:
         """Return where in ``rows`` the rows at ``positions`` are."""
-        return positions if self.held is None else np.searchsorted(self.held, positions)
+        return positions if self.subset is None else np.searchsorted(self.subset, positions)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class ChunkLoader:
     made_in : str
         The process that made it, and holds what its tasks need for as long as the fit lasts.
     known : mapping of int to bytes
-        What chunks held in a run that is gone on with, by chunk; those are compared.
+        What chunks held in a run that is resumed, by chunk; those are compared.
     noted : frozenset of int
         The chunks whose contents are noted.
     """
@@ -219,7 +219,7 @@ class ChunkLoader:
         Raises
         ------
         CheckpointMismatchError
-            It does not hold what it held in the run that is gone on with.
+            It does not hold what it held in the run that is resumed.
         """
         self._hold()
         rows, bytes_read = self.rows.load(chunk_range, row_blocks)
@@ -270,7 +270,7 @@ class ChunkLoader:
             chunk_range.start,
             bytes_read + sum(block.nbytes for block in weight_blocks),
             chunk_range.chunk,
-            held=cached.positions.astype(np.intp),
+            subset=cached.positions.astype(np.intp),
             source_bytes=cached.source_bytes,
         )
 
@@ -285,7 +285,7 @@ class ChunkLoader:
             return
         if 0 < 2 * len(positions) <= len(loaded.rows):
             self.cache.keep(loaded.chunk, loaded.taken(positions))
-        elif not len(positions) or loaded.held is None:
+        elif not len(positions) or loaded.subset is None:
             self.cache.drop(loaded.chunk)
 
 

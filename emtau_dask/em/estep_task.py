@@ -25,7 +25,7 @@ from emtau_dask.policies import ACTIVE, ActivityPolicy, Evidence, checked_update
 
 
 @dataclass(frozen=True, eq=False)
-class HeldRows:
+class FrozenRows:
     """What inactive rows contribute to every later M-step and bound.
 
     Attributes
@@ -71,7 +71,7 @@ class PassTotals:
         Of the rows scored; None where a chunk had none.
     log_likelihood : float
         ``Σ s_n ln p(x_n)`` over them, nats.
-    leaving : HeldRows or None
+    leaving : FrozenRows or None
         Those of them that go inactive now.
     scored : int
         Rows scored.
@@ -81,40 +81,42 @@ class PassTotals:
 
     statistics: SufficientStatistics | None
     log_likelihood: float
-    leaving: HeldRows | None
+    leaving: FrozenRows | None
     scored: int
     chunks: tuple[ChunkOutcome, ...]
     bytes_read: int
 
 
-def merge_held(structure: CovarianceStructure, a: HeldRows | None, b: HeldRows | None) -> HeldRows | None:
+def merge_frozen(
+    structure: CovarianceStructure, a: FrozenRows | None, b: FrozenRows | None
+) -> FrozenRows | None:
     """Return the contributions of both; None stands for no rows."""
     if a is None or b is None:
         return a or b
-    return HeldRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)
+    return FrozenRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)
 
 
 def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) -> PassTotals:
     """Return the totals of all parts of a pass, of which it holds one at a time."""
     scored, leaving = Merger(structure), Merger(structure)
     rows = bytes_read = 0
-    log_likelihood = held_entropy = 0.0
+    log_likelihood = entropy = 0.0
     chunks: list[ChunkOutcome] = []
     for part in parts:
         if part.statistics is not None:
             scored.push(part.statistics)
         if part.leaving is not None:
             leaving.push(part.leaving.statistics)
-            held_entropy += part.leaving.entropy
+            entropy += part.leaving.entropy
         log_likelihood += part.log_likelihood
         rows += part.scored
         bytes_read += part.bytes_read
         chunks += part.chunks
-    held = leaving.total()
+    frozen = leaving.total()
     return PassTotals(
         scored.total(),
         log_likelihood,
-        None if held is None else HeldRows(held, held_entropy),
+        None if frozen is None else FrozenRows(frozen, entropy),
         rows,
         tuple(chunks),
         bytes_read,
@@ -158,9 +160,9 @@ class RowTracking:
         """
         found = None if self.cache is None else self.cache.find_state(chunk_range.chunk, slot.sha256)
         if found is None:
-            held = self.writer.read(slot, chunk_range.n_rows)
+            stored = self.writer.read(slot, chunk_range.n_rows)
             dtypes = self.writer.fields.by_name
-            found = {name: held[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+            found = {name: stored[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
             if self.cache is not None:
                 self.cache.keep_state(chunk_range.chunk, slot.sha256, found)
         return found
@@ -264,7 +266,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         return PassTotals(
             statistics,
             log_likelihood,
-            self._held(loaded, positions[~stays]),
+            self._frozen(loaded, positions[~stays]),
             len(positions),
             (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written, loaded.contents),),
             loaded.bytes_read,
@@ -288,14 +290,14 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             written[name][positions] = values if kept else np.where(stays, values, 0)
         return tracking.leave(chunk, written)
 
-    def _held(self, loaded: LoadedChunk, positions: Ints) -> HeldRows | None:
+    def _frozen(self, loaded: LoadedChunk, positions: Ints) -> FrozenRows | None:
         if not len(positions):
             return None
         statistics, log_likelihood = self._score(loaded, positions, None)
         assert statistics is not None
         # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
         entropy = log_likelihood - expected_log_density(statistics, self.kernels.plan.parameters)
-        return HeldRows(statistics, max(0.0, entropy))
+        return FrozenRows(statistics, max(0.0, entropy))
 
     def _evidence(
         self, loaded: LoadedChunk, positions: Ints
@@ -317,12 +319,12 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             if evidence is not None:
                 seen = MostProbable(evidence.labels[where], evidence.responsibilities[where])
             row_weights = None if weights is None else weights[where]
-            absorbed = kernel.absorb(rows, row_weights, seen)
-            loaded.check_values(positions[where], rows, absorbed.squared)
-            loaded.check_reach(positions[where], absorbed)
+            accumulated = kernel.accumulate(rows, row_weights, seen)
+            loaded.check_values(positions[where], rows, accumulated.squared)
+            loaded.check_reach(positions[where], accumulated)
             if evidence is not None:
-                evidence.log_likelihoods[where] = absorbed.log_likelihoods
+                evidence.log_likelihoods[where] = accumulated.log_likelihoods
             totals.append(
-                absorbed.total if row_weights is None else float(row_weights @ absorbed.log_likelihoods)
+                accumulated.total if row_weights is None else float(row_weights @ accumulated.log_likelihoods)
             )
         return self.kernels.finished(kernel), math.fsum(totals)

@@ -10,10 +10,10 @@ from functools import partial
 from emtau_dask.em.estep_task import (
     EStepItem,
     EStepTask,
-    HeldRows,
+    FrozenRows,
     PassTotals,
     RowTracking,
-    merge_held,
+    merge_frozen,
     merge_totals,
 )
 from emtau_dask.em.history import IterationRecord
@@ -111,20 +111,20 @@ def advance(
     Parameters and errors are those of `iterate`.
     """
     began = time.perf_counter()
-    held = None if state.afresh else state.held
+    frozen = None if state.afresh else state.frozen
     chunks = problem.chunks if state.afresh else [chunk for chunk, rows in state.remaining.items() if rows]
 
     def score(plan: KernelPlan) -> PassTotals | None:
         return _e_step(problem, state, plan, settings, chunks, writer())
 
     def maximise(totals: PassTotals | None) -> MixtureParameters:
-        statistics = _all_rows(problem, totals, held)
+        statistics = _all_rows(problem, totals, frozen)
         return m_step(statistics, problem.structure, settings.reg_covar, problem.executor.threads)
 
     totals, parameters = _with_enough_digits(
         score, maximise, plan_kernel(state.parameters, problem.rows.dtype)
     )
-    bound = _lower_bound(problem, state.parameters, totals, held)
+    bound = _lower_bound(problem, state.parameters, totals, frozen)
     scored = 0 if totals is None else totals.scored
     record = IterationRecord(
         iteration=state.iteration + 1,
@@ -138,7 +138,7 @@ def advance(
         rows=problem.n_present,
     )
     problem.context.observer.iteration(record, parameters)
-    following = _following(problem, state, totals, held)
+    following = _following(problem, state, totals, frozen)
     change = None if state.bound is None else bound - state.bound
     summary = PassSummary(
         record.iteration,
@@ -160,12 +160,12 @@ def advance(
 
 
 def _following(
-    problem: Problem, state: RunState, totals: PassTotals | None, held: HeldRows | None
+    problem: Problem, state: RunState, totals: PassTotals | None, frozen: FrozenRows | None
 ) -> RunState:
     """Return the state with what a pass left of the rows: who is active, and what the others contribute."""
     since_reset = 1 if state.afresh else state.since_reset + 1
     if totals is None:
-        return replace(state, held=held, since_reset=since_reset, remaining={})
+        return replace(state, frozen=frozen, since_reset=since_reset, remaining={})
     if problem.contents is not None:
         problem.contents.found(
             {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
@@ -173,7 +173,7 @@ def _following(
     written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
     return replace(
         state,
-        held=merge_held(problem.structure, held, totals.leaving),
+        frozen=merge_frozen(problem.structure, frozen, totals.leaving),
         since_reset=since_reset,
         remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
         slots={**state.slots, **written},
@@ -233,8 +233,8 @@ def _e_step(
     )
 
 
-def _all_rows(problem: Problem, totals: PassTotals | None, held: HeldRows | None) -> SufficientStatistics:
-    parts = [part.statistics for part in (held, totals) if part is not None and part.statistics is not None]
+def _all_rows(problem: Problem, totals: PassTotals | None, frozen: FrozenRows | None) -> SufficientStatistics:
+    parts = [part.statistics for part in (frozen, totals) if part is not None and part.statistics is not None]
     if not parts:
         raise CheckpointCorruptError(
             "row state has no active row where the checkpoint says that there are some."
@@ -246,10 +246,10 @@ def _all_rows(problem: Problem, totals: PassTotals | None, held: HeldRows | None
 
 
 def _lower_bound(
-    problem: Problem, parameters: MixtureParameters, totals: PassTotals | None, held: HeldRows | None
+    problem: Problem, parameters: MixtureParameters, totals: PassTotals | None, frozen: FrozenRows | None
 ) -> float:
     """Return Neal and Hinton's free energy F(Θ, q), nats per (weighted) row."""
     total = 0.0 if totals is None else totals.log_likelihood
-    if held is not None:
-        total += expected_log_density(held.statistics, parameters) + held.entropy
+    if frozen is not None:
+        total += expected_log_density(frozen.statistics, parameters) + frozen.entropy
     return total / problem.total_weight

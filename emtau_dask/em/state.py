@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emtau_dask.em.estep_task import HeldRows
+from emtau_dask.em.estep_task import FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.io.objects import SlotState
 from emtau_dask.mixture.model import MixtureParameters
@@ -47,7 +47,7 @@ class RunState:
     bound : float or None
         What the next iteration's bound is compared with.
     records : tuple of IterationRecord
-    held : HeldRows or None
+    frozen : FrozenRows or None
         What the rows that are not active contribute.
     since_reset : int
         Iterations since every row was last made active.
@@ -64,7 +64,7 @@ class RunState:
     parameters: MixtureParameters
     bound: float | None
     records: tuple[IterationRecord, ...] = ()
-    held: HeldRows | None = None
+    frozen: FrozenRows | None = None
     since_reset: int = 0
     afresh: bool = True
     remaining: Mapping[int, int] = field(default_factory=dict)

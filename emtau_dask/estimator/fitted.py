@@ -25,7 +25,7 @@ from emtau_dask.io.sources import as_dask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.mixture.numerics import frozen
+from emtau_dask.mixture.numerics import read_only_copy
 
 _COPIED = (
     "weights_",
@@ -63,10 +63,10 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return MixtureParameters(
             self._fitted_type,
-            frozen(self.weights_),
-            frozen(self.means_),
-            frozen(self.covariances_),
-            frozen(self.precisions_cholesky_),
+            read_only_copy(self.weights_),
+            read_only_copy(self.means_),
+            read_only_copy(self.covariances_),
+            read_only_copy(self.precisions_cholesky_),
         )
 
     def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:

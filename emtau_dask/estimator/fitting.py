@@ -1,4 +1,4 @@
-"""What `GaussianMixture.fit` does around `fit.fit`: prepares settings, sources and journal, and publishes."""
+"""What `GaussianMixture.fit` does around `fit`: prepares settings, sources and journal, and publishes."""
 
 from __future__ import annotations
 

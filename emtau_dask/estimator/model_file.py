@@ -32,7 +32,7 @@ from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.mixture.numerics import AnyArray, frozen
+from emtau_dask.mixture.numerics import AnyArray, read_only_copy
 from emtau_dask.policies import ALGORITHMS, as_policy, describe_policy, matching_policy
 
 FORMAT, VERSION = "emtau-model", 1
@@ -161,7 +161,7 @@ def load_model(cls: Any, path: Any) -> Any:
 
 
 def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str, Any]) -> Any:
-    weights, means, covariances, factors = (frozen(arrays[name.rstrip("_")]) for name in ARRAYS)
+    weights, means, covariances, factors = (read_only_copy(arrays[name.rstrip("_")]) for name in ARRAYS)
     settings: Any = attributes["settings"]
     structure = structure_named(settings["covariance_type"])
     records = _records(arrays)

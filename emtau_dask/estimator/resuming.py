@@ -1,4 +1,4 @@
-"""What `GaussianMixture.resume` does around `fit.fit`, and what a checkpoint holds of an estimator."""
+"""What `GaussianMixture.resume` does around `fit`, and what a checkpoint holds of an estimator."""
 
 from __future__ import annotations
 

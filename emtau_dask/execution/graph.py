@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 from uuid import uuid4
 
-from emtau_dask.cluster import Sealed, in_use, opened
+from emtau_dask.cluster import Payload, in_use, opened
 from emtau_dask.execution.executor import Pass, ReadingTask
 from emtau_dask.execution.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.execution.observer import PassObserver
@@ -42,7 +42,7 @@ class SharedWork(Generic[T]):
 
 
 def _run_chunk(
-    chunk: int, item: Any, shared: SharedWork[T] | Sealed[SharedWork[T]], *blocks: Sequence[Any]
+    chunk: int, item: Any, shared: SharedWork[T] | Payload[SharedWork[T]], *blocks: Sequence[Any]
 ) -> T:
     with in_use(shared) as needed:
         return needed.run(chunk, item, *blocks)
@@ -50,9 +50,9 @@ def _run_chunk(
 
 def _run_batch(
     level: int,
-    items: Mapping[int, Any] | Sealed[Mapping[int, Any]],
+    items: Mapping[int, Any] | Payload[Mapping[int, Any]],
     n_sources: int,
-    shared: SharedWork[T] | Sealed[SharedWork[T]],
+    shared: SharedWork[T] | Payload[SharedWork[T]],
 ) -> T:
     with in_use(shared) as needed:
         return _run_node(level, opened(items), n_sources, needed)
@@ -70,7 +70,7 @@ def _run_node(level: int, items: Mapping[int, Any], n_sources: int, shared: Shar
     return shared.merge(parts) if len(below) > 1 else next(parts)
 
 
-def _merge_all(results: Sequence[T], shared: SharedWork[T] | Sealed[SharedWork[T]]) -> T:
+def _merge_all(results: Sequence[T], shared: SharedWork[T] | Payload[SharedWork[T]]) -> T:
     return opened(shared).merge(results)
 
 
@@ -116,14 +116,14 @@ def _leaf(batch: Batch, work: Pass[Any], shared: Any, *, sealed: bool) -> tuple[
     """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
     if batch.level:
         items = {chunk: work.items[chunk] for chunk in batch.chunks}
-        carried: Any = Sealed.of(items, pickle.dumps) if sealed else items
+        carried: Any = Payload.of(items, pickle.dumps) if sealed else items
         return (partial(_run_batch, batch.level, carried, len(work.sources)), shared)
     (chunk,) = batch.chunks
     blocks = (source.references(chunk) for source in work.sources)
     return (partial(_run_chunk, chunk, work.items[chunk]), shared, *blocks)
 
 
-def graph_of(work: Pass[T], payload: SharedWork[T] | Sealed[SharedWork[T]]) -> PassGraph:
+def graph_of(work: Pass[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> PassGraph:
     """Return what is behind the blocks, the payload, a task for each batch, and the merges."""
     token = uuid4().hex
     layer, shared = f"emtau-{work.name}-{token}", f"emtau-pass-{token}"
@@ -132,14 +132,14 @@ def graph_of(work: Pass[T], payload: SharedWork[T] | Sealed[SharedWork[T]]) -> P
     if not work.addressable:
         for source in work.sources:
             tasks.update(source.graph(sorted(work.items)))
-        if isinstance(payload, Sealed) and payload.nbytes <= CARRIED_BYTES:
+        if isinstance(payload, Payload) and payload.nbytes <= CARRIED_BYTES:
             carried = payload
     tasks[shared] = payload
     leaves: dict[int, dict[int, Hashable]] = {}
     chunks_of: dict[Hashable, tuple[int, ...]] = {}
     for batch in _batches(work):
         key = (layer, batch.chunks[0])
-        tasks[key] = _leaf(batch, work, carried, sealed=isinstance(payload, Sealed))
+        tasks[key] = _leaf(batch, work, carried, sealed=isinstance(payload, Payload))
         leaves.setdefault(batch.level, {})[batch.number] = key
         chunks_of[key] = batch.chunks
     root, merges = reduction(leaves, lambda members: (_merge_all, members, shared), f"emtau-merge-{token}")

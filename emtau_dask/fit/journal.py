@@ -146,10 +146,10 @@ def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[Tempor
         yield TemporaryJournal(None, None, n_slots)
         return
     place = dask.config.get("temporary-directory", None)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             folder = ScratchFolder("emtau-state-", place)
-            held.callback(folder.remove)
+            stack.callback(folder.remove)
             objects = folder.path.absolute() / "objects"
             objects.mkdir()
         except OSError as error:

@@ -20,7 +20,7 @@ PROCESS_BYTES = 280 * 10**6
 COMPILER_BYTES = 150 * 10**6
 """Numba and LLVM with what they compile, where a fit goes by compiled tiles."""
 FLOAT = 8
-STATISTICS_HELD = 32
+STATISTICS_KEPT = 32
 ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
 """Of a row while its chunk is processed: positions twice, two values of evidence, its weight, masks."""
 STATE_COPIES = 6
@@ -205,7 +205,7 @@ def _beside(
     K, d = n_components, n_features
     blocks = block_bytes(covariance_type, K, d, n_rows)
     matrices = math.prod(structure_named(covariance_type).shape(K, d))
-    statistics = STATISTICS_HELD * (matrices + K * (d + 1)) * FLOAT
+    statistics = STATISTICS_KEPT * (matrices + K * (d + 1)) * FLOAT
     state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES
     return blocks + statistics + state + n_rows * ROW_BYTES
 

@@ -13,7 +13,7 @@ from emtau_dask.em import KMeansProgress, Problem
 from emtau_dask.init.assignment import NearestCentre, statistics_under
 from emtau_dask.init.sampling import RowSample, sample_rows, sample_size
 from emtau_dask.mixture.model import SufficientStatistics
-from emtau_dask.mixture.numerics import Floats, frozen
+from emtau_dask.mixture.numerics import Floats, read_only_copy
 
 RELATIVE_TOLERANCE = 1e-4
 SEED_LIMIT = 2**32
@@ -46,7 +46,7 @@ def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
         centres, _ = kmeans_plusplus(
             sample.rows, n_components, sample_weight=sample.weights, random_state=seed % SEED_LIMIT
         )
-    return frozen(centres)
+    return read_only_copy(centres)
 
 
 def _on_sample(problem: Problem, seed: int) -> KMeansProgress:
@@ -56,7 +56,7 @@ def _on_sample(problem: Problem, seed: int) -> KMeansProgress:
             sample.rows, sample_weight=sample.weights
         )
     tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
-    return KMeansProgress(frozen(start.cluster_centers_), tolerance, 0)
+    return KMeansProgress(read_only_copy(start.cluster_centers_), tolerance, 0)
 
 
 def _forget(progress: KMeansProgress) -> None:
@@ -105,7 +105,7 @@ def lloyd(
                 f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}"
             )
             moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
-            progress = replace(progress, centres=frozen(moved), n_iter=n_iter)
+            progress = replace(progress, centres=read_only_copy(moved), n_iter=n_iter)
         else:
             movement = float(((statistics.means - centres) ** 2).sum())
             if movement <= progress.tolerance or n_iter >= max_iter:

@@ -21,7 +21,7 @@ from emtau_dask.init.kmeans import lloyd, plusplus_seeds
 from emtau_dask.init.sampling import sample_rows, sample_size
 from emtau_dask.io.sources import Source
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step
-from emtau_dask.mixture.numerics import Floats, frozen
+from emtau_dask.mixture.numerics import Floats, read_only_copy
 
 KMEANS_PASSES = 10
 SPARE_ROWS = 64
@@ -100,7 +100,7 @@ def _random_rows_start(request: StartRequest) -> SufficientStatistics:
     sample = sample_rows(problem, seed, size)
     first, _ = distinct_rows(sample.rows)
     distinct = sample.rows[np.sort(first)[:n_components]]
-    return _seeded_start(problem, frozen(np.resize(distinct, (n_components, problem.n_features))))
+    return _seeded_start(problem, read_only_copy(np.resize(distinct, (n_components, problem.n_features))))
 
 
 def _random_start(request: StartRequest) -> SufficientStatistics:

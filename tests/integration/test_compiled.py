@@ -38,15 +38,15 @@ def stored(tmp_path):
 
 
 @pytest.fixture
-def absorbed(monkeypatch):
+def accumulated(monkeypatch):
     """The numbers of rows that went by tiles, block by block."""
-    rows_of, absorb = [], tiles.TileKernel.absorb
+    rows_of, accumulate = [], tiles.TileKernel.accumulate
 
     def noted(self, rows, weights=None, seen=None):
         rows_of.append(len(rows))
-        return absorb(self, rows, weights, seen)
+        return accumulate(self, rows, weights, seen)
 
-    monkeypatch.setattr(tiles.TileKernel, "absorb", noted)
+    monkeypatch.setattr(tiles.TileKernel, "accumulate", noted)
     return rows_of
 
 
@@ -80,26 +80,26 @@ def settled(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_rows_that_are_scored_go_by_tiles(stored, absorbed, settled, policy):
+def test_all_rows_that_are_scored_go_by_tiles(stored, accumulated, settled, policy):
     """And once more those that settle, for what is remembered of them."""
     found = fit(stored, policy)
     active = sum(record.active_rows for record in found.history_)
-    assert sum(absorbed) == active + sum(settled)
+    assert sum(accumulated) == active + sum(settled)
     assert bool(sum(settled)) == (policy != "em")
-    absorbed.clear()
+    accumulated.clear()
     fit(stored, policy, "never")
-    assert absorbed == []
+    assert accumulated == []
 
 
-def test_a_fit_of_some_size_is_compiled_for_by_default(stored, absorbed, monkeypatch):
+def test_a_fit_of_some_size_is_compiled_for_by_default(stored, accumulated, monkeypatch):
     size = 300 * 3 * (1 + 2 + 3)  # rows, components, and features of full covariances in two dimensions
     monkeypatch.setattr(compiling, "WORTH_IT", size)
     fit(stored, compiled="auto")
-    assert absorbed
-    absorbed.clear()
+    assert accumulated
+    accumulated.clear()
     monkeypatch.setattr(compiling, "WORTH_IT", size + 1)
     fit(stored, compiled="auto")
-    assert absorbed == []
+    assert accumulated == []
 
 
 def test_the_fit_is_scikit_learns(stored):

@@ -17,7 +17,7 @@ from emtau_dask.mixture.model.parameters import (
     most_probable,
 )
 from emtau_dask.mixture.model.statistics import zero
-from emtau_dask.mixture.numerics.arrays import frozen
+from emtau_dask.mixture.numerics import read_only_copy
 
 N, K, D = 60, 3, 2
 
@@ -159,7 +159,7 @@ def test_expected_log_density_of_no_rows_is_zero(structure, parameters):
 
 def test_frozen_arrays_are_copies():
     values = np.ones(3)
-    copy = frozen(values)
+    copy = read_only_copy(values)
     values[0] = 2
     assert np.array_equal(copy, np.ones(3))
 

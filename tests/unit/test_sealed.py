@@ -6,7 +6,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from emtau_dask.cluster.payload import Sealed, in_use, opened
+from emtau_dask.cluster.payload import Payload, in_use, opened
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, UnusableRowError
 from emtau_dask.mixture.covariance import STRUCTURES
 from emtau_dask.versions import software
@@ -65,7 +65,7 @@ def travelled(thing, buffers):
 
 
 def test_it_is_unpickled_when_it_is_asked_for():
-    made = travelled(Sealed.of(Untold()), "within")
+    made = travelled(Payload.of(Untold()), "within")
     assert not UNPICKLED
     assert made.value is made.value
     assert len(UNPICKLED) == 1
@@ -73,17 +73,17 @@ def test_it_is_unpickled_when_it_is_asked_for():
 
 def test_what_is_not_sealed_is_open(noted):
     assert opened(noted) is noted
-    assert opened(Sealed.of(3)) == 3
+    assert opened(Payload.of(3)) == 3
 
 
 def test_what_cannot_be_unpickled_says_so():
     with pytest.raises(ClusterError, match=r"process .* cannot unpickle .*\(ZeroDivisionError: .*importable"):
-        _ = Sealed.of(Unwilling()).value
+        _ = Payload.of(Unwilling()).value
 
 
 @pytest.mark.parametrize("buffers", ["apart", "within"])
 def test_it_is_pickled_once_however_far_it_travels(noted, buffers):
-    sealed = Sealed.of(noted)
+    sealed = Payload.of(noted)
     for _ in range(3):
         sealed = travelled(sealed, buffers)
         for found, expected in zip(sealed.value.arrays, noted.arrays, strict=True):
@@ -93,13 +93,13 @@ def test_it_is_pickled_once_however_far_it_travels(noted, buffers):
 
 
 def test_large_arrays_are_not_copied(noted):
-    sealed = Sealed.of(noted)
+    sealed = Payload.of(noted)
     noted.arrays[0][0, 0] = 17.0
     assert sealed.value.arrays[0][0, 0] == 17.0
 
 
 def test_its_size_is_that_of_all_that_is_sent(noted):
-    sealed = Sealed.of(noted)
+    sealed = Payload.of(noted)
     assert sealed.nbytes == pytest.approx(len(pickle.dumps(noted)), rel=0.02)
 
 
@@ -122,7 +122,7 @@ THEIRS = software() | {"zarr": "2.99.9"}
 def test_what_fails_with_other_versions_names_them(error):
     says = rf"process .* failed \({type(error).__name__}: {error}\).*zarr .*, the process that fits 2\.99\.9"
     with pytest.raises(ClusterError, match=says):
-        used(Sealed.of(3, made_with=THEIRS), error)
+        used(Payload.of(3, made_with=THEIRS), error)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_what_fails_with_other_versions_names_them(error):
 )
 def test_any_other_failure_stays_what_it_is(made_with, error):
     with pytest.raises(type(error)) as raised:
-        used(Sealed.of(3, made_with=made_with), error)
+        used(Payload.of(3, made_with=made_with), error)
     assert raised.value is error
 
 
 def test_another_version_of_this_package_opens_nothing():
-    sealed = Sealed.of(Untold(), made_with=software() | {"emtau_dask": "0.0.7"})
+    sealed = Payload.of(Untold(), made_with=software() | {"emtau_dask": "0.0.7"})
     UNPICKLED.clear()
     with pytest.raises(ClusterError, match=r"has emtau_dask .*, the process that fits 0\.0\.7.*same version"):
         _ = sealed.value

@@ -20,7 +20,7 @@ from scipy.stats import multivariate_normal
 
 from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
-from emtau_dask.fit.memory_estimate import STATISTICS_HELD
+from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
 from emtau_dask.mixture.compiled import tiles
 from emtau_dask.mixture.compiled.joint import conclude
 from emtau_dask.mixture.compiled.loop import _exponentiate, logarithm
@@ -112,7 +112,7 @@ class TestAgainstNaiveSums:
     def test_log_likelihoods_are_scipys(self, covariance_type, d, n):
         parameters = drawn(covariance_type, d=d)
         rows = rows_near(parameters, n)
-        found = absorber(plan_kernel(parameters), n, compiled=True).absorb(rows, None, None)
+        found = absorber(plan_kernel(parameters), n, compiled=True).accumulate(rows, None, None)
         expected = scipy.special.logsumexp(log_joint(rows, parameters), axis=1)
         assert np.allclose(found.log_likelihoods, expected, rtol=1e-12)
         assert np.isclose(found.total, expected.sum(), rtol=1e-12)
@@ -120,7 +120,7 @@ class TestAgainstNaiveSums:
     def test_most_probable_components_follow_bayes_theorem(self, covariance_type, d, n):
         parameters = drawn(covariance_type, d=d, spread=1.0)
         rows, seen = rows_near(parameters, n), room(n)
-        absorber(plan_kernel(parameters), n, compiled=True).absorb(rows, None, seen)
+        absorber(plan_kernel(parameters), n, compiled=True).accumulate(rows, None, seen)
         expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
         assert np.array_equal(seen.labels, expected.argmax(axis=1))
         assert np.allclose(seen.largest, expected.max(axis=1), rtol=1e-11)
@@ -133,7 +133,7 @@ class TestAgainstNaiveSums:
         weights = np.random.default_rng(3).uniform(0, 3, n) if weighted else None
         kernel = absorber(plan_kernel(parameters), n, compiled=True)
         assert isinstance(kernel, TileKernel)
-        kernel.absorb(rows, weights, None)
+        kernel.accumulate(rows, weights, None)
         responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
         if weighted:
             responsibilities = responsibilities * weights[:, np.newaxis]
@@ -154,7 +154,7 @@ def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
     plan = plan_kernel(parameters)
     assert plan.form is Form.JOINT
     kernel = absorber(plan, len(rows), compiled=True)
-    kernel.absorb(rows, weights, None)
+    kernel.accumulate(rows, weights, None)
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
     assert (responsibilities > 1e-20).mean() < 0.1
     if weighted:
@@ -178,7 +178,7 @@ def test_scatters_of_few_features_are_the_sums_over_rows_however_many_a_componen
     rows = np.vstack([means[0] + rng.normal(size=(n, d)), means[1] + rng.normal(size=(1, d))])
     kernel = absorber(plan, len(rows), compiled=True)
     assert isinstance(kernel, TileKernel)
-    kernel.absorb(rows)
+    kernel.accumulate(rows)
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
     found, wanted = kernel.statistics(), naive_statistics(rows, responsibilities, "full")
     assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-12)
@@ -195,7 +195,7 @@ def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
     rows = rows_near(parameters, 3 * TILE + 5, plan.dtype)
     expected = (rows.astype(np.longdouble) ** 2).sum()
     for compiled in (False, True):
-        found = absorber(plan, len(rows), compiled=compiled).absorb(rows, None, None)
+        found = absorber(plan, len(rows), compiled=compiled).accumulate(rows, None, None)
         assert np.isclose(found.squared, float(expected), rtol=1e-5 if plan.single else 1e-13)
 
 
@@ -208,11 +208,11 @@ def test_of_rows_with_a_value_that_is_not_finite_nothing_is_added(covariance_typ
     kernel, clean = (absorber(plan_kernel(parameters), len(rows), compiled=compiled) for _ in range(2))
     spoilt = rows.copy()
     spoilt[TILE + 1, d - 1] = value
-    found = kernel.absorb(spoilt, None, None)
+    found = kernel.accumulate(spoilt, None, None)
     assert not np.isfinite(found.squared)
     assert not np.isfinite(found.total)
     assert kernel.statistics() is None
-    again, expected = kernel.absorb(rows, None, None), clean.absorb(rows, None, None)
+    again, expected = kernel.accumulate(rows, None, None), clean.accumulate(rows, None, None)
     assert np.array_equal(again.log_likelihoods, expected.log_likelihoods)
     assert np.array_equal(kernel.statistics().scatter, clean.statistics().scatter)
 
@@ -223,9 +223,9 @@ def test_statistics_of_many_blocks_are_those_of_one(d, spread):
     parameters = drawn("full", d=d, spread=spread)
     rows = rows_near(parameters, 2000)
     kernel, whole = (absorber(plan_kernel(parameters), 2000, compiled=True) for _ in range(2))
-    whole.absorb(rows, None, None)
+    whole.accumulate(rows, None, None)
     for begin in range(0, 2000, 300):
-        kernel.absorb(rows[begin : begin + 300], None, None)
+        kernel.accumulate(rows[begin : begin + 300], None, None)
     found, expected = kernel.statistics(), whole.statistics()
     assert np.allclose(found.weights, expected.weights, rtol=1e-13)
     assert np.allclose(found.scatter, expected.scatter, rtol=1e-12, atol=1e-12)
@@ -240,9 +240,9 @@ def test_single_precision_stays_within_its_limit(covariance_type, n):
     kernel = absorber(plan, n, compiled=True)
     assert plan.single
     assert isinstance(kernel, TileKernel)
-    absorbed = kernel.absorb(rows, None, seen)
+    accumulated = kernel.accumulate(rows, None, seen)
     exact = log_joint(rows.astype(float), parameters)
-    assert np.abs(absorbed.log_likelihoods - scipy.special.logsumexp(exact, axis=1)).max() <= 1e-5
+    assert np.abs(accumulated.log_likelihoods - scipy.special.logsumexp(exact, axis=1)).max() <= 1e-5
     assert np.abs(seen.largest - scipy.special.softmax(exact, axis=1).max(axis=1)).max() <= 1e-5
     found = kernel.statistics()
     wanted = naive_statistics(rows, scipy.special.softmax(exact, axis=1), covariance_type)
@@ -261,7 +261,7 @@ def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type,
     assert (expected.max(axis=1) < LEAST_EXPONENT[np.dtype("f8")]).any()
     plan = plan_kernel(parameters)
     assert tiled(plan)
-    found = absorber(plan, len(rows), compiled=True).absorb(rows, None, seen)
+    found = absorber(plan, len(rows), compiled=True).accumulate(rows, None, seen)
     assert np.allclose(found.log_likelihoods, scipy.special.logsumexp(expected, axis=1), rtol=1e-11)
     assert np.array_equal(seen.labels, expected.argmax(axis=1))
 
@@ -284,11 +284,11 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(cova
     seen, plain = room(50), BlockKernel(plan, 50)
     kernel, alone = (absorber(plan, 50, compiled=True) for _ in range(2))
     assert isinstance(kernel, TileKernel)
-    found, expected = kernel.absorb(rows, np.full(50, 0.5), seen), plain.score(rows)
+    found, expected = kernel.accumulate(rows, np.full(50, 0.5), seen), plain.score(rows)
     assert np.allclose(found.log_likelihoods, expected.log_likelihoods, rtol=1e-14, atol=0.0)
     assert np.isfinite(found.total)
     assert np.array_equal(seen.labels, expected.responsibilities.argmax(axis=0))
-    again, only = (each.absorb(others[:30], None, None) for each in (kernel, alone))
+    again, only = (each.accumulate(others[:30], None, None) for each in (kernel, alone))
     assert np.array_equal(again.log_likelihoods, only.log_likelihoods)
     assert np.isclose(kernel.statistics().weights.sum(), 25 + 30, rtol=1e-6)
 
@@ -298,9 +298,9 @@ def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
     rows = rows_near(parameters, 10)
     rows[7] = 1e160
     with np.errstate(over="ignore"):
-        absorbed = absorber(plan_kernel(parameters), 10, compiled=True).absorb(rows, None, None)
-    assert np.array_equal(np.flatnonzero(~np.isfinite(absorbed.log_likelihoods)), [7])
-    assert not np.isfinite(absorbed.total)
+        accumulated = absorber(plan_kernel(parameters), 10, compiled=True).accumulate(rows, None, None)
+    assert np.array_equal(np.flatnonzero(~np.isfinite(accumulated.log_likelihoods)), [7])
+    assert not np.isfinite(accumulated.total)
 
 
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
@@ -311,13 +311,13 @@ def test_a_kernel_goes_on_with_the_tiles_of_one_that_is_finished(covariance_type
     for before in (np.full((400, d), np.inf), np.full((400, d), 1e149), rows_near(parameters, 500) * 60):
         first, beside = kernels.made(500), Kernels(kernels.plan, compiled=True).made(500)
         with np.errstate(over="ignore"):
-            first.absorb(before)
+            first.accumulate(before)
             kernels.finished(first)
         again = kernels.made(300)
         assert again.tiling is first.tiling
         assert kernels.made(300).tiling is not first.tiling
         for part in (rows[:3], rows):
-            found, expected = again.absorb(part), beside.absorb(part)
+            found, expected = again.accumulate(part), beside.accumulate(part)
             assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
         assert np.array_equal(kernels.finished(again).scatter, beside.statistics().scatter)
 
@@ -346,7 +346,7 @@ def test_threads_have_tiles_of_their_own():
 
     def scatter(rows):
         kernel = kernels.made(len(rows))
-        kernel.absorb(rows)
+        kernel.accumulate(rows)
         return kernels.finished(kernel).scatter
 
     expected = [scatter(rows) for rows in chunks]
@@ -381,7 +381,7 @@ def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
     twins = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, D)), np.ones((2, D)), np.ones((2, D)))
     seen = room(50)
     kernel = absorber(plan_kernel(twins), 50, compiled=True)
-    kernel.absorb(np.random.default_rng(0).normal(size=(50, D)), None, seen)
+    kernel.accumulate(np.random.default_rng(0).normal(size=(50, D)), None, seen)
     assert (seen.labels == 0).all()
     assert (seen.largest == 0.5).all()
     assert np.array_equal(*kernel.statistics().weights[:, np.newaxis])
@@ -394,7 +394,7 @@ def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only(d):
     before = rows.copy()
     rows.setflags(write=False)
     kernel = absorber(plan_kernel(parameters), 100, compiled=True)
-    kernel.absorb(rows, weights, room(100))
+    kernel.accumulate(rows, weights, room(100))
     assert np.array_equal(rows, before)
     assert (weights == 2).all()
 
@@ -416,8 +416,8 @@ def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, over
     kernel = absorber(plan, n, compiled=True)
     assert isinstance(kernel, TileKernel)
     with np.errstate(over="ignore"):
-        kernel.absorb(rows, None, room(n))
-        kernel.absorb(rows[:100], None, None)
+        kernel.accumulate(rows, None, room(n))
+        kernel.accumulate(rows[:100], None, None)
     kernel.statistics()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -433,16 +433,16 @@ def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
     parameters = MixtureParameters("full", np.full(k, 1 / k), means, unit, unit)
     plan, rows = plan_kernel(parameters), rows_near(parameters, 100_000)
     assert plan.form is Form.JOINT
-    absorber(plan, 10, compiled=True).absorb(rows[:10])  # loads code
+    absorber(plan, 10, compiled=True).accumulate(rows[:10])  # loads code
     tracemalloc.start()
     kernel = absorber(plan, len(rows), compiled=True)
     assert isinstance(kernel, TileKernel)
     for begin in range(0, len(rows), kernel.n_rows):
-        kernel.absorb(rows[begin : begin + kernel.n_rows])
+        kernel.accumulate(rows[begin : begin + kernel.n_rows])
     kernel.statistics()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    held = STATISTICS_HELD * 8 * (k * d**2 + k * (d + 1))
+    held = STATISTICS_KEPT * 8 * (k * d**2 + k * (d + 1))
     assert peak <= block_bytes("full", k, d, len(rows)) + held
 
 
@@ -462,13 +462,13 @@ def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     for array in spoilt._moments.block:
         array.fill(np.nan)
     kernels, room_of = (clean, spoilt, plain), room(1000)
-    found = [(kernel.absorb(rows, weights, room_of), kernel.statistics()) for kernel in kernels]
+    found = [(kernel.accumulate(rows, weights, room_of), kernel.statistics()) for kernel in kernels]
     rtol, atol = (1e-3, 1e-2) if plan.single else (1e-9, 1e-8)
     for name in ("weights", "means", "scatter"):
         one, two, three = (getattr(statistics, name) for _, statistics in found)
         assert np.array_equal(one, two)
         assert np.allclose(one, three, rtol=rtol, atol=atol)
-    one, two, three = (absorbed.log_likelihoods for absorbed, _ in found)
+    one, two, three = (accumulated.log_likelihoods for accumulated, _ in found)
     assert np.array_equal(one, two)
     assert np.allclose(one, three, rtol=rtol)
 
@@ -479,8 +479,8 @@ def test_sums_that_overflow_in_float32_go_by_numpy():
     plan = plan_kernel(parameters, np.dtype(np.float32))
     rows = np.zeros((400, D), np.float32)
     rows[:300:100] = 9e18
-    absorbed = (kernel := absorber(plan, 400, compiled=True)).absorb(rows, None, None)
-    assert np.isfinite(absorbed.total)
+    accumulated = (kernel := absorber(plan, 400, compiled=True)).accumulate(rows, None, None)
+    assert np.isfinite(accumulated.total)
     assert np.isfinite(kernel.statistics().scatter).all()
 
 
@@ -488,13 +488,13 @@ def test_sums_that_overflow_in_float32_go_by_numpy():
 def test_what_is_said_of_other_numbers_of_rows_is_refused(weights, seen):
     """Compiled code does not look where arrays end."""
     with pytest.raises(ValueError, match="do not fit"):
-        absorber(plan_kernel(drawn("full")), 10, compiled=True).absorb(np.zeros((5, D)), weights, seen)
+        absorber(plan_kernel(drawn("full")), 10, compiled=True).accumulate(np.zeros((5, D)), weights, seen)
 
 
 @pytest.mark.parametrize("shape", [(65, D), (5, D + 1)])
 def test_rows_that_do_not_fit_are_refused(shape):
     with pytest.raises(ValueError, match="do not fit"):
-        absorber(plan_kernel(drawn("full")), 10, compiled=True).absorb(np.zeros(shape), None, None)
+        absorber(plan_kernel(drawn("full")), 10, compiled=True).accumulate(np.zeros(shape), None, None)
 
 
 class TestChoice:

@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from emtau_dask.io.remote.errors import (
     is_passing,
     is_unreachable,
 )
+from emtau_dask.io.remote.limits import answer_limit
 from emtau_dask.io.remote.urls import GS, HTTP, S3, has_keys, missing_package, protocol_of
 from emtau_dask.messages import masked_url
 
@@ -41,18 +41,12 @@ CONNECT_SECONDS, READ_SECONDS = 5, 15
 """Patience with a server: until it accepts a connection, and from one byte to the next."""
 SLOWEST_UPLOAD = 2**16
 """Bytes a second below which an upload is given up."""
-LISTING_BYTES = 2**26
-"""The longest answer where nothing says how long it may be: a listing."""
 REPLACED = (
     "Either it was replaced since it was opened: open it anew; or its server ignores ranges: use another, or "
     "a local copy."
 )
 
 T = TypeVar("T")
-
-answer_limit: ContextVar[int] = ContextVar("emtau_answer_limit", default=LISTING_BYTES)
-"""Bytes that an answer to the reading task may have. A context variable: fsspec passes no argument on to
-the HTTP response, which reads this."""
 
 
 class RemotePath(ABC):

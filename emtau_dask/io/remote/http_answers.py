@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import ClientResponse
 
 from emtau_dask.io.remote.errors import AnswerTooLongError
-from emtau_dask.io.remote.filesystem import answer_limit
+from emtau_dask.io.remote.limits import answer_limit
 
 ERROR_PAGE_BYTES = 2**16
 

@@ -22,7 +22,7 @@ from emtau_dask.mixture.compiled.products import OPTIONS, loop, sum_loop
 from emtau_dask.mixture.numerics import Floats, Ints
 
 PARTS = "cd2832a066e786b8"
-"""Of the contents of the modules that `absorb` is compiled from beside this one: what numba keeps of
+"""Of the contents of the modules that `accumulate` is compiled from beside this one: what numba keeps of
 this one holds them too."""
 TO_READ_SOON = 0, 2, 1
 """To read, into the core's larger cache, data: what LLVM's prefetch is told."""
@@ -297,7 +297,7 @@ def add(part: Any, moments: Any) -> None:
 
 
 @loop
-def absorb(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
+def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
     """Score a block of rows and sum its moments.
 
     Parameters

@@ -26,7 +26,7 @@ from emtau_dask.mixture.estep import (
     LEAST_EXPONENT,
     MAX_BLOCK_ROWS,
     NEGLIGIBLE,
-    Absorbed,
+    Accumulated,
     BlockKernel,
     Form,
     KernelPlan,
@@ -36,7 +36,7 @@ from emtau_dask.mixture.estep import (
     statistics_of_moments,
 )
 from emtau_dask.mixture.model import SufficientStatistics, merge
-from emtau_dask.mixture.numerics import AnyArray, Floats, sealed
+from emtau_dask.mixture.numerics import AnyArray, Floats, read_only
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products go by so many cache lines of each feature at a time (`mixture.compiled.products`)."""
@@ -50,7 +50,7 @@ OVERFLOWING_ROWS = 512
 """Of a block that goes by NumPy after all, beside the tiles' own buffers."""
 
 
-class Absorber(Protocol):
+class Accumulator(Protocol):
     """Sums the statistics of a stream of blocks of rows."""
 
     @property
@@ -58,7 +58,7 @@ class Absorber(Protocol):
         """Rows of the largest block."""
         ...
 
-    def absorb(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
+    def accumulate(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Accumulated:
         """Score a block of rows (n, d), add its statistics, and write what is to be seen of them."""
         ...
 
@@ -220,7 +220,7 @@ def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
     def statistics(moments: Moments) -> SufficientStatistics:
         weights, means, scatter = np.empty(K), np.empty((K, d)), np.empty((K, d, d))
         loops.conclude(constants, *moments, weights, means, scatter)
-        return SufficientStatistics(sealed(weights), sealed(means), sealed(scatter))
+        return SufficientStatistics(read_only(weights), read_only(means), read_only(scatter))
 
     return _Tiling(
         compiled.blocks, constants, buffers, (coordinates,), ((K, 1 + d), (K, side, side)), statistics
@@ -253,10 +253,10 @@ class TileKernel:
         self._squares = self._moments.block[1] if len(tiling.shapes) > 1 else np.empty((0, 0))
         self._others: BlockKernel | None = None
 
-    def absorb(
+    def accumulate(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
-    ) -> Absorbed:
-        """Do as `BlockKernel.absorb`, for rows of the plan's dtype in C order."""
+    ) -> Accumulated:
+        """Do as `BlockKernel.accumulate`, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
         beside = (*(seen or ()), *(() if weights is None else (weights,)))
         if (
@@ -274,21 +274,23 @@ class TileKernel:
             self._squares,
         )
         given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
-        squared, total = tiling.loops.absorb(
+        squared, total = tiling.loops.accumulate(
             _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
         )
         if not math.isfinite(total):
             for buffer in tiling.finite:
                 buffer.fill(1.0)
             if not np.isfinite(rows).all():
-                return Absorbed.nothing(n)
+                return Accumulated.nothing(n)
             return self._absorb_by_blocks(rows, weights, seen)
         self._moments.push(n)
         if seen is not None:
             seen.labels[...] = results.labels
-        return Absorbed(results.log_likelihoods, total, squared)
+        return Accumulated(results.log_likelihoods, total, squared)
 
-    def _absorb_by_blocks(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Absorbed:
+    def _absorb_by_blocks(
+        self, rows: Floats, weights: Floats | None, seen: MostProbable | None
+    ) -> Accumulated:
         """Absorb rows of which products, or the sums of their squares, overflow for some."""
         if self._others is None:
             self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
@@ -297,8 +299,8 @@ class TileKernel:
             where = slice(begin, begin + self._others.n_rows)
             part_weights = None if weights is None else weights[where]
             part_seen = None if seen is None else MostProbable(seen.labels[where], seen.largest[where])
-            parts.append(self._others.absorb(rows[where], part_weights, part_seen))
-        return Absorbed(
+            parts.append(self._others.accumulate(rows[where], part_weights, part_seen))
+        return Accumulated(
             np.concatenate([part.log_likelihoods for part in parts]),
             sum(part.total for part in parts),
             sum(part.squared for part in parts),
@@ -347,7 +349,7 @@ class Kernels:
         """Travel without the tiles."""
         return partial(Kernels, compiled=self.by_tiles, name=self._name), (self.plan,)
 
-    def made(self, n_rows: int) -> Absorber:
+    def made(self, n_rows: int) -> Accumulator:
         """Return a kernel for up to ``n_rows`` rows of all blocks together.
 
         Raises
@@ -363,7 +365,7 @@ class Kernels:
             tiling = self._tiling()
         return TileKernel(self.plan, even_length(n_rows, _rows_at_once(self.plan)), tiling)
 
-    def finished(self, kernel: Absorber) -> SufficientStatistics | None:
+    def finished(self, kernel: Accumulator) -> SufficientStatistics | None:
         """Return the statistics of a kernel of this plan, which is not to be used any more."""
         found = kernel.statistics()
         if isinstance(kernel, TileKernel):

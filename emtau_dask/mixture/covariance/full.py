@@ -24,9 +24,9 @@ from emtau_dask.mixture.covariance.squares import ALL_PAIRS, pairs_by_distance
 from emtau_dask.mixture.numerics import (
     Floats,
     covariance_of_factor,
-    frozen,
     perform,
     precision_factors,
+    read_only_copy,
     squares,
 )
 
@@ -70,7 +70,7 @@ def _transforms(weights: Floats, covariances: Floats, factors: Floats) -> Iterat
     yield None
     pooled = np.tensordot(weights, covariances, axes=1)
     nothing, one = np.zeros((1, len(pooled))), np.ones(1)
-    yield frozen(precision_factors(pooled[np.newaxis], nothing, one, first=-1)[0])
+    yield read_only_copy(precision_factors(pooled[np.newaxis], nothing, one, first=-1)[0])
 
 
 def _coefficients(log_scales: Floats, means: Floats, factors: Floats, frame: Frame) -> Floats:

@@ -1,6 +1,6 @@
 """The E-step over blocks of rows by calls of NumPy, and the plan that says by which arithmetic."""
 
-from emtau_dask.mixture.estep.block_kernel import Absorbed, BlockKernel, MostProbable, ScoredBlock
+from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, MostProbable, ScoredBlock
 from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums
@@ -22,7 +22,7 @@ __all__ = [
     "LEAST_EXPONENT",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
-    "Absorbed",
+    "Accumulated",
     "BlockKernel",
     "Form",
     "KernelPlan",

@@ -33,7 +33,7 @@ class ScoredBlock(NamedTuple):
     total: float
 
 
-class Absorbed(NamedTuple):
+class Accumulated(NamedTuple):
     """What a mixture says of a block of rows whose statistics were added; as in `ScoredBlock`.
 
     Attributes
@@ -50,7 +50,7 @@ class Absorbed(NamedTuple):
     squared: float
 
     @classmethod
-    def nothing(cls, n_rows: int) -> Absorbed:
+    def nothing(cls, n_rows: int) -> Accumulated:
         """Return what is said of rows of which some value is not finite."""
         return cls(np.full(n_rows, np.nan), math.nan, math.nan)
 
@@ -167,9 +167,9 @@ class BlockKernel:
                 self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
             self._centred.push(self._rows, responsibilities)
 
-    def absorb(
+    def accumulate(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
-    ) -> Absorbed:
+    ) -> Accumulated:
         """Score a block of rows, add its statistics, and write what is to be seen of them.
 
         Parameters
@@ -180,17 +180,17 @@ class BlockKernel:
 
         Returns
         -------
-        Absorbed
+        Accumulated
         """
         squared = squared_length(rows)
         if not math.isfinite(squared) and not np.isfinite(rows).all():
-            return Absorbed.nothing(len(rows))
+            return Accumulated.nothing(len(rows))
         scored = self.score(rows)
         if seen is not None:
             seen.labels[...], seen.largest[...] = most_probable(scored.responsibilities)
         with np.errstate(over="ignore", invalid="ignore"):
             self.collect(weights)
-        return Absorbed(scored.log_likelihoods, scored.total, squared)
+        return Accumulated(scored.log_likelihoods, scored.total, squared)
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""

@@ -23,7 +23,7 @@ import numpy as np
 from emtau_dask.mixture.covariance import CovarianceStructure, Frame, Moments
 from emtau_dask.mixture.estep.moments import MomentSums
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
-from emtau_dask.mixture.numerics import AnyArray, Floats, Step, frozen, perform, product
+from emtau_dask.mixture.numerics import AnyArray, Floats, Step, perform, product, read_only_copy
 
 
 def _means_in(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -46,7 +46,7 @@ def statistics_of_moments(
     means = quotients(sums[:, 1 : 1 + len(frame.centre)], weights[:, np.newaxis])
     scatter = structure.scatter(moments, weights, means, frame)
     places = np.where(weights[:, np.newaxis] > 0, frame.centre + frame.vectors_back(means), 0.0)
-    return SufficientStatistics(frozen(weights), frozen(places), frozen(scatter))
+    return SufficientStatistics(read_only_copy(weights), read_only_copy(places), read_only_copy(scatter))
 
 
 class _Length(NamedTuple):
@@ -111,7 +111,7 @@ class FeatureProducts:
 
 def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:
     """Yield the frames worth trying about the mixture's mean, cheapest first: fixed functions of Θ."""
-    centre = frozen(parameters.weights @ parameters.means)
+    centre = read_only_copy(parameters.weights @ parameters.means)
     for transform in parameters.structure.transforms(
         parameters.weights, parameters.covariances, parameters.precisions_cholesky
     ):

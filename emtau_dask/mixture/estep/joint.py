@@ -32,9 +32,9 @@ from emtau_dask.mixture.numerics import (
     Bools,
     Floats,
     Ints,
-    frozen,
     perform,
-    sealed,
+    read_only,
+    read_only_copy,
     squares,
     summed_product,
 )
@@ -76,7 +76,7 @@ class JointFactors:
         found = np.empty((K, d, 1 + d))
         found[:, :, 0] = -np.einsum("ki,kij->kj", self.means, self.factors)
         found[:, :, 1:] = self.factors.swapaxes(1, 2)
-        return sealed(found)
+        return read_only(found)
 
     @cached_property
     def panels(self) -> tuple[Floats, ...]:
@@ -107,7 +107,7 @@ def joint_factors(
 ) -> JointFactors:
     """Return what `JointProducts` needs of full covariances' components, log_scales (K, 1) those of all."""
     means, factors = parameters.means[components] - centre, parameters.precisions_cholesky[components]
-    return JointFactors(frozen(centre), sealed(means), log_scales[components], sealed(factors))
+    return JointFactors(read_only_copy(centre), read_only(means), log_scales[components], read_only(factors))
 
 
 class JointProducts:
@@ -209,7 +209,7 @@ def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) ->
     moved = scatter.copy()
     add_outer_products(moved, -weights[np.newaxis], (means - factors.means)[np.newaxis])
     places = np.where(weights[:, np.newaxis] > 0, factors.centre + means, 0.0)
-    return SufficientStatistics(sealed(weights), sealed(places), sealed(moved))
+    return SufficientStatistics(read_only(weights), read_only(places), read_only(moved))
 
 
 def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:

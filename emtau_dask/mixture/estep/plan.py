@@ -24,7 +24,7 @@ from emtau_dask.mixture.estep import joint
 from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
 from emtau_dask.mixture.estep.features import FeatureProducts, coefficients, conditions, frames_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, tile_rows
-from emtau_dask.mixture.numerics import EPS, Bools, Floats, frozen
+from emtau_dask.mixture.numerics import EPS, Bools, Floats, read_only_copy
 
 DOUBLE = np.dtype(np.float64)
 SINGLE_EPS = float(np.finfo(np.float32).eps)
@@ -235,7 +235,7 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
         unwhitened = conditions(parameters, Frame(parameters.weights @ parameters.means, None))
         if (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
             # NumPy subtracts a number of float64 from rows of float32 at half the speed.
-            rounded = replace(first, centre=frozen(first.centre.astype(np.float32)))
+            rounded = replace(first, centre=read_only_copy(first.centre.astype(np.float32)))
             return KernelPlan(parameters, form, rounded, everything, True)
     plans = []
     for frame in (first, *frames):

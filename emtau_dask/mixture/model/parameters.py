@@ -9,7 +9,7 @@ import numpy as np
 from emtau_dask.errors import InvalidDataError, SingularComponentError
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.model.statistics import SufficientStatistics
-from emtau_dask.mixture.numerics import AnyArray, Floats, frozen, sealed
+from emtau_dask.mixture.numerics import AnyArray, Floats, read_only, read_only_copy
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 
@@ -109,10 +109,10 @@ def m_step(
     covariances = structure.covariances(statistics.scatter, weights, means.shape[1], reg_covar)
     return MixtureParameters(
         structure.name,
-        sealed(weights / total),
+        read_only(weights / total),
         means,
-        sealed(covariances),
-        sealed(structure.factor(covariances, means, weights, threads)),
+        read_only(covariances),
+        read_only(structure.factor(covariances, means, weights, threads)),
     )
 
 
@@ -206,14 +206,14 @@ def check_weights(values: object, n_components: int) -> Floats:
             f"weights_init[{k}] is 0; every weight must be above 0, since a component without weight "
             "can never gain any. Leave the component out."
         )
-    return frozen(weights / total)
+    return read_only_copy(weights / total)
 
 
 def check_means(values: object, n_components: int, n_features: int) -> Floats:
     """Return ``means_init`` as float64 of shape (K, d); raises `InvalidDataError`."""
     means = _finite_array(values, "means_init")
     _check_shape(means, (n_components, n_features), "means", "means_init")
-    return frozen(means)
+    return read_only_copy(means)
 
 
 def check_precisions(
@@ -230,4 +230,4 @@ def check_precisions(
     shape = structure.shape(n_components, n_features)
     _check_shape(precisions, shape, f"{structure.name} precision", "precisions_init")
     covariances, factors = structure.from_precisions(precisions)
-    return frozen(covariances), frozen(factors)
+    return read_only_copy(covariances), read_only_copy(factors)

@@ -16,7 +16,15 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.numerics import Bools, Floats, Ints, frozen, perform, sealed, summed_product
+from emtau_dask.mixture.numerics import (
+    Bools,
+    Floats,
+    Ints,
+    perform,
+    read_only,
+    read_only_copy,
+    summed_product,
+)
 
 T = TypeVar("T")
 TILE_BYTES, MIN_TILE_ROWS = 2**20, 1024
@@ -45,9 +53,9 @@ class SufficientStatistics:
 def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> SufficientStatistics:
     """Return the statistics of no rows: the identity of `merge`."""
     return SufficientStatistics(
-        sealed(np.zeros(n_components)),
-        sealed(np.zeros((n_components, n_features))),
-        sealed(np.zeros(structure.shape(n_components, n_features))),
+        read_only(np.zeros(n_components)),
+        read_only(np.zeros((n_components, n_features))),
+        read_only(np.zeros(structure.shape(n_components, n_features))),
     )
 
 
@@ -94,7 +102,7 @@ class Merger:
         for part_weights, part_means in zip(weights[1:], means[1:], strict=True):
             mean += quotients(part_weights, whole)[:, np.newaxis] * (part_means - means[0])
         self._structure.add_outer(scatter, np.array(weights), np.array(means) - mean)
-        return SufficientStatistics(sealed(whole), sealed(mean), sealed(scatter))
+        return SufficientStatistics(read_only(whole), read_only(mean), read_only(scatter))
 
 
 def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
@@ -142,7 +150,7 @@ def spread_out(
     ):
         spread = everyone.copy()
         spread[components] = some
-        arrays.append(sealed(spread))
+        arrays.append(read_only(spread))
     return SufficientStatistics(*arrays)
 
 
@@ -242,7 +250,7 @@ def _about(
         structure.add_scatter(scatter, k, roots_of(k, rows, row_weights))
     corrections = quotients(corrections, weights[:, np.newaxis])
     structure.add_outer(scatter, -weights[np.newaxis], corrections[np.newaxis])
-    return SufficientStatistics(frozen(weights), sealed(means + corrections), sealed(scatter))
+    return SufficientStatistics(read_only_copy(weights), read_only(means + corrections), read_only(scatter))
 
 
 class PairwiseMerger(Generic[T]):
@@ -259,18 +267,18 @@ class PairwiseMerger(Generic[T]):
     def push(self, part: T) -> None:
         """Add the next part."""
         carry = part
-        for level, held in enumerate(self._levels):
-            if held is None:
+        for level, before in enumerate(self._levels):
+            if before is None:
                 self._levels[level] = carry
                 return
-            carry = self._merge(held, carry)
+            carry = self._merge(before, carry)
             self._levels[level] = None
         self._levels.append(carry)
 
     def total(self) -> T | None:
         """Return all parts so far merged, None where there were none."""
         result: T | None = None
-        for held in self._levels:
-            if held is not None:
-                result = held if result is None else self._merge(held, result)
+        for part in self._levels:
+            if part is not None:
+                result = part if result is None else self._merge(part, result)
         return result

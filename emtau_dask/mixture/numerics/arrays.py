@@ -23,14 +23,14 @@ def squared_length(array: AnyArray) -> float:
         return float(np.dot(values, values))
 
 
-def frozen(array: AnyArray | list[float]) -> Floats:
+def read_only_copy(array: AnyArray | list[float]) -> Floats:
     """Return a read-only float64 C-ordered copy of ``array``."""
     values = np.array(array, dtype=np.float64, order="C")
     values.setflags(write=False)
     return values
 
 
-def sealed(array: Floats) -> Floats:
+def read_only(array: Floats) -> Floats:
     """Return ``array`` itself, read-only from now on: for one that nobody else holds."""
     array.setflags(write=False)
     return array

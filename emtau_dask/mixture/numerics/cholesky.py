@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.numerics.arrays import EPS, Floats, frozen
+from emtau_dask.mixture.numerics.arrays import EPS, Floats, read_only_copy
 
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
@@ -161,4 +161,4 @@ def factor_of_precision(precision: Floats) -> Floats | None:
 def covariance_of_factor(factor: Floats) -> Floats:
     """Return ``(P Pᵀ)⁻¹`` for an upper-triangular factor P, exactly symmetric."""
     inverse, _ = lapack.dtrtri(np.asfortranarray(factor), lower=0)
-    return frozen(inverse.T @ inverse)
+    return read_only_copy(inverse.T @ inverse)
