@@ -256,11 +256,7 @@ class _Entries:
     """
 
     def __init__(
-        self,
-        layouts: Mapping[str, ArrayLayout],
-        step: int,
-        known: Sequence[Stored],
-        attempts: Sequence[str],
+        self, layouts: Mapping[str, ArrayLayout], step: int, known: Sequence[Stored], attempts: Sequence[str]
     ) -> None:
         self._layouts, self._step, self._known = layouts, step, known
         self.attempts, self.last_step = attempts, step

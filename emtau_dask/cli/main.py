@@ -16,13 +16,7 @@ import click
 
 from emtau_dask.cli.datasets import dataset
 from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_resume
-from emtau_dask.cli.options import (
-    config_argument,
-    debug_option,
-    out_argument,
-    overwrite_option,
-    run_options,
-)
+from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
 

@@ -46,11 +46,7 @@ def run_options(command: Command) -> Command:
     @debug_option
     @wraps(command)
     def with_overrides(
-        *arguments: Any,
-        overrides: Sequence[str],
-        scheduler: str | None,
-        workers: int | None,
-        **options: Any,
+        *arguments: Any, overrides: Sequence[str], scheduler: str | None, workers: int | None, **options: Any
     ) -> Any:
         flags = {"cluster.scheduler": scheduler, "cluster.workers": workers}
         given = [f"{key}={value}" for key, value in flags.items() if value is not None]

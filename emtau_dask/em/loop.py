@@ -101,10 +101,7 @@ def iterate(
 
 
 def advance(
-    problem: Problem,
-    state: RunState,
-    settings: EmSettings,
-    writer: Callable[[], RowStateWriter | None],
+    problem: Problem, state: RunState, settings: EmSettings, writer: Callable[[], RowStateWriter | None]
 ) -> RunState:
     """Return the state after one more iteration; the old one stays as it was.
 

@@ -239,15 +239,7 @@ def make_problem(
     if n_present < n_components:
         raise _too_few_rows(n_components, n_present, " of positive weight")
     return Problem(
-        rows,
-        weights,
-        n_components,
-        structure,
-        n_present,
-        total_weight,
-        executor,
-        context,
-        compiled,
+        rows, weights, n_components, structure, n_present, total_weight, executor, context, compiled
     )
 
 

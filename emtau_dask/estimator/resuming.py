@@ -210,9 +210,7 @@ def _check_data(
     check_same("sample_weight", manifest.sample_weight, found.get("sample_weight"))
     if not started:
         check_same(
-            "responsibilities_init",
-            manifest.responsibilities_init,
-            found.get("responsibilities_init"),
+            "responsibilities_init", manifest.responsibilities_init, found.get("responsibilities_init")
         )
 
 

@@ -242,11 +242,7 @@ class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientSt
 
 
 def statistics_under(
-    problem: Problem,
-    assignment: Assignment,
-    *,
-    stage: str,
-    source: Source | None = None,
+    problem: Problem, assignment: Assignment, *, stage: str, source: Source | None = None
 ) -> SufficientStatistics:
     """Return the statistics of all rows under an assignment, in one pass.
 

@@ -75,11 +75,7 @@ class GivenParameters:
 
 def _kmeans_start(request: StartRequest) -> SufficientStatistics:
     return lloyd(
-        request.problem,
-        request.seed,
-        max_iter=KMEANS_PASSES,
-        progress=request.progress,
-        after=request.after,
+        request.problem, request.seed, max_iter=KMEANS_PASSES, progress=request.progress, after=request.after
     ).statistics
 
 
@@ -138,10 +134,7 @@ def start_from_responsibilities(problem: Problem, responsibilities: Source) -> S
     """
     aligned = responsibilities.aligned(problem.rows.chunk_rows)
     return statistics_under(
-        problem,
-        GivenResponsibilities(aligned.reader()),
-        source=aligned,
-        stage="given responsibilities",
+        problem, GivenResponsibilities(aligned.reader()), source=aligned, stage="given responsibilities"
     )
 
 

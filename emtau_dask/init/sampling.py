@@ -110,9 +110,7 @@ class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
 
 def _join(a: RowSample, b: RowSample) -> RowSample:
     return RowSample(
-        np.concatenate([a.rows, b.rows]),
-        np.append(a.weights, b.weights),
-        np.append(a.numbers, b.numbers),
+        np.concatenate([a.rows, b.rows]), np.append(a.weights, b.weights), np.append(a.numbers, b.numbers)
     )
 
 

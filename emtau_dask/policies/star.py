@@ -40,10 +40,7 @@ class EMStar(BuiltInPolicy):
     stationary point of the log-likelihood.
     """
 
-    constraints: ClassVar = {
-        "tail": either(choice("leaves"), FRACTION),
-        "every": integer(1),
-    }
+    constraints: ClassVar = {"tail": either(choice("leaves"), FRACTION), "every": integer(1)}
 
     def __init__(self, tail: str | float = "leaves", every: int = 1) -> None:
         self.tail = tail

@@ -36,10 +36,7 @@ class EMTau(BuiltInPolicy):
     rows froze.
     """
 
-    constraints: ClassVar = {
-        "tau": integer(1),
-        "revisit": either(choice("on-empty"), NONE, integer(1)),
-    }
+    constraints: ClassVar = {"tau": integer(1), "revisit": either(choice("on-empty"), NONE, integer(1))}
 
     def __init__(self, tau: int = 20, revisit: str | int | None = "on-empty") -> None:
         self.tau = tau

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from emtau_dask.config import override_keys, portable, resumed_config
 from emtau_dask.errors import CheckpointError, InvalidDataError
-from emtau_dask.estimator import (
-    GaussianMixture,
-    fit_estimator,
-    open_saved,
-    resume_estimator,
-    watching,
-)
+from emtau_dask.estimator import GaussianMixture, fit_estimator, open_saved, resume_estimator, watching
 from emtau_dask.io.objects import check_startable, object_store
 from emtau_dask.io.remote import is_url
 from emtau_dask.runs.authority import Demand, as_arguments, demands, require

@@ -1,14 +1,7 @@
 """Named objects of a run: stores, encoding, commits, and the state of rows."""
 
 from emtau_dask.io.objects.base import ObjectStore, begun_elsewhere, copy_new
-from emtau_dask.io.objects.beginning import (
-    FORMAT,
-    VERSION,
-    check_startable,
-    holds_run,
-    open_log,
-    start_log,
-)
+from emtau_dask.io.objects.beginning import FORMAT, VERSION, check_startable, holds_run, open_log, start_log
 from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified

@@ -93,10 +93,7 @@ class ZarrReader(RangeReader):
         limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
         n_objects = self._layout.n_objects if self._may_pass_cache(start, stop) else 0
         store = CountingStore(self.stored.store, limit, n_objects)
-        with (
-            self._errors(f"rows {start} to {stop} of "),
-            READ_BUDGET.reading(self.peak_bytes(start, stop)),
-        ):
+        with self._errors(f"rows {start} to {stop} of "), READ_BUDGET.reading(self.peak_bytes(start, stop)):
             rows = self._rows(self.stored.within(store), start, stop)
         if store.missing:
             # A chunk that is not stored holds the fill value; but is the array itself still there?

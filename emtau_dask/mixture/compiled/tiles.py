@@ -210,11 +210,7 @@ def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
         NEGLIGIBLE,
     )
     buffers = loops.JointBuffers(
-        coordinates,
-        lines(K, tile, dtype),
-        *lines(2, tile, dtype),
-        np.empty((K, 1 + d)),
-        residuals,
+        coordinates, lines(K, tile, dtype), *lines(2, tile, dtype), np.empty((K, 1 + d)), residuals
     )
 
     def statistics(moments: Moments) -> SufficientStatistics:

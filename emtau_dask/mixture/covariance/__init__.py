@@ -4,11 +4,4 @@ from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Momen
 from emtau_dask.mixture.covariance.matrices import add_outer_products
 from emtau_dask.mixture.covariance.registry import STRUCTURES, structure_named
 
-__all__ = [
-    "STRUCTURES",
-    "CovarianceStructure",
-    "Frame",
-    "Moments",
-    "add_outer_products",
-    "structure_named",
-]
+__all__ = ["STRUCTURES", "CovarianceStructure", "Frame", "Moments", "add_outer_products", "structure_named"]

@@ -16,14 +16,7 @@ from emtau_dask.mixture.covariance.tied import TIED
 from emtau_dask.mixture.covariance.tied_diag import TIED_DIAG
 from emtau_dask.mixture.covariance.tied_spherical import TIED_SPHERICAL
 
-_TYPES = (
-    FULL,
-    TIED,
-    DIAG,
-    SPHERICAL,
-    TIED_DIAG,
-    TIED_SPHERICAL,
-)
+_TYPES = (FULL, TIED, DIAG, SPHERICAL, TIED_DIAG, TIED_SPHERICAL)
 STRUCTURES: Mapping[str, CovarianceStructure] = MappingProxyType({each.name: each for each in _TYPES})
 
 
