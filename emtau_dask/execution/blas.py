@@ -158,12 +158,12 @@ class _Holders:
             setting.lift()
 
 
-_holders = _Holders()
+_HOLDERS = _Holders()
 # A fork waits until the setting has been taken or lifted whole: its child could do neither.
 os.register_at_fork(
-    before=lambda: _holders.lock.acquire(),
-    after_in_parent=lambda: _holders.lock.release(),
-    after_in_child=_holders.forget,
+    before=lambda: _HOLDERS.lock.acquire(),
+    after_in_parent=lambda: _HOLDERS.lock.release(),
+    after_in_child=_HOLDERS.forget,
 )
 
 
@@ -172,14 +172,14 @@ def threads_side_by_side() -> Iterator[None]:
     """Hold BLAS to one thread, and the switch interval short; nested and concurrent holders share them."""
     hold = _Hold()
     try:
-        with hold.held, _here() if _holders.enter(hold) else nullcontext():
+        with hold.held, _here() if _HOLDERS.enter(hold) else nullcontext():
             yield
     except GeneratorExit:  # An interrupt left nobody to end this but the collector of garbage.
         raise
     except BaseException:
-        _holders.leave(hold)
+        _HOLDERS.leave(hold)
         raise
-    _holders.leave(hold)
+    _HOLDERS.leave(hold)
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def hold_for_process() -> None:
 
     Called by tasks in processes other than the fitting one: they take them with the first task.
     """
-    if not _holders.holds:
+    if not _HOLDERS.holds:
         hold = _Hold()
         hold.held.acquire()
-        _holders.enter(hold)
+        _HOLDERS.enter(hold)

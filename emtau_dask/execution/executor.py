@@ -31,10 +31,11 @@ class ChunkInput(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class _NoSource:
     """Nothing to read: no references, no tasks."""
 
-    addressable = True
+    addressable: bool = True
 
     def references(self, chunk: int) -> list[Hashable]:
         return []

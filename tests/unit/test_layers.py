@@ -17,6 +17,7 @@ LAYERS = (
     "checks",
     "settings",
     "versions",
+    "process",
     "mixture.numerics",
     "mixture.covariance",
     "mixture.model",
