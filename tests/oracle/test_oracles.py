@@ -12,7 +12,7 @@ LONG_ENOUGH = pytest.mark.skipif(not extended.EXTENDED, reason="longdouble is on
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("name", ["overlapping", "separated"])
-@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+@pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 def test_naive_full_em_is_scikit_learns(covariance_type, name):
     X, k = starts.data(name)
     given = starts.start(X, k, covariance_type)
