@@ -88,7 +88,7 @@ class StorageError(EmtauError, OSError):
 
 
 class CheckpointError(EmtauError):
-    """A checkpoint cannot be written, read or gone on from."""
+    """A checkpoint cannot be written, read or resumed."""
 
 
 class StoreUnreachableError(CheckpointError):

@@ -6,7 +6,7 @@ from emtau_dask.cluster.errors import cluster_errors
 from emtau_dask.cluster.payload import Payload, in_use, opened
 from emtau_dask.cluster.scatter import check_portable, resident
 from emtau_dask.cluster.scheduler import active_client, in_process, local_scheduler, local_threads
-from emtau_dask.cluster.workerless import missing_workers_told, tell_if_there_are_none
+from emtau_dask.cluster.workerless import missing_workers_reported, warn_without_workers
 
 __all__ = [
     "Payload",
@@ -18,12 +18,12 @@ __all__ = [
     "in_use",
     "local_scheduler",
     "local_threads",
-    "missing_workers_told",
+    "missing_workers_reported",
     "numerical_environment",
     "opened",
     "prove_access",
     "resident",
     "shared_data",
     "shared_source",
-    "tell_if_there_are_none",
+    "warn_without_workers",
 ]

@@ -96,8 +96,8 @@ def _shared_by(source: Source) -> tuple[SharedRows, ...]:
 
 
 @dataclass(frozen=True)
-class _Sight:
-    """What a worker finds.
+class _WorkerReport:
+    """What a worker says of the data, of the place of row state, and of its software.
 
     Attributes
     ----------
@@ -124,14 +124,14 @@ class _Sight:
 _Given = tuple[ObjectStore | None, str, Sequence[SharedRows]]
 
 
-def _look(given: Payload[_Given]) -> _Sight:
-    """Return what this process finds; sealed, lest a worker that cannot unpickle it says nothing else."""
+def _look(given: Payload[_Given]) -> _WorkerReport:
+    """Return what this process finds; from a payload, so that a worker that cannot unpickle it says so."""
     secret, unusable, unseen = None, "", ""
     try:
         objects, folder, shared = given.value
     except ClusterError as error:
         why = str(error).removeprefix(f"{this_process()} ")
-        return _Sight(None, "", "", numerical_environment(), software(), unopened=why)
+        return _WorkerReport(None, "", "", numerical_environment(), software(), unopened=why)
     try:
         if objects is not None:
             secret = objects.get(f"{folder}secret", SECRET_BYTES)
@@ -140,18 +140,18 @@ def _look(given: Payload[_Given]) -> _Sight:
         unusable = str(error)
     for rows in shared:
         unseen = unseen or rows.difference()
-    return _Sight(secret, unusable, unseen, numerical_environment(), software())
+    return _WorkerReport(secret, unusable, unseen, numerical_environment(), software())
 
 
-def _sights(client: Any, given: Payload[_Given]) -> dict[str, _Sight]:
+def _reports(client: Any, given: Payload[_Given]) -> dict[str, _WorkerReport]:
     """Return what the workers find, by address; those that go away meanwhile are left out."""
-    found: dict[str, _Sight] = {}
+    found: dict[str, _WorkerReport] = {}
     lost: dict[str, BaseException] = {}
     for _ in range(PROOFS):
         with cluster_errors():
             waiting = [worker for worker in client.nthreads() if worker not in found]
             answers = client.run(_look, given, workers=waiting, on_error="return") if waiting else {}
-        lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _Sight)}
+        lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _WorkerReport)}
         found |= {worker: answer for worker, answer in answers.items() if worker not in lost}
         for worker, error in lost.items():
             if not isinstance(error, OSError):
@@ -199,27 +199,29 @@ def prove_access(client: Any, objects: ObjectStore | None, sources: Mapping[str,
     if client is None:
         return []
     shared = [rows for source in sources.values() for rows in _shared_by(source)]
-    sights = _sights_of(client, None, "", shared) if objects is None else _sights_at(client, objects, shared)
-    for worker, sight in sights.items():
-        if sight.unseen:
-            raise InvalidDataError(f"the worker {worker} {sight.unseen}")
-    return _notes(sights)
+    reports = (
+        _reports_of(client, None, "", shared) if objects is None else _reports_at(client, objects, shared)
+    )
+    for worker, report in reports.items():
+        if report.unseen:
+            raise InvalidDataError(f"the worker {worker} {report.unseen}")
+    return _notes(reports)
 
 
-def _sights_of(
+def _reports_of(
     client: Any, objects: ObjectStore | None, folder: str, shared: Sequence[SharedRows]
-) -> dict[str, _Sight]:
+) -> dict[str, _WorkerReport]:
     """Return what the workers find; raises `ClusterError` for one that cannot look."""
     with cluster_errors():
         given: Payload[_Given] = Payload.of((objects, folder, shared), made_with=software())
-    sights = _sights(client, given)
-    for worker, sight in sights.items():
-        if sight.unopened:
-            raise ClusterError(f"the worker {worker} {sight.unopened}")
-    return sights
+    reports = _reports(client, given)
+    for worker, report in reports.items():
+        if report.unopened:
+            raise ClusterError(f"the worker {worker} {report.unopened}")
+    return reports
 
 
-def _sights_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows]) -> dict[str, _Sight]:
+def _reports_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows]) -> dict[str, _WorkerReport]:
     """Return what the workers find, after they proved that they read and write at ``objects``."""
     if not objects.shared:
         raise CheckpointError(
@@ -229,47 +231,47 @@ def _sights_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows]) 
     folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
     objects.put(f"{folder}secret", secret)
     try:
-        sights = _sights_of(client, objects, folder, shared)
+        reports = _reports_of(client, objects, folder, shared)
         written = objects.list(folder)
         if f"{folder}secret" not in written:
             raise begun_elsewhere(objects)
     finally:
         with suppress(CheckpointError):
             objects.delete(objects.list(folder))
-    for worker, sight in sights.items():
-        _check_place(worker, sight, secret, objects.location)
-    if len(written) - 1 < len(sights):
+    for worker, report in reports.items():
+        _check_place(worker, report, secret, objects.location)
+    if len(written) - 1 < len(reports):
         raise CheckpointError(
-            f"of {len(sights)} workers that wrote to {objects.location}, {len(written) - 1} wrote where this "
-            "process can see it. Use a folder that is shared by all of them, or the URL of an object store."
+            f"of {len(reports)} workers that wrote to {objects.location}, {len(written) - 1} wrote where "
+            "this process can see it. Use a folder that is shared by all of them, or the URL of an object store."
         )
-    return sights
+    return reports
 
 
-def _check_place(worker: str, sight: _Sight, secret: bytes, place: str) -> None:
-    why = sight.unusable
-    if not why and sight.secret != secret:
+def _check_place(worker: str, report: _WorkerReport, secret: bytes, place: str) -> None:
+    why = report.unusable
+    if not why and report.secret != secret:
         why = "it does not find there what this process wrote"
     if why:
         raise CheckpointError(
             f"the worker {worker} cannot use {place}, where row state goes: {why.rstrip('.')}. "
-            f"{other_versions(sight.software, software())}Give a checkpoint (or, without one, a dask "
+            f"{other_versions(report.software, software())}Give a checkpoint (or, without one, a dask "
             "temporary-directory) that every worker sees under the same path, or the URL of an object store."
         )
 
 
-def _notes(sights: Mapping[str, _Sight]) -> list[str]:
+def _notes(reports: Mapping[str, _WorkerReport]) -> list[str]:
     """Return what to tell of workers that differ from this process."""
     found = []
     last_bits = _differing(
-        {worker: sight.environment for worker, sight in sights.items()}, numerical_environment()
+        {worker: report.environment for worker, report in reports.items()}, numerical_environment()
     )
     if last_bits:
         found.append(
             "workers differ from this process in what the last bits of a result depend on: "
             f"{last_bits}. Another run need not give the same bits."
         )
-    readers = _differing({worker: sight.software for worker, sight in sights.items()}, software())
+    readers = _differing({worker: report.software for worker, report in reports.items()}, software())
     if readers:
         found.append(
             "workers differ from this process in the packages that read data and row state: "
@@ -280,14 +282,14 @@ def _notes(sights: Mapping[str, _Sight]) -> list[str]:
 
 def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str]) -> str:
     """Return which workers differ, and in what; a package that only one side has may not be needed."""
-    told = {}
+    found = {}
     for worker, its in sorted(theirs.items()):
         both = its.keys() & mine.keys()
-        told[worker] = differences(
+        found[worker] = differences(
             {name: its[name] for name in mine if name in both},
             {name: mine[name] for name in mine if name in both},
         )
-    return ", ".join(f"{worker} ({difference})" for worker, difference in told.items() if difference)
+    return ", ".join(f"{worker} ({difference})" for worker, difference in found.items() if difference)
 
 
 def differing_workers(client: Any) -> list[str]:
@@ -304,4 +306,4 @@ def differing_workers(client: Any) -> list[str]:
     asking = threading.Thread(target=ask, name="emtau-versions", daemon=True)
     asking.start()
     asking.join(ANSWER_SECONDS)
-    return _notes({worker: answer for worker, answer in answers.items() if isinstance(answer, _Sight)})
+    return _notes({worker: answer for worker, answer in answers.items() if isinstance(answer, _WorkerReport)})

@@ -91,10 +91,10 @@ def _is_about_pickling(error: Exception) -> bool:
     message = str(error).lower()
     if "deserialization of the task graph" in message:
         return True
-    told = ("pickle", "serialize")
+    words = ("pickle", "serialize")
     return not in_process() and (
         type(error).__name__ == "PicklingError"
-        or (isinstance(error, TypeError | AttributeError) and any(word in message for word in told))
+        or (isinstance(error, TypeError | AttributeError) and any(word in message for word in words))
     )
 
 

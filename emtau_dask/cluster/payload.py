@@ -1,4 +1,4 @@
-"""What is pickled once, where it is made, and unpickled where it is used."""
+"""Values that are pickled once, where they are made, and unpickled where tasks use them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Payload(Generic[T]):
     Parameters
     ----------
     pickled : bytes
-        Of the value, without the contents of its large buffers.
+        Without the contents of the large buffers of the value.
     buffers : sequence of buffer
-        Those contents.
+        These contents.
     made_with : mapping of str to str, optional
         The `software` of the process that made it. Another one with another version of this
         package does not unpickle it.
@@ -134,10 +134,10 @@ class Payload(Generic[T]):
 
 
 def in_use(thing: T | Payload[T]) -> AbstractContextManager[T]:
-    """Give the value of what is sealed, as by `Payload.in_use`; anything else as it is."""
+    """Give the value of a payload, as by `Payload.in_use`; anything else as it is."""
     return thing.in_use() if isinstance(thing, Payload) else nullcontext(thing)
 
 
 def opened(thing: T | Payload[T]) -> T:
-    """Return the value of what is sealed; anything else as it is."""
+    """Return the value of a payload; anything else as it is."""
     return thing.value if isinstance(thing, Payload) else thing

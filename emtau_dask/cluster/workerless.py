@@ -33,7 +33,7 @@ def _has_none(client: Any) -> bool:
 
 
 @contextmanager
-def missing_workers_told(client: Any, what: str) -> Iterator[None]:
+def missing_workers_reported(client: Any, what: str) -> Iterator[None]:
     """Warn while the block waits for a client's cluster, whenever that has no workers left.
 
     Parameters
@@ -54,15 +54,15 @@ def missing_workers_told(client: Any, what: str) -> Iterator[None]:
     errors: list[Warning] = []
 
     def look() -> None:
-        told = False
+        warned = False
         while not over.wait(LOOK_SECONDS):
             none = _has_none(client)
-            if none and not told and not over.is_set():
+            if none and not warned and not over.is_set():
                 try:
                     warn_user(_message(client, what))
                 except Warning as error:
                     errors.append(error)
-            told = none
+            warned = none
 
     looking = threading.Thread(target=look, name="emtau-workers", daemon=True)
     looking.start()
@@ -75,7 +75,7 @@ def missing_workers_told(client: Any, what: str) -> Iterator[None]:
         raise errors[0]
 
 
-def tell_if_there_are_none(client: Any, what: str) -> None:
+def warn_without_workers(client: Any, what: str) -> None:
     """Warn where a client's cluster has no workers now.
 
     Parameters

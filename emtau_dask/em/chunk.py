@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from emtau_dask.em.contents import check_contents, chunk_contents
 from emtau_dask.em.positions import Positions
 from emtau_dask.errors import UnusableRowError
-from emtau_dask.execution import hold_for_process, this_process
+from emtau_dask.execution import hold_for_process, process_id
 from emtau_dask.io.cache import CachedRows, RowCache
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
 from emtau_dask.mixture.estep import Accumulated, ScoredBlock
@@ -204,7 +204,7 @@ class ChunkLoader:
     weights: ChunkReader | None
     cache: RowCache | None = None
     positions: Positions = field(default_factory=Positions)
-    made_in: str = field(default_factory=this_process)
+    made_in: str = field(default_factory=process_id)
     known: Mapping[int, bytes] = field(default_factory=dict)
     noted: frozenset[int] = frozenset()
 
@@ -276,7 +276,7 @@ class ChunkLoader:
 
     def _hold(self) -> None:
         """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""
-        if self.made_in != this_process():
+        if self.made_in != process_id():
             hold_for_process()
 
     def keep_active(self, loaded: LoadedChunk, positions: Ints) -> None:

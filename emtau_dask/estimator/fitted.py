@@ -14,7 +14,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.checks import integer
-from emtau_dask.cluster import active_client, missing_workers_told, shared_data, tell_if_there_are_none
+from emtau_dask.cluster import active_client, missing_workers_reported, shared_data, warn_without_workers
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.estimator.inputs import checked_array, checked_lazy
@@ -128,7 +128,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """Return the log-likelihood of X (nats) and its rows, in one pass; chunk sizes may be unknown."""
         values = self._score(X, LOG_LIKELIHOODS)
         if isinstance(values, da.Array):
-            with interrupts_as_they_are(), missing_workers_told(active_client(), "the score"):
+            with interrupts_as_they_are(), missing_workers_reported(active_client(), "the score"):
                 total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
         else:
             total, rows = values.sum(), len(values)
@@ -230,7 +230,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 def _told(values: Any) -> Any:
     """Return values, after a warning where they are lazy and nobody is there to compute them."""
     if isinstance(values, da.Array):
-        tell_if_there_are_none(active_client(), "computing what this call returns")
+        warn_without_workers(active_client(), "computing what this call returns")
     return values
 
 

@@ -1,6 +1,6 @@
 """Passes over chunks: a task for each batch of them, and a fixed tree of merges."""
 
-from emtau_dask.execution.blas import hold_for_process, this_process, threads_side_by_side
+from emtau_dask.execution.blas import hold_for_process, process_id, threads_side_by_side
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import NO_SOURCE, ChunkInput, Executor, Pass, ReadingTask
 from emtau_dask.execution.interrupts import interrupts_as_they_are
@@ -21,6 +21,6 @@ __all__ = [
     "choose_executor",
     "hold_for_process",
     "interrupts_as_they_are",
-    "this_process",
+    "process_id",
     "threads_side_by_side",
 ]

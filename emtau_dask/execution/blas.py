@@ -38,7 +38,7 @@ SWITCH_INTERVAL = 5e-5
 _IMPORTED = uuid4().hex
 
 
-def this_process() -> str:
+def process_id() -> str:
     """Return a name that no other process has, on whatever host."""
     return f"{_IMPORTED}-{os.getpid()}"
 

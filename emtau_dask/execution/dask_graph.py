@@ -10,7 +10,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.cluster import Payload, cluster_errors, local_threads, missing_workers_told
+from emtau_dask.cluster import Payload, cluster_errors, local_threads, missing_workers_reported
 from emtau_dask.execution.executor import Pass
 from emtau_dask.execution.graph import SharedWork, graph_of
 from emtau_dask.execution.observer import PassObserver
@@ -47,7 +47,7 @@ class GraphExecutor:
         if not work.items:
             return None
         shared = SharedWork(work.task, work.merge, None)
-        with cluster_errors(), missing_workers_told(self.client, work.stage):
+        with cluster_errors(), missing_workers_reported(self.client, work.stage):
             payload = shared if self.client is None else Payload.of(shared, made_with=software())
             graph = graph_of(work, payload)
             layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)

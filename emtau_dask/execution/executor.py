@@ -1,4 +1,4 @@
-"""The port by which passes run: a task for each chunk, and their results merged by a fixed tree."""
+"""The executor interface: map a task over chunks, and reduce the results by a fixed tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ L = TypeVar("L")
 
 
 class ChunkInput(Protocol):
-    """The half of a `Source` that decides what a chunk's task depends on."""
+    """The part of a `Source` that says what a chunk's task depends on."""
 
     @property
     def addressable(self) -> bool:

@@ -112,11 +112,11 @@ def _batches(work: Pass[Any]) -> list[Batch]:
     return batches_of({chunk: work.costs[chunk] if work.costs else 0.0 for chunk in chunks})
 
 
-def _leaf(batch: Batch, work: Pass[Any], shared: Any, *, sealed: bool) -> tuple[Any, ...]:
+def _leaf(batch: Batch, work: Pass[Any], shared: Any, *, pickled: bool) -> tuple[Any, ...]:
     """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
     if batch.level:
         items = {chunk: work.items[chunk] for chunk in batch.chunks}
-        carried: Any = Payload.of(items, pickle.dumps) if sealed else items
+        carried: Any = Payload.of(items, pickle.dumps) if pickled else items
         return (partial(_run_batch, batch.level, carried, len(work.sources)), shared)
     (chunk,) = batch.chunks
     blocks = (source.references(chunk) for source in work.sources)
@@ -139,7 +139,7 @@ def graph_of(work: Pass[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> 
     chunks_of: dict[Hashable, tuple[int, ...]] = {}
     for batch in _batches(work):
         key = (layer, batch.chunks[0])
-        tasks[key] = _leaf(batch, work, carried, sealed=isinstance(payload, Payload))
+        tasks[key] = _leaf(batch, work, carried, pickled=isinstance(payload, Payload))
         leaves.setdefault(batch.level, {})[batch.number] = key
         chunks_of[key] = batch.chunks
     root, merges = reduction(leaves, lambda members: (_merge_all, members, shared), f"emtau-merge-{token}")

@@ -37,7 +37,7 @@ class AheadBudget:
 
 
 class ReadAhead(Generic[L]):
-    """Gives what reading a chunk gives, often read already; for any number of threads.
+    """Returns loaded chunks, and reads the next ones before they are asked for; for any number of threads.
 
     On leaving its context nothing more is read ahead, what was is let go, and no thread is left.
 

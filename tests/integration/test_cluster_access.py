@@ -192,7 +192,7 @@ class Answers:
         return {worker: self.last[worker] for worker in workers}
 
 
-SIGHT = access._Sight(None, "", "", numerical_environment(), software())
+SIGHT = access._WorkerReport(None, "", "", numerical_environment(), software())
 
 
 def proved(*rounds):
