@@ -141,10 +141,7 @@ class GaussianMixture(FittedMixture):
         nested = any(name.startswith("algorithm__") for name in params)
         algorithm = params.get("algorithm", self.algorithm)
         if nested and isinstance(algorithm, str) and algorithm in ALGORITHMS:
-            params = {
-                "algorithm": as_policy(algorithm),
-                **{k: v for k, v in params.items() if k != "algorithm"},
-            }
+            params["algorithm"] = as_policy(algorithm)
         super().set_params(**params)
         return self
 
