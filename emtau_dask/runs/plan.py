@@ -69,7 +69,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
 
 
 def check_memory(plan: Plan) -> None:
-    """Raise `ConfigError` for a plan that exceeds its limit; the message has the chunk size that would fit."""
+    """Raise `ConfigError` for a plan that exceeds its limit, with the chunk size that would fit."""
     if plan.limit is None or plan.demand.memory <= plan.limit:
         return
     remedy = (
