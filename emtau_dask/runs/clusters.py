@@ -46,7 +46,7 @@ def computing(config: RunConfig) -> Iterator[None]:
 
 
 def _connect(cluster: ClusterSection, stack: ExitStack) -> None:
-    """Enter a client of the cluster as dask's current one."""
+    """Make a client of the cluster dask's current one until the stack is closed."""
     from distributed import Client, LocalCluster
 
     if cluster.scheduler == "processes":

@@ -114,7 +114,7 @@ def run_resume(
 
 
 def resume_arguments(config: RunConfig) -> str:
-    """Return the arguments that a later `emtau resume` of a config's run needs, by which it has consent."""
+    """Return the arguments by which a later `emtau resume` of this run has consent; "" if it needs none."""
     run = str(config.checkpoint.path)
     return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
 

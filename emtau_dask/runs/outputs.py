@@ -18,7 +18,7 @@ from emtau_dask.runs.predict import LabelOptions, write_labels
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a run's results go: None where they are not wanted."""
+    """Where the results of a run go: None for a result that is not wanted."""
 
     config: RunConfig
     model: Path | None

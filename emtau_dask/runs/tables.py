@@ -32,7 +32,7 @@ def text_table(title: str, lines: Mapping[str, str]) -> Table:
 
 
 def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
-    """Return a table of a fitted model's components, or of the heaviest of many, the heaviest first.
+    """Return a table of a fitted model's components; of more than 40 the heaviest, in descending order.
 
     ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
