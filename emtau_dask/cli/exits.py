@@ -1,4 +1,4 @@
-"""How a command ends: errors as one line on standard error, and exit codes."""
+"""The end of a command: an exit code, and one line on standard error for an error."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from emtau_dask.messages import shown
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
 
 _DEBUG, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.checkpoint", "emtau.resume"
-"""Keys of what the context of the outermost command remembers."""
+"""Keys of the outermost context's ``meta``."""
 
 
 class ExitGroup(click.Group):
-    """Turns errors into one line on standard error and an exit code."""
+    """A group of commands that end with one line and an exit code, not with a traceback."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as all that a process does.
+        """Run a command as the only work of this process.
 
-        An interrupt may come after a thread of a pool has started and before its pool knows it.
-        Python would wait for that thread forever, so an interrupted process exits at once. Everything
-        that must be left in order is in order by then.
+        An interrupted process exits at once, after all has been cleaned up: Python would wait forever for a
+        pool's thread that had started when the interrupt came, but that its pool did not know yet.
         """
         try:
             return self.main(*args, **kwargs)
@@ -63,7 +62,7 @@ class ExitGroup(click.Group):
 
 
 def _unexplained(error: Exception) -> str:
-    """Return what to say of an error that is not the package's own, such as one of a full log."""
+    """Return the message for an error that is not the package's own, such as that of a full disk."""
     if not isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
     from emtau_dask.io.files import reason_of, remedy_of
@@ -79,19 +78,19 @@ def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> 
 
 
 def remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    """Remember that a traceback is wanted, where ``value`` says so."""
+    """Remember the option ``--debug``; click's callback for it."""
     if value:
         ctx.find_root().meta[_DEBUG] = True
 
 
 def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str]) -> None:
-    """Remember the command that resumes a run, to be shown after an interrupt."""
+    """Remember the command that resumes a run; it is shown after an interrupt."""
     command = " ".join(["emtau resume", shlex.quote(checkpoint), *filter(None, arguments)])
     ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
 
 
 def _interrupted(ctx: click.Context) -> str:
-    """Return what to say after an interrupt: how to resume, where that is possible."""
+    """Return the message after an interrupt: how to resume, where that is possible."""
     meta = ctx.find_root().meta
     if _CHECKPOINT not in meta:
         return "interrupted"
@@ -110,7 +109,7 @@ def _raise_interrupt(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, inside the block."""
+    """Let SIGTERM interrupt the block as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

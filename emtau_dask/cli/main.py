@@ -23,7 +23,6 @@ from emtau_dask.messages import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from emtau_dask.config import RunConfig
     from emtau_dask.runs import Demand, RunResult
 
 
@@ -54,10 +53,12 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
     from emtau_dask.config import load_config
 
     run_config = load_config(config, overrides)
-    from emtau_dask.runs import resume_arguments, run_fit
+    from emtau_dask.runs import check_memory, plan_table, resume_arguments, run_fit, run_plan
 
     if plan:
-        _show_plan(run_config)
+        needed = run_plan(run_config, progress=sys.stderr)
+        _console().print(plan_table(needed))
+        check_memory(needed)
         return
     if run_config.checkpoint.path is not None:
         again = "--overwrite" if overwrite else ""
@@ -87,7 +88,7 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool) 
 
 
 def _confirmation() -> Callable[[Demand], bool] | None:
-    """Return what asks the person at the terminal; None where there is none."""
+    """Return the function that asks for consent at the terminal; None where there is no terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     return lambda demand: click.confirm(f"The checkpoint asks for {demand}. Allow it?", err=True)
@@ -158,14 +159,6 @@ def predict(
         progress=sys.stderr,
     )
     click.echo(f"{counts.sum():,} rows labelled in {shown(out)}")
-
-
-def _show_plan(config: RunConfig) -> None:
-    from emtau_dask.runs import check_memory, plan_table, run_plan
-
-    plan = run_plan(config, progress=sys.stderr)
-    _console().print(plan_table(plan))
-    check_memory(plan)
 
 
 def _show_result(ctx: click.Context, result: RunResult) -> None:

@@ -15,12 +15,9 @@ Command = Callable[..., Any]
 
 config_argument = click.argument("config", type=click.Path(path_type=Path))
 out_argument = click.argument("out", type=click.Path(path_type=Path))
+_traceback = "Show the traceback of an error."
 debug_option = click.option(
-    "--debug",
-    is_flag=True,
-    expose_value=False,
-    callback=remember_debug,
-    help="Show the traceback of an error.",
+    "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
 
 
@@ -30,19 +27,14 @@ def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Comma
 
 
 def run_options(command: Command) -> Command:
-    """Add the options of commands that run a config, which reach them as its ``overrides``."""
+    """Add the options that change a config; the command gets them all in its ``overrides``."""
+    override = "Override a key, as in model.n_init=3."
+    scheduler = "threads, processes (a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT."
+    workers = "Threads, or processes of a local cluster; by default one for each core."
 
-    @click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, as in model.n_init=3."
-    )
-    @click.option(
-        "--scheduler", help="threads, processes (a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT."
-    )
-    @click.option(
-        "--workers",
-        type=click.IntRange(1),
-        help="Threads, or processes of a local cluster; by default one for each core.",
-    )
+    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=override)
+    @click.option("--scheduler", help=scheduler)
+    @click.option("--workers", type=click.IntRange(1), help=workers)
     @debug_option
     @wraps(command)
     def with_overrides(

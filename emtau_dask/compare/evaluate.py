@@ -1,4 +1,4 @@
-"""Evaluating a finished fit in one pass over the rows: its errors against another fit and known labels."""
+"""The evaluation of a finished fit in one pass: its errors against another fit and known labels."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def posterior(plan: KernelPlan, rows: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The responsibilities that a finished fit holds: each row has those of the E-step that last scored it.
+    """The responsibilities held by a finished fit: each row has those of the E-step that last scored it.
 
     Attributes
     ----------
     e_steps : tuple of callable (rows (n, d)) -> (n, K)
         Those of iterations 1, 2, …; k-means has one.
     objects : ObjectStore or None
-        Where row state with the array ``scored_at`` is; None where every row was
-        scored in the last iteration.
+        The store of the row state, which has the array ``scored_at``. None where the last
+        iteration scored every row.
     """
 
     e_steps: tuple[Callable[[Floats], Floats], ...]
     objects: ObjectStore | None = None
 
     def scored_at(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
-        """Return the iteration that last scored each row of a chunk, given its last row state."""
+        """Return the iteration that last scored each row of a chunk; without row state, the last one."""
         if self.objects is None or state is None:
             return np.full(n_rows, len(self.e_steps))
         return state.read(self.objects, n_rows)[SCORED_AT]
@@ -65,20 +65,10 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class FitSummary:
-    """How a fit went.
+    """How the fit of the algorithm ``name`` went.
 
-    Attributes
-    ----------
-    name : str
-        The algorithm with its parameters.
-    iterations : int
-    work : float
-        Passes over the data that the scored rows amount to.
-    seconds : float
-        Wall-clock time from the common start to the end of the fit.
-    stop_reason : str
-    parameters : MixtureParameters or None
-        The last ones; None for k-means, whose final posterior is the held one.
+    ``work`` is in passes over the data, ``seconds`` are from the common start. ``parameters`` are
+    the last ones; None for k-means, whose final posterior is the held one.
     """
 
     name: str
@@ -100,14 +90,9 @@ class FinishedFit:
 
 @dataclass(frozen=True, eq=False)
 class KnownLabels:
-    """Labels of the rows.
+    """Labels (N,) in the problem's chunks, and their distinct values, ascending.
 
-    Attributes
-    ----------
-    source : Source or None
-        Shape (N,), in the problem's chunks.
-    classes : ndarray
-        The distinct labels, ascending; one dummy value where no labels are known.
+    Where no labels are known, ``source`` is None, and ``classes`` has one value without a meaning.
     """
 
     source: Source | None
@@ -138,13 +123,7 @@ class Evaluation:
 
     def plus(self, other: Evaluation) -> Evaluation:
         """Return the sums over both parts."""
-        return Evaluation(
-            self.rows + other.rows,
-            self.squared_distance + other.squared_distance,
-            self.held + other.held,
-            self.final + other.final,
-            self.log_likelihood + other.log_likelihood,
-        )
+        return Evaluation(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,21 +149,19 @@ class _EvaluationTask:
         classes = np.zeros(n_rows, dtype=np.intp)
         if self.labels is not None:
             classes = np.searchsorted(self.classes, self.labels.load(item.chunk_range, label_blocks)[0])
-        held_at, reference_at = (
-            self.held.scored_at(item.state, n_rows),
-            self.reference.scored_at(None, n_rows),
-        )
+        held_at = self.held.scored_at(item.state, n_rows)
+        reference_at = self.reference.scored_at(None, n_rows)
         distances, likelihoods = [], []
         held_table, final_table = np.zeros((2, self.n_components, len(self.classes)), dtype=np.intp)
         for where, rows in loaded.blocks(positions, SCAN_ROWS):
             at = positions[where]
             held = self.held.responsibilities(rows, held_at[at], self.n_components)
             reference = self.reference.responsibilities(rows, reference_at[at], self.n_components)
-            final, log_likelihoods = (
-                (held, np.zeros(len(rows))) if self.final is None else _scored(self.final, rows)
-            )
+            final = held
+            if self.final is not None:
+                final, log_likelihoods = _scored(self.final, rows)
+                likelihoods.append(float(log_likelihoods.sum()))
             distances.append(float(((held - reference) ** 2).sum()))
-            likelihoods.append(float(log_likelihoods.sum()))
             np.add.at(held_table, (held.argmax(axis=1), classes[at]), 1)
             np.add.at(final_table, (final.argmax(axis=1), classes[at]), 1)
         return Evaluation(
@@ -222,14 +199,8 @@ def known_labels(problem: Problem, labels: Source | None) -> KnownLabels:
 def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownLabels) -> Evaluation:
     """Return the sums that a comparison needs, in one pass over the rows.
 
-    Parameters
-    ----------
-    problem : Problem
-    fit : FinishedFit
-        Its row state must still exist.
-    reference : Held
-        Of the fit that it is compared with (traditional EM), which has no row state.
-    labels : KnownLabels
+    The row state of ``fit`` must still exist. ``reference`` has the responsibilities of traditional
+    EM, which keeps no row state.
     """
     source, parameters = labels.source, fit.summary.parameters
     task = _EvaluationTask(
@@ -241,15 +212,13 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
         reference,
         None if parameters is None else plan_kernel(parameters),
     )
+    ranges = problem.chunk_ranges.items()
     evaluation: Evaluation | None = problem.map_reduce(
         task,
         partial(reduce, Evaluation.plus),
         name="evaluate",
         stage=f"evaluating {fit.summary.name}",
-        items={
-            chunk: EStepItem(chunk_range, fit.states.get(chunk))
-            for chunk, chunk_range in problem.chunk_ranges.items()
-        },
+        items={chunk: EStepItem(chunk_range, fit.states.get(chunk)) for chunk, chunk_range in ranges},
         beside=source or NO_SOURCE,
     )
     assert evaluation is not None

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
+from rich.console import Console
 from rich.table import Table
 
 from emtau_dask.compare.evaluate import Evaluation, FitSummary
 from emtau_dask.config import PublishedFigures
 from emtau_dask.mixture.numerics import Ints
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
@@ -33,15 +31,7 @@ class ComparisonLine:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Traditional EM and everything compared with it.
-
-    Attributes
-    ----------
-    lines : tuple of ComparisonLine
-        In the config's order.
-    classes : ndarray or None
-        The known labels that occur; None where no labels are known.
-    """
+    """The fits in the config's order, and the distinct known labels; None where no labels are known."""
 
     lines: tuple[ComparisonLine, ...]
     classes: NDArray[Any] | None
@@ -50,10 +40,7 @@ class Comparison:
 def classification_error(table: Ints) -> float:
     """Return the fraction of rows whose label is not the most frequent one of their component.
 
-    Parameters
-    ----------
-    table : ndarray of shape (K, number of classes)
-        Rows by component and known label.
+    ``table``, of shape (K, number of classes), has the rows by component and known label.
     """
     return 1.0 - float(table.max(axis=1).sum()) / float(table.sum())
 
@@ -61,8 +48,8 @@ def classification_error(table: Ints) -> float:
 def confusion(table: Ints) -> Ints:
     """Return rows by class of their component (its most frequent label) and known label.
 
-    Components of one class are added up, as in the paper's tables. The shape is
-    (number of classes, number of classes).
+    ``table`` is as for `classification_error`. Components of one class are added up, as in the
+    paper's tables. The shape is (number of classes, number of classes).
     """
     result = np.zeros((table.shape[1], table.shape[1]), dtype=np.intp)
     np.add.at(result, table.argmax(axis=1), table)

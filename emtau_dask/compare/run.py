@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from emtau_dask.compare.evaluate import (
     FinishedFit,
     FitSummary,
     Held,
-    KnownLabels,
     evaluate,
     known_labels,
     posterior,
 )
 from emtau_dask.compare.results import Comparison, ComparisonLine, print_comparison
-from emtau_dask.config import KMeansSettings, policy_of
+from emtau_dask.config import KMeansSettings, RunConfig, policy_of
 from emtau_dask.em import (
     Context,
     EmSettings,
@@ -52,30 +53,18 @@ from emtau_dask.policies import FullEM, Traced
 from emtau_dask.runs import computing, open_inputs, starting_responsibilities
 from emtau_dask.settings import read_settings
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from emtau_dask.config import RunConfig
-
 
 @dataclass(frozen=True, eq=False)
 class _Common:
-    """What all fits of a comparison share."""
+    """What all fits of a comparison share; all begin at ``start``."""
 
     config: RunConfig
     problem: Problem
-    labels: KnownLabels
     start: MixtureParameters
 
 
 def run_compare(config: RunConfig, console: Console) -> None:
-    """Compare the algorithms that ``algorithm.compare`` lists, and print the tables.
-
-    Parameters
-    ----------
-    config : RunConfig
-    console : rich.console.Console
-        For the tables; progress goes to standard error.
+    """Print tables of the algorithms that ``algorithm.compare`` lists; progress goes to standard error.
 
     Raises
     ------
@@ -88,7 +77,7 @@ def run_compare(config: RunConfig, console: Console) -> None:
 
 
 def compare(config: RunConfig, observer: FitObserver) -> Comparison:
-    """Run and evaluate every algorithm that ``algorithm.compare`` lists; raises `EmtauError`."""
+    """Return the evaluated fits of a config; see `run_compare`."""
     inputs = open_inputs(config, overwrite=False, observer=observer)
     model = config.model
     executor, shape = choose_executor(), inputs.rows.shape
@@ -104,7 +93,15 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
     with first_unusable_row_named(problem):
         start = _start(config, problem)
         labels = known_labels(problem, inputs.labels)
-        return _compared(_Common(config, problem, labels, start))
+        common = _Common(config, problem, start)
+        with _fitted(common, "em", FullEM()) as em:
+            pass  # It keeps no row state.
+        lines = []
+        for settings in config.algorithm.compare:
+            with _fit_of(common, settings, em) as fit:
+                evaluation = evaluate(problem, fit, em.held, labels)
+            lines.append(ComparisonLine(fit.summary, evaluation, settings.published))
+    return Comparison(tuple(lines), None if labels.source is None else labels.classes)
 
 
 def _start(config: RunConfig, problem: Problem) -> MixtureParameters:
@@ -118,17 +115,6 @@ def _start(config: RunConfig, problem: Problem) -> MixtureParameters:
     return starting_parameters(problem, GivenParameters(), statistics, config.model.reg_covar)
 
 
-def _compared(common: _Common) -> Comparison:
-    lines = []
-    with _fitted(common, "em", FullEM()) as em:
-        pass  # It keeps no row state.
-    for settings in common.config.algorithm.compare:
-        with _fit_of(common, settings, em) as fit:
-            evaluation = evaluate(common.problem, fit, em.held, common.labels)
-        lines.append(ComparisonLine(fit.summary, evaluation, settings.published))
-    return Comparison(tuple(lines), None if common.labels.source is None else common.labels.classes)
-
-
 @contextmanager
 def _fit_of(common: _Common, settings: Any, em: FinishedFit) -> Iterator[FinishedFit]:
     """Yield the fit of an entry of ``algorithm.compare``; traditional EM is fitted once for all."""
@@ -137,13 +123,15 @@ def _fit_of(common: _Common, settings: Any, em: FinishedFit) -> Iterator[Finishe
     elif settings.name == "em":
         yield em
     else:
-        with _fitted(common, _described(settings), Traced(policy_of(settings))) as fit:
+        values = settings.model_dump(exclude={"name", "published"}).values()
+        name = f"{settings.name}({', '.join(map(str, values))})"
+        with _fitted(common, name, Traced(policy_of(settings))) as fit:
             yield fit
 
 
 @contextmanager
 def _fitted(common: _Common, name: str, policy: Any) -> Iterator[FinishedFit]:
-    """Fit from the common start, and keep the row state until the block ends."""
+    """Yield a fit from the common start; its row state exists until the block ends."""
     problem, stop = common.problem, common.config.stop
     settings = EmSettings(policy, stop.tol, stop.max_iter, common.config.model.reg_covar)
     fields = row_fields(problem.rows, problem.n_components, policy, stop.max_iter)
@@ -157,8 +145,7 @@ def _fitted(common: _Common, name: str, policy: Any) -> Iterator[FinishedFit]:
 
         began = time.perf_counter()
         with journal.watched():
-            state = RunState(common.start, None)
-            state = iterate(problem, state, settings, journal.writer, after)
+            state = iterate(problem, RunState(common.start, None), settings, journal.writer, after)
         seconds = time.perf_counter() - began
         e_steps = tuple(partial(posterior, plan_kernel(parameters)) for parameters in scored_under[:-1])
         work, stop_reason = state.history.work, state.stop_reason or ""
@@ -169,14 +156,8 @@ def _fitted(common: _Common, name: str, policy: Any) -> Iterator[FinishedFit]:
 def _clustered(common: _Common) -> FinishedFit:
     common.problem.context.observer.note("kmeans")
     began = time.perf_counter()
-    seed = Seeds(common.config.model.random_state).draw()
-    outcome = lloyd(common.problem, seed)
+    outcome = lloyd(common.problem, Seeds(common.config.model.random_state).draw())
     seconds = time.perf_counter() - began
     stop_reason = "tol" if outcome.converged else "max-iter"
     summary = FitSummary("kmeans", outcome.n_iter, float(outcome.n_iter), seconds, stop_reason, None)
     return FinishedFit(summary, Held((NearestCentre.of(outcome.centres).responsibilities,)), {})
-
-
-def _described(settings: Any) -> str:
-    values = settings.model_dump(exclude={"name", "published"}).values()
-    return f"{settings.name}({', '.join(map(str, values))})"

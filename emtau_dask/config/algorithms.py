@@ -14,6 +14,8 @@ from emtau_dask.config.fields import NUMBERS, Section, allowed, optional
 from emtau_dask.policies import ALGORITHMS, ActivityPolicy
 
 DEFAULT = "em-tau"
+_Figure = Annotated[float | None, optional(number(0))]
+_Figures = Annotated[tuple[float, ...] | None, optional(NUMBERS)]
 
 
 class PublishedFigures(Section):
@@ -21,12 +23,10 @@ class PublishedFigures(Section):
 
     Attributes
     ----------
-    iterations : int or None
-        Iterations until it stopped.
     membership_error : float or None
         Distance of its responsibilities from traditional EM's, as the source defines it.
     seconds : float or None
-        Running time in seconds, on the source's machine.
+        Running time on the source's machine.
     classification_error : float or None
         Fraction of rows whose label is not the most frequent one of their component.
     weights, means, variances : tuple of float, or None
@@ -34,16 +34,16 @@ class PublishedFigures(Section):
     """
 
     iterations: Annotated[int | None, optional(integer(0))] = None
-    membership_error: Annotated[float | None, optional(number(0))] = None
-    seconds: Annotated[float | None, optional(number(0))] = None
-    classification_error: Annotated[float | None, optional(number(0))] = None
-    weights: Annotated[tuple[float, ...] | None, optional(NUMBERS)] = None
-    means: Annotated[tuple[float, ...] | None, optional(NUMBERS)] = None
-    variances: Annotated[tuple[float, ...] | None, optional(NUMBERS)] = None
+    membership_error: _Figure = None
+    seconds: _Figure = None
+    classification_error: _Figure = None
+    weights: _Figures = None
+    means: _Figures = None
+    variances: _Figures = None
 
 
 class AlgorithmSettings(Section):
-    """An algorithm by its name; the models made from it add the parameters of a policy."""
+    """An algorithm by its name; `algorithm_models` adds the parameters of a policy."""
 
     name: str
 
@@ -61,7 +61,7 @@ class KMeansSettings(ComparedSettings):
 
 
 def algorithm_models(base: type[Section]) -> dict[str, Any]:
-    """Return ``base`` with the parameters of each policy, by the policy's name."""
+    """Return, for each policy's name, a model that adds the policy's parameters to ``base``."""
     models: dict[str, Any] = {}
     for name, policy in ALGORITHMS.items():
         types = get_type_hints(policy.__init__)
@@ -83,7 +83,7 @@ else:
 
 
 class RunSettings(AlgorithmSettings):
-    """The algorithm of a run, with those that `emtau compare` sets beside it."""
+    """The algorithm of a run, and those of a comparison."""
 
     compare: tuple[ComparedAlgorithm, ...] = ()
 
@@ -91,17 +91,17 @@ class RunSettings(AlgorithmSettings):
 RUN_ALGORITHMS: dict[str, type[RunSettings]] = algorithm_models(RunSettings)
 
 
-def _named(value: Any) -> Any:
+def _with_default_name(value: Any) -> Any:
     return {"name": DEFAULT, **value} if isinstance(value, dict) else value
 
 
 if TYPE_CHECKING:
     RunAlgorithm = RunSettings
 else:
-    RunAlgorithm = Annotated[_any_of(*RUN_ALGORITHMS.values()), BeforeValidator(_named)]
+    RunAlgorithm = Annotated[_any_of(*RUN_ALGORITHMS.values()), BeforeValidator(_with_default_name)]
 
 
 def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
-    """Return the activity policy that an entry of the `algorithm` section describes, k-means excepted."""
+    """Return the activity policy that an entry of the section `algorithm` describes; k-means has none."""
     parameters = settings.model_dump(exclude={"name", "compare", "published"})
     return ALGORITHMS[settings.name](**parameters)

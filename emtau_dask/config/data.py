@@ -31,7 +31,7 @@ class Example1Options(_Dataset):
 
 
 class MnistOptions(_Dataset):
-    """Options of the dataset `mnist`; without `source` it is never fetched by a run."""
+    """Options of the dataset `mnist`. A run does not download it: ``source`` is a local file."""
 
     dataset: Literal["mnist"] = "mnist"
     source: Annotated[str | None, optional(text("the path of an .npz file"))] = None
@@ -60,14 +60,10 @@ class DataSection(Section):
     path : str or None
         A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or an
         fsspec URL. With `dataset`, where the dataset is kept (``<output.directory>/<dataset>.zarr`` if None).
-    dataset : str or None
+    dataset, dataset_options : str, DatasetOptions, or None
         A dataset that `emtau dataset` knows; made at `path` where that does not exist.
-    dataset_options : DatasetOptions or None
-        That dataset's options.
-    array : str or None
-        Member of a zarr group.
-    columns : tuple of str, or None
-        Columns of a parquet source.
+    array, columns : str, tuple of str, or None
+        Member of a zarr group; columns of a parquet source.
     weights, labels : str or None
         Row weights, and known labels for `emtau compare`: a member of the group or a
         column of the table that `path` names, or a path or URL of their own.
@@ -84,7 +80,7 @@ class DataSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_the_options(cls, content: Any) -> Any:
-        """Tell the options which dataset they are for."""
+        """Add the dataset's name to its options, by which pydantic finds their model."""
         if not isinstance(content, dict):
             return content
         dataset, options = content.get("dataset"), content.get("dataset_options")
@@ -92,7 +88,8 @@ class DataSection(Section):
             raise expected("given a dataset where dataset_options are set")
         if dataset not in DATASETS:
             return {**content, "dataset_options": None}
-        options = {} if options is None else options
+        if options is None:
+            options = {}
         if not isinstance(options, dict):
             return content
         if options.get("dataset", dataset) != dataset:

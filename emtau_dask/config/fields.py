@@ -1,7 +1,7 @@
 """Sections and field types of a run config.
 
-A refused value carries what is allowed and, where there is one, the nearest valid
-value; `emtau_dask.config.messages` puts the key and the value before it.
+An error says what is allowed and, where there is one, the nearest valid value. `config.messages` puts
+the key and the value before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def expected(what: str, nearest: object = None) -> PydanticCustomError:
 
 
 def allowed(constraint: Constraint) -> BeforeValidator:
-    """Return the validator of a constraint, which says it in YAML's words."""
+    """Return the validator of a constraint, whose messages say null, true and false, as YAML does."""
     words = re.sub(r"\b(None|True|False)\b", lambda found: _YAML_WORDS[found[0]], constraint.words)
 
     def check(value: object) -> object:

@@ -1,7 +1,6 @@
-"""What pydantic found in a run config, as one message for a person.
+"""The errors that pydantic finds in a run config, as one message for a person.
 
-Every finding names the full dotted key, the value, what is allowed, and the
-nearest valid key or value.
+Each names the full dotted key, the value, what is allowed, and the nearest valid key or value.
 """
 
 from __future__ import annotations
@@ -21,30 +20,20 @@ Steps = list[int | str]
 
 
 def explain(error: ValidationError, content: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Return every finding in one line, separated by semicolons.
-
-    Parameters
-    ----------
-    error : ValidationError
-        What pydantic found.
-    content : mapping
-        The config as read.
-    model : type
-        The config's model, for the keys that it has.
-    """
-    keys = tuple(dict.fromkeys(valid_keys(model)))
+    """Return all errors in one line, separated by semicolons; ``content`` is the config as read."""
+    keys = tuple(dict.fromkeys(_valid_keys(model)))
     tags = frozenset(_tags(model))
     findings = error.errors(include_url=False)
     return "; ".join(_describe(finding, _steps(finding["loc"], content, tags), keys) for finding in findings)
 
 
-def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of every key that `model` accepts, sections included."""
+def _valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all keys of a model, those of sections included."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
         for inner in _models(field.annotation):
-            yield from valid_keys(inner, f"{key}.")
+            yield from _valid_keys(inner, f"{key}.")
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:
@@ -55,7 +44,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def _tags(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the values that tell the variants of a section apart."""
+    """Yield the values by which pydantic tells the variants of a section apart."""
     for field in model.model_fields.values():
         values = get_args(field.annotation)
         if get_origin(field.annotation) is Literal and len(values) == 1:
@@ -65,7 +54,7 @@ def _tags(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) -> Steps:
-    """Return the keys that lead to a finding, without the tags that pydantic puts between them."""
+    """Return the keys that lead to an error, without the tags that pydantic puts between them."""
     steps: Steps = []
     for step in loc:
         if isinstance(content, Mapping):

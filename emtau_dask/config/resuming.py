@@ -17,7 +17,7 @@ RESUMABLE_SECTIONS = ("cluster.", "output.")
 
 
 def portable(config: RunConfig) -> dict[str, Any]:
-    """Return the config as it travels in a checkpoint: plain values, paths absolute, URLs without secrets."""
+    """Return the config as a checkpoint stores it: plain values, paths absolute, URLs without secrets."""
     content = config.model_dump(mode="json", exclude_unset=True)
     data, checkpoint = content["data"], content.get("checkpoint", {})
     paths = [(data, "path"), (checkpoint, "path"), (content["output"], "directory")]
@@ -29,10 +29,9 @@ def portable(config: RunConfig) -> dict[str, Any]:
 
 
 def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:
-    """Return the config of a checkpointed run with what a resume may set.
+    """Return the config of a checkpointed run, changed by overrides.
 
-    The data is that of the run: a dataset is read, never made. The command line's
-    scheduler stands for the whole section `cluster` of the run.
+    A dataset is read, not made. A scheduler among the overrides replaces the whole section `cluster`.
 
     Parameters
     ----------
@@ -41,12 +40,12 @@ def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) 
     run : str
         Where the checkpoint is now.
     overrides : sequence of str
-        Settings of `RESUMABLE` and of the sections of `RESUMABLE_SECTIONS`.
+        ``key=value`` for keys of `RESUMABLE` and of the sections of `RESUMABLE_SECTIONS`.
 
     Raises
     ------
     ConfigError
-        Another key is set, or a value cannot be.
+        Another key is set, or a value is not allowed.
     """
     keys = override_keys(overrides)
     if "cluster.scheduler" in keys:

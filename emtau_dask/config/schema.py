@@ -1,8 +1,6 @@
 """Run configs: what a YAML file may say, checked before any work starts.
 
-A config has the sections `data`, `model`, `algorithm`, `stop`, `checkpoint`,
-`cluster` and `output`. Relative paths are relative to the working directory,
-those of `output` to `output.directory`.
+Relative paths are relative to the working directory, those of `output` to `output.directory`.
 """
 
 from __future__ import annotations
@@ -67,15 +65,7 @@ class ModelSection(Section):
 
 
 class StopSection(Section):
-    """When a fit stops.
-
-    Attributes
-    ----------
-    tol : float
-        Change of the lower bound, in nats per row; 0 never stops by it.
-    max_iter : int
-        Iterations at most.
-    """
+    """When a fit stops: ``tol`` is in nats per row, and 0 never stops it."""
 
     tol: Annotated[float, allowed(CONSTRAINTS["tol"])] = 1e-5
     max_iter: Count = 500
@@ -100,13 +90,7 @@ def _scheduler(value: object) -> object:
 
 
 class TlsSection(Section):
-    """The files of a ``tls://`` cluster; by default those of dask's own configuration.
-
-    Attributes
-    ----------
-    ca_file, cert, key : str
-        Certificate authority; this client's certificate and key.
-    """
+    """The files of the certificate authority, and of this client's certificate and key."""
 
     ca_file: FilePath
     cert: FilePath
@@ -127,7 +111,7 @@ class ClusterSection(Section):
     memory_limit : str or None
         Memory that each process may use, such as ``2GB``; a fit that is predicted to need more is refused.
     tls : TlsSection or None
-        For ``tls://``.
+        For ``tls://``; by default dask's own configuration.
     """
 
     scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
@@ -155,20 +139,18 @@ class ClusterSection(Section):
 
 
 class OutputSection(Section):
-    """What a run leaves behind.
+    """The results of a run.
 
     Attributes
     ----------
     directory : str
-        Folder of the results; ``runs/<name of the config>`` unless given.
-    model : str or None
-        The fitted model.
-    labels : str or None
-        Zarr group with the array `labels` and what the next two ask for.
+        Their folder; ``runs/<name of the config>`` unless given.
+    model, labels : str or None
+        Where the fitted model and the zarr group of the labels are written; None: nowhere.
     probabilities, scores : bool
-        Also write each row's responsibilities; its log-likelihood.
+        Whether the group also holds each row's responsibilities, and its log-likelihood.
     report : str or None
-        A page about the run.
+        Not available yet.
     """
 
     directory: Annotated[str, allowed(text("a folder"))]
@@ -212,25 +194,13 @@ class RunConfig(Section):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run config.
-
-    Parameters
-    ----------
-    path : str or Path
-        A YAML file.
-    overrides : sequence of str
-        Settings ``section.key=value`` that win over the file's, values in YAML.
-
-    Returns
-    -------
-    RunConfig
-        The config, frozen.
+    """Return the run config in a YAML file, changed by overrides ``section.key=value``.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or a key is unknown or missing, or a value has the
-        wrong type or cannot be; the message names key, value, limit and nearest valid one.
+        The file cannot be read, a key is unknown or missing, or a value is not allowed. The message
+        names the key, the value, the limit and the nearest valid value.
     """
     path = Path(path)
     content = read_yaml(path)
@@ -243,13 +213,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def checked_config(content: dict[str, Any]) -> RunConfig:
-    """Return the run config that ``content`` is.
-
-    Raises
-    ------
-    ConfigError
-        As for `load_config`.
-    """
+    """Return plain values as a run config; raises `ConfigError` as `load_config` does."""
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as error:

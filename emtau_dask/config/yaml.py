@@ -1,4 +1,4 @@
-"""Reading YAML the way a run config needs it, and applying ``--set`` overrides."""
+"""The YAML of run configs, within limits, and the overrides of ``--set``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
 MAX_DIGITS = 400
-"""Far more than a config needs; a few bytes of YAML may stand for more values than memory holds."""
+"""Far more than a config needs. Without limits, aliases of a short text fill the memory."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader of bounded documents that refuses repeated keys and reads ``1e-6`` as a number."""
+    """A SafeLoader with limits, which refuses repeated keys and reads ``1e-6`` as a number."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -82,13 +82,13 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, origin: str) -> object:
-    """Return what one YAML document holds; ``origin`` says where it came from.
+    """Return the value of one YAML document; ``origin`` names it in messages.
 
     Raises
     ------
     ConfigError
-        If it is not YAML, or a mapping repeats a key, or it stands for more than `MAX_BYTES`,
-        `MAX_DEPTH`, `MAX_VALUES` or `MAX_DIGITS` allow.
+        It is not YAML, a mapping repeats a key, or a limit is exceeded: `MAX_BYTES`, `MAX_DEPTH`,
+        `MAX_VALUES` or `MAX_DIGITS`.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{origin} is longer than {MAX_BYTES:,} characters, the most that is read")
@@ -106,13 +106,7 @@ def parse_yaml(text: str, origin: str) -> object:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping of sections that a YAML file holds.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, is not YAML, or holds no mapping.
-    """
+    """Return the mapping of sections in a YAML file; raises `ConfigError` where there is none."""
     try:
         with open(path, encoding="utf-8", opener=_opened_at_once) as file:
             text = file.read(MAX_BYTES + 1)
@@ -132,7 +126,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _opened_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for a pipe's writer; what is written to it is waited for."""
+    """Open a file without waiting for the writer of a pipe; later reads do wait."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
@@ -140,19 +134,12 @@ def _opened_at_once(path: str, flags: int) -> int:
 
 
 def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
-    """Return a copy of ``content``, which is left as it is, with one override applied.
-
-    Parameters
-    ----------
-    content : dict
-        Nested mappings.
-    override : str
-        Dotted key, ``=``, and a value in YAML.
+    """Return a copy of nested mappings with one override: a dotted key, ``=``, and a value in YAML.
 
     Raises
     ------
     ConfigError
-        If the override has no ``=`` or no key, or the key leads through something that is not a mapping.
+        The override has no ``=`` or no key, or the key leads through something that is not a mapping.
     """
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
@@ -165,7 +152,7 @@ def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def in_yaml(value: str) -> str:
-    """Return a string as `parse_yaml` reads it, quoted where it would read something else."""
+    """Return a string in YAML, in quotes where `parse_yaml` would read it as something else."""
     try:
         if value.isprintable() and "  " not in value and parse_yaml(value, "a value") == value:
             return value

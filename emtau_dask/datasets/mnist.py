@@ -15,7 +15,7 @@ DIGITS = (1, 2, 4, 5, 6)
 FEATURES = 42
 TRAINING_ROWS = 60_000
 MOST_BYTES = 2**30
-"""What all its images take as float64, twice."""
+"""Twice the size of all images as float64."""
 DESCRIPTION = (
     "MNIST training images of the digits 1, 2, 4, 5 and 6: pixels/255, then their first 42 principal "
     "components (Example 2 of the EM-Tau paper); labels: the digit. MNIST: Y. LeCun, C. Cortes, "
@@ -24,13 +24,10 @@ DESCRIPTION = (
 
 
 def mnist_components(source: str | None) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return the principal components (n × 42) of the paper's digits, and the digits (n).
+    """Return the principal components (n, 42) of the paper's digits, float64, and the digits (n,).
 
-    Parameters
-    ----------
-    source : str or None
-        An ``.npz`` file with X (images × 784 pixels from 0 to 255) and y (digits);
-        from openml.org if None.
+    ``source`` is an ``.npz`` file with X (images × 784 pixels from 0 to 255) and y (digits); None
+    downloads them from openml.org.
 
     Raises
     ------

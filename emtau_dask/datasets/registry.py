@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from emtau_dask.config import DatasetOptions, DigitsOptions, Example1Options, MixtureOptions, MnistOptions
 from emtau_dask.datasets.mnist import DESCRIPTION, mnist_components
 from emtau_dask.datasets.synthetic import mixture_blocks, mixture_parameters
+from emtau_dask.em import FitObserver
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.output import RowWriter, new_group
 from emtau_dask.io.zarr_format import own_group
-
-if TYPE_CHECKING:
-    from emtau_dask.em import FitObserver
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int32]
@@ -29,11 +27,7 @@ Labels = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class _Content:
-    """A dataset before it is stored.
-
-    `blocks` yields consecutive rows and their labels; `extra` holds small arrays
-    that are stored beside them.
-    """
+    """A dataset before it is stored: ``blocks`` of rows and labels, and small ``extra`` arrays."""
 
     rows: int
     features: int
@@ -47,37 +41,24 @@ class _Content:
 def make_dataset(
     options: DatasetOptions, path: Path, *, observer: FitObserver, overwrite: bool = False
 ) -> tuple[int, int]:
-    """Write a dataset to a new zarr v3 group, chunk by chunk.
+    """Write a dataset to a new zarr v3 group, chunk by chunk; return the shape of its `X`.
 
-    Parameters
-    ----------
-    options : DatasetOptions
-        Which dataset, and its options.
-    path : Path
-        The group's path.
-    observer : FitObserver
-        Receives the progress, chunk by chunk.
-    overwrite : bool
-        Replace zarr data at `path`.
-
-    Returns
-    -------
-    rows, features : int
-        The shape of `X`.
+    With ``overwrite`` it replaces zarr data at ``path``.
 
     Raises
     ------
     EmtauError
-        If something at `path` may not be replaced.
+        What is at ``path`` may not be replaced.
     InvalidDataError
-        If the dataset cannot be made: a source that does not fit, no network, no room on the disk.
+        The dataset cannot be made: a source that does not fit, no network, no room on the disk.
     """
     with new_group(path, overwrite=overwrite) as group:
         content = _CONTENTS[options.dataset](options)
         _check_room(content, path)
         stored = {**_stored_options(options), "chunk_rows": content.chunk_rows}
-        about = {"dataset": options.dataset, "options": stored, "description": content.description}
-        group.attrs.update(about)
+        group.attrs.update(
+            {"dataset": options.dataset, "options": stored, "description": content.description}
+        )
         _fill(group, content, options.dataset, observer)
     return content.rows, content.features
 
@@ -85,7 +66,7 @@ def make_dataset(
 def holds_dataset(options: DatasetOptions, path: Path) -> bool:
     """Return whether the zarr data at `path` is the dataset that `options` describe."""
     group = own_group(path)
-    attributes = group.attributes if group is not None else {}
+    attributes = {} if group is None else group.attributes
     stored = attributes.get("options")
     if attributes.get("dataset") != options.dataset or not isinstance(stored, dict):
         return False
@@ -100,9 +81,9 @@ def _stored_options(options: DatasetOptions) -> dict[str, Any]:
 
 
 def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver) -> None:
-    n, chunk_rows = content.rows, content.chunk_rows
-    shape, compressed = (n, content.features), content.compressed
-    rows = RowWriter(group, "X", shape, np.dtype(np.float64), chunk_rows=chunk_rows, compressed=compressed)
+    n, chunk_rows, compressed = content.rows, content.chunk_rows, content.compressed
+    shape, dtype = (n, content.features), np.dtype(np.float64)
+    rows = RowWriter(group, "X", shape, dtype, chunk_rows=chunk_rows, compressed=compressed)
     labels = RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
     observer.stage(f"dataset {name}", -(-n // chunk_rows))
     for block, block_labels in content.blocks:

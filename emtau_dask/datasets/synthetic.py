@@ -1,7 +1,7 @@
 """A synthetic Gaussian mixture of any size, drawn block by block.
 
-The content of a block depends only on the seed, the parameters' shape and the
-block's number: neither on the chunks it is stored in nor on the rows after it.
+A block depends on the seed, the shape of the parameters and its number alone: neither on the chunks in
+which it is stored nor on the number of all rows.
 """
 
 from __future__ import annotations
@@ -20,16 +20,7 @@ _PARAMETERS, _ROWS = 0, 1
 
 @dataclass(frozen=True)
 class MixtureTruth:
-    """Parameters that rows are drawn from.
-
-    Attributes
-    ----------
-    weights : ndarray of shape (K,)
-        Positive, summing to 1.
-    means : ndarray of shape (K, d)
-    factors : ndarray of shape (K, d, d)
-        A factor L of each covariance, ``L @ L.T``.
-    """
+    """Weights (K,), means (K, d), and a factor L (d, d) of each covariance ``L @ L.T``, (K, d, d)."""
 
     weights: Floats
     means: Floats
@@ -56,14 +47,9 @@ def mixture_parameters(components: int, features: int, seed: int) -> MixtureTrut
 
 
 def mixture_blocks(truth: MixtureTruth, rows: int, seed: int) -> Iterator[tuple[Floats, NDArray[np.int32]]]:
-    """Yield rows and the component each was drawn from, `BLOCK_ROWS` at a time.
+    """Yield rows (n, d) and the component of each, (n,), `BLOCK_ROWS` at a time.
 
     The same seed gives the same rows; a longer dataset begins with a shorter one.
-
-    Yields
-    ------
-    rows : ndarray of shape (n, d)
-    labels : ndarray of shape (n,)
     """
     edges = np.cumsum(truth.weights)[:-1]
     for block in range(-(-rows // BLOCK_ROWS)):

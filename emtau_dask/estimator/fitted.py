@@ -27,31 +27,14 @@ from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import read_only_copy
 
-_COPIED = (
-    "weights_",
-    "means_",
-    "converged_",
-    "n_iter_",
-    "lower_bound_",
-    "lower_bounds_",
-    "n_features_in_",
-    "feature_names_in_",
-)
-"""Fitted attributes that scikit-learn's mixture has under the same names."""
 _MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
 """Fitted attributes whose shapes depend on the covariance type."""
-
-_SHARED = (
-    "n_components",
-    "tol",
-    "reg_covar",
-    "max_iter",
-    "n_init",
-    "init_params",
-    "random_state",
-    "warm_start",
-)
-"""Settings likewise."""
+_COPIED: tuple[str, ...] = ("weights_", "means_", "n_features_in_", "feature_names_in_")
+_COPIED += ("converged_", "n_iter_", "lower_bound_", "lower_bounds_")
+"""Fitted attributes that scikit-learn's mixture has in the same form."""
+_SETTINGS: tuple[str, ...] = ("n_components", "tol", "reg_covar", "max_iter", "n_init")
+_SETTINGS += ("init_params", "random_state", "warm_start")
+"""Settings that scikit-learn's mixture has too."""
 
 
 class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -61,13 +44,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     def parameters_(self) -> MixtureParameters:
         """The fitted parameters as one frozen record."""
         check_is_fitted(self)
-        return MixtureParameters(
-            self._fitted_type,
-            read_only_copy(self.weights_),
-            read_only_copy(self.means_),
-            read_only_copy(self.covariances_),
-            read_only_copy(self.precisions_cholesky_),
-        )
+        arrays = (self.weights_, self.means_, self.covariances_, self.precisions_cholesky_)
+        return MixtureParameters(self._fitted_type, *map(read_only_copy, arrays))
 
     def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
         self._fitted_type = parameters.covariance_type
@@ -89,19 +67,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         if lazy is None:
             return scoring(checked_array(self, X, reset=False), plan)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
-        layout: dict[str, Any] = (
-            {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
-            if scoring.per_component
-            else {"drop_axis": 1}
-        )
-        return da.map_blocks(
-            scoring,
-            array,
-            plan,
-            dtype=scoring.dtype,
-            meta=np.empty((0,) * (1 + scoring.per_component), scoring.dtype),
-            **layout,
-        )
+        layout: dict[str, Any] = {"drop_axis": 1}
+        if scoring.per_component:
+            layout = {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
+        meta = np.empty((0,) * (1 + scoring.per_component), scoring.dtype)
+        return da.map_blocks(scoring, array, plan, dtype=scoring.dtype, meta=meta, **layout)
 
     def predict(self, X: Any) -> Any:
         """Return the most probable component of each row.
@@ -114,18 +84,18 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray, or lazy dask array for dask and zarr, of shape (n_samples,), intp
         """
-        return _told(self._score(X, LABELS))
+        return _with_warning(self._score(X, LABELS))
 
     def predict_proba(self, X: Any) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; lazy for dask and zarr."""
-        return _told(self._score(X, RESPONSIBILITIES))
+        return _with_warning(self._score(X, RESPONSIBILITIES))
 
     def score_samples(self, X: Any) -> Any:
         """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
-        return _told(self._score(X, LOG_LIKELIHOODS))
+        return _with_warning(self._score(X, LOG_LIKELIHOODS))
 
     def _log_likelihood(self, X: Any) -> tuple[float, int]:
-        """Return the log-likelihood of X (nats) and its rows, in one pass; chunk sizes may be unknown."""
+        """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
         values = self._score(X, LOG_LIKELIHOODS)
         if isinstance(values, da.Array):
             with interrupts_as_they_are(), missing_workers_reported(active_client(), "the score"):
@@ -137,7 +107,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return float(total), int(rows)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-likelihood of X, nats per row; computes where X is lazy."""
+        """Return the mean log-likelihood of X, nats per row; a lazy X is computed."""
         total, rows = self._log_likelihood(X)
         return total / rows
 
@@ -173,12 +143,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         generator = np.random.default_rng(Seeds(self.random_state).draw())
         counts = generator.multinomial(int(n_samples), self.weights_ / self.weights_.sum())
         structure = structure_named(self._fitted_type)
-        normals = generator.standard_normal((int(n_samples), self.n_features_in_))
+        rows = generator.standard_normal((int(n_samples), self.n_features_in_))
         labels = np.repeat(np.arange(len(counts)), counts)
-        rows = np.empty_like(normals)
-        for k in range(len(counts)):
+        for k, mean in enumerate(self.means_):
             members = labels == k
-            rows[members] = self.means_[k] + structure.draw(normals[members], self.covariances_, k)
+            rows[members] = mean + structure.draw(rows[members], self.covariances_, k)
         return rows, labels
 
     def save(self, path: Any) -> None:
@@ -187,12 +156,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         path : str, Path or zarr store
-            Must not hold anything yet.
 
         Raises
         ------
         InvalidDataError
-            Something is there already.
+            ``path`` holds something already.
         """
         check_is_fitted(self)
         save_model(self, path)
@@ -204,7 +172,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         InvalidDataError
-            It holds no model of this version.
+            ``path`` holds no model of this version.
         """
         model: Self = load_model(cls, path)
         return model
@@ -216,7 +184,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         diagonal matrix, and ``"tied_spherical"`` becomes ``"spherical"`` with equal variances.
         """
         check_is_fitted(self)
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name in _SHARED}
+        settings = {name: getattr(self, name) for name in _SETTINGS}
         structure = structure_named(self._fitted_type)
         twin = SklearnMixture(covariance_type=structure.scikit_learn_name, **settings)
         for name in _COPIED:
@@ -227,8 +195,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return twin
 
 
-def _told(values: Any) -> Any:
-    """Return values, after a warning where they are lazy and nobody is there to compute them."""
+def _with_warning(values: Any) -> Any:
+    """Return values, after a warning where they are lazy and their cluster has no workers."""
     if isinstance(values, da.Array):
         warn_without_workers(active_client(), "computing what this call returns")
     return values

@@ -72,11 +72,10 @@ def _last_fit(estimator: FittedMixture, n_features: int) -> GivenParameters:
 def _settings(
     estimator: FittedMixture, policy: ActivityPolicy, seeds: Seeds, sources: FitSources, executor: Executor
 ) -> FitSettings:
-    n_features, responsibilities = sources.rows.shape[1], sources.responsibilities
-    warm = estimator.warm_start and hasattr(estimator, "converged_") and responsibilities is None
-    given = _last_fit(estimator, n_features) if warm else _given(estimator, n_features)
-    drawn = responsibilities is None and given.complete(estimator.covariance_type) is None
     shape, n_components = sources.rows.shape, int(estimator.n_components)
+    warm = estimator.warm_start and hasattr(estimator, "converged_") and sources.responsibilities is None
+    given = _last_fit(estimator, shape[1]) if warm else _given(estimator, shape[1])
+    drawn = sources.responsibilities is None and given.complete(estimator.covariance_type) is None
     return FitSettings(
         n_components,
         structure_named(estimator.covariance_type),
@@ -92,7 +91,7 @@ def _settings(
 def _config(
     estimator: FittedMixture, settings: FitSettings, n_features: int, run_config: Mapping[str, Any] | None
 ) -> ConfigEntry:
-    """Return the settings as a commit has them; raises `ConfigError` where it cannot have them."""
+    """Return the settings as a commit stores them; raises `ConfigError` for one that JSON cannot hold."""
     name, kind, parameters = describe_policy(settings.em.policy)
     names = getattr(estimator, "feature_names_in_", None)
     state = estimator.random_state
@@ -131,19 +130,12 @@ def _config(
 def fit_session(
     policy: ActivityPolicy, verbose: int, observer: FitObserver | None
 ) -> Iterator[tuple[Executor, FitObserver]]:
-    """Give what runs the passes of a fit and what is told of them, after checking dask's settings.
-
-    Parameters
-    ----------
-    policy : ActivityPolicy
-    verbose : int
-    observer : FitObserver or None
-        By default one that suits standard output.
+    """Give the executor and the observer of a fit, after the checks that need no data.
 
     Raises
     ------
     EmtauError
-        A setting cannot be used, or the policy cannot be sent to other processes.
+        One of dask's settings cannot be used, or the policy cannot be sent to other processes.
     """
     executor = choose_executor()
     read_settings()
@@ -168,19 +160,21 @@ def fit_estimator(
     overwrite: bool = False,
     observer: FitObserver | None = None,
 ) -> str | None:
-    """Fit an estimator and set its fitted attributes; return the id of its checkpointed run, if it has one.
+    """Fit an estimator and set its fitted attributes; see `GaussianMixture.fit`, also for what is raised.
 
     Parameters
     ----------
-    estimator : GaussianMixture
-    X, sample_weight, responsibilities_init
-        As for `GaussianMixture.fit`, which see for what is raised.
     run_config : mapping, optional
-        Of the command line; travels in the checkpoint.
+        The config of the command line, to be stored in the checkpoint.
     overwrite : bool
-        Replace a run that the checkpoint's place holds.
+        Replace the run that the checkpoint holds.
     observer : FitObserver, optional
-        Told of the fit; by default one that suits standard output.
+        By default one that suits standard output.
+
+    Returns
+    -------
+    str or None
+        The id of the checkpointed run; None without a checkpoint.
     """
     check_settings(estimator.get_params(deep=False))
     seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
@@ -195,7 +189,7 @@ def fit_estimator(
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
         ):
             finished = fit(settings, sources, executor, journal, context)
-            finished = noted(finished, differing_workers(executor.client))
+            finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
@@ -223,7 +217,7 @@ def _new_journal(
     objects.prepare()
     warn_unless_exclusive(objects)
     state = proved(executor, objects, sources, FitState())
-    entries = _entries(sources, executor, observer)
+    entries = fingerprints(sources, executor, observer)
     log = start_log(objects, overwrite=overwrite)
     with log.withdrawn_on_failure():
         journal = CheckpointJournal(log, config, settings.given, entries, fields, compiled=settings.compiled)
@@ -232,25 +226,21 @@ def _new_journal(
     yield journal
 
 
-def _entries(
+def fingerprints(
     sources: FitSources, executor: Executor, observer: PassObserver
 ) -> dict[str, SourceEntry | None]:
-    """Return the fingerprints of sources, as a manifest has them; reads samples."""
+    """Return the fingerprints of all sources by the names of a manifest's fields; reads sampled chunks."""
     found = {name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()}
-    return {
-        "data": found["X"],
-        "sample_weight": found.get("sample_weight"),
-        "responsibilities_init": found.get("responsibilities_init"),
-    }
+    return {"data": found.pop("X"), "sample_weight": None, "responsibilities_init": None, **found}
 
 
 def proved(executor: Executor, objects: ObjectStore | None, sources: FitSources, state: FitState) -> FitState:
-    """Return the state with a note for what workers say, after they proved that they see everything."""
-    return noted(state, prove_access(executor.client, objects, sources.named()))
+    """Let the workers prove that they see the data and the objects; return the state with their notes."""
+    return with_notes(state, prove_access(executor.client, objects, sources.named()))
 
 
-def noted(state: FitState, notes: Sequence[str]) -> FitState:
-    """Return the state with those notes that it does not have yet, after warning of them."""
+def with_notes(state: FitState, notes: Sequence[str]) -> FitState:
+    """Return the state with the notes that are new to it, after warning of each."""
     new = [note for note in notes if note not in state.notes]
     for note in new:
         warn_user(note)

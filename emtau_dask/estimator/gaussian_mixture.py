@@ -34,12 +34,11 @@ class GaussianMixture(FittedMixture):
         Added to every variance.
     max_iter : int, default=500
     n_init : int, default=1
-        Starts to try; the one with the best final bound supplies every fitted
-        attribute. A start that is given whole is tried once.
+        Number of starts; the fitted attributes are those of the start with the best final bound.
+        Where all starting parameters are given there is one start.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
-        Bounded memory on data of any size; a seed gives the same start under
-        any chunking. ``"k-means++"`` and ``"random_from_data"`` assign every row
-        to its nearest seed.
+        Each needs bounded memory, and gives the same start for a seed under any chunking.
+        ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
     weights_init : array-like of shape (n_components,), optional
         Above 0, summing to 1.
     means_init : array-like of shape (n_components, n_features), optional
@@ -51,9 +50,8 @@ class GaussianMixture(FittedMixture):
         Start from the parameters of the last fit, unless ``responsibilities_init``
         is given; ``n_init`` is then ignored.
     checkpoint : str, Path or zarr store, optional
-        A path or URL (``s3://``, ``gs://`` and other fsspec URLs) where the fit
-        is committed, so that `resume` can go on with it. It must not hold a run
-        yet.
+        A path or URL (``s3://``, ``gs://`` and other fsspec URLs) where the fit is committed, for
+        `resume`. It must not hold a run yet.
     checkpoint_every : int, default=1
         Iterations (and passes of a k-means start) between commits.
     verbose : int, default=0
@@ -141,10 +139,7 @@ class GaussianMixture(FittedMixture):
         nested = any(name.startswith("algorithm__") for name in params)
         algorithm = params.get("algorithm", self.algorithm)
         if nested and isinstance(algorithm, str) and algorithm in ALGORITHMS:
-            params = {
-                "algorithm": as_policy(algorithm),
-                **{k: v for k, v in params.items() if k != "algorithm"},
-            }
+            params["algorithm"] = as_policy(algorithm)
         super().set_params(**params)
         return self
 
@@ -159,10 +154,10 @@ class GaussianMixture(FittedMixture):
             A str is the path or URL of stored rows: zarr, parquet or ``.npy``.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
-            At least 0; a row of weight 0 is as if absent.
+            At least 0; a row of weight 0 counts as absent.
         responsibilities_init : dask array, zarr array or array-like, optional
-            Shape (n_samples, n_components); the start, instead of every other; rows sum to 1
-            within 1e-6.
+            Shape (n_samples, n_components), rows summing to 1 within 1e-6. They replace every
+            other start.
 
         Returns
         -------
@@ -217,11 +212,11 @@ class GaussianMixture(FittedMixture):
         checkpoint_every: int | None = None,
         verbose: int = 0,
     ) -> Self:
-        """Go on with a checkpointed run where it stopped, bit for bit.
+        """Resume a checkpointed run where it stopped, with the bits of an uninterrupted run.
 
-        Every object of the last commit is verified first; where one is damaged,
-        the commit before it is used, with a warning. A finished run gives its
-        model; one that stopped at ``max_iter`` goes on with a larger one.
+        Every object of the last commit is verified first; where one is damaged, the commit before
+        it is used, with a warning. A finished run returns its model; one that stopped at
+        ``max_iter`` continues where a larger one is given.
 
         Parameters
         ----------
@@ -230,10 +225,9 @@ class GaussianMixture(FittedMixture):
         X : dask array, zarr array or array-like of shape (n_samples, n_features)
             The data that the run was begun with, in the same chunks.
         sample_weight : array-like of shape (n_samples,), optional
-            Those that the run was begun with.
+            The weights that the run was begun with.
         responsibilities_init : array-like of shape (n_samples, n_components), optional
-            Needed only where the run was begun with them and has no statistics
-            yet; not looked at otherwise.
+            Needed only where the run was begun with them and has no statistics yet; ignored otherwise.
         algorithm : policy, optional
             Only for a user's own policy, which must match by name and parameters.
         max_iter, checkpoint_every : int, optional

@@ -1,4 +1,4 @@
-"""What users pass as X, as the engine's sources, with scikit-learn's checks for arrays in memory."""
+"""X, weights and responsibilities as users pass them, turned into sources; scikit-learn checks arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from emtau_dask.io.sources import (
 
 
 def _opened(data: Any) -> Any:
-    """Return what stands behind a path, a zarr group or a dask dataframe; anything else as it is."""
+    """Open a path, a zarr group or a dask dataframe; return anything else as it is."""
     if isinstance(data, (str, Path)):
         return open_source(str(data))
     if isinstance(data, zarr.Group):
@@ -42,7 +42,7 @@ def _feature_names(data: Any, opened: Any) -> list[str] | None:
 
 @contextmanager
 def _as_invalid_data(what: str) -> Iterator[None]:
-    """Turn scikit-learn's refusals into ours, under the name of what was refused."""
+    """Raise scikit-learn's errors as errors of the package that begin with ``what``."""
     try:
         yield
     except TypeError as error:
@@ -54,7 +54,7 @@ def _as_invalid_data(what: str) -> Iterator[None]:
 
 
 def _refuse_kinds(data: Any, what: str) -> None:
-    """Refuse what scikit-learn would convert to numbers without a word: strings, dates, records."""
+    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records."""
     if isinstance(data, np.ma.MaskedArray):
         raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
     if isinstance(data, (np.ndarray, list, tuple)):
@@ -67,8 +67,7 @@ def _refuse_kinds(data: Any, what: str) -> None:
 def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
     """Return array-like ``data`` as an array of real numbers, rows x features, checked by scikit-learn.
 
-    An array of numbers is passed on as it is (and converted block by block
-    later), not copied whole.
+    An array of numbers is returned as it is, without a copy; its blocks are converted when they are read.
 
     Raises
     ------
@@ -76,30 +75,21 @@ def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
         With scikit-learn's message.
     """
     _refuse_kinds(data, "X")
-    plain = (
-        type(data) in (np.ndarray, np.memmap)
-        and data.ndim == 2
-        and data.shape[1]
-        and data.dtype.kind in "fiub"
-    )
+    is_array = type(data) in (np.ndarray, np.memmap) and data.ndim == 2
+    plain = is_array and data.shape[1] and data.dtype.kind in "fiub"
+    looked_at, dtypes = data[:1] if plain else data, [np.float64, np.float32]
     with _as_invalid_data("X"):
-        checked = validate_data(
-            estimator,
-            data[:1] if plain else data,
-            reset=reset,
-            dtype=[np.float64, np.float32],
-            ensure_all_finite=False,
-        )
+        checked = validate_data(estimator, looked_at, reset=reset, dtype=dtypes, ensure_all_finite=False)
     return data if plain else checked
 
 
 def checked_lazy(estimator: Any, data: Any) -> Any:
-    """Return lazy ``data`` (or None where it is in memory) after checking its number of features.
+    """Return lazy ``data``; None where it is in memory.
 
     Raises
     ------
-    InvalidDataError
-        It has other features than the fit.
+    InvalidDataError, InvalidDtypeError
+        The data has other features than the fit, or is not a table of numbers.
     """
     given, data = data, _opened(data)
     if not is_lazy(data):
@@ -120,11 +110,9 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
 
 
 def fit_source(estimator: Any, data: Any) -> Source:
-    """Return the rows to fit as a source, and set ``n_features_in_`` (and names, where known).
+    """Return the rows to fit as a source, and set ``n_features_in_`` and, where known, ``feature_names_in_``.
 
-    Raises
-    ------
-    InvalidDataError, InvalidDtypeError
+    Raises `InvalidDataError` and `InvalidDtypeError`.
     """
     given, data = data, _opened(data)
     if not is_lazy(data):
@@ -142,20 +130,19 @@ def fit_source(estimator: Any, data: Any) -> Source:
 def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
     """Return weights (ndim 1) or responsibilities (ndim 2) as a source; None stays None.
 
-    Raises
-    ------
-    InvalidDataError, InvalidDtypeError
+    Raises `InvalidDataError` and `InvalidDtypeError`.
     """
-    if values is None or is_lazy(values):
-        return None if values is None else as_source(values, ndim=ndim, what=what)
-    _refuse_kinds(values, what)
-    with _as_invalid_data(what):
-        array = check_array(
-            values,
-            dtype=[np.float64, np.float32],
-            ensure_2d=False,
-            allow_nd=True,
-            ensure_all_finite=False,
-            ensure_min_samples=0,
-        )
-    return as_source(array, ndim=ndim, what=what)
+    if values is None:
+        return None
+    if not is_lazy(values):
+        _refuse_kinds(values, what)
+        with _as_invalid_data(what):
+            values = check_array(
+                values,
+                dtype=[np.float64, np.float32],
+                ensure_2d=False,
+                allow_nd=True,
+                ensure_all_finite=False,
+                ensure_min_samples=0,
+            )
+    return as_source(values, ndim=ndim, what=what)

@@ -40,21 +40,8 @@ ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
 SETTINGS = ("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start")
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 WEIGHTS_TOLERANCE = 1e-6
-"""The same as for the initial weights of a fit."""
+"""The same as for initial weights."""
 NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
-
-
-def _algorithm(estimator: Any) -> dict[str, Any] | None:
-    """Return the name and the parameters of a policy of the package; None for a user's own."""
-    policy: Any = as_policy(estimator.algorithm)
-    if type(policy) not in ALGORITHMS.values():
-        return None
-    name, _, parameters = describe_policy(policy)
-    return {"name": name, "params": parameters}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _digest(arrays: Mapping[str, AnyArray]) -> str:
@@ -108,13 +95,21 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     names = getattr(estimator, "feature_names_in_", None)
-    settings = {name: _plain(getattr(estimator, name)) for name in SETTINGS}
+    settings = {name: getattr(estimator, name) for name in SETTINGS}
+    settings = {
+        name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
+    }
+    policy: Any = as_policy(estimator.algorithm)
+    algorithm: Any = None
+    if type(policy) in ALGORITHMS.values():  # A user's own policy is not stored.
+        policy_name, _, parameters = describe_policy(policy)
+        algorithm = {"name": policy_name, "params": parameters}
     group.attrs.update(
         {
             "format": FORMAT,
             "version": VERSION,
             "settings": settings | {"covariance_type": estimator._fitted_type},
-            "algorithm": _algorithm(estimator),
+            "algorithm": algorithm,
             "stop_reason": estimator.stop_reason_,
             "feature_names": None if names is None else [str(name) for name in names],
             "sha256": _digest(arrays),
@@ -123,7 +118,7 @@ def _write(estimator: Any, group: zarr.Group) -> None:
 
 
 def _upload(estimator: Any, path: Any) -> None:
-    """Write to a URL or a zarr store what was first written to memory."""
+    """Write the model to memory, then copy it to a URL or a zarr store."""
     if isinstance(path, dict):
         path = MemoryStore(path)
     try:
@@ -186,19 +181,14 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str,
 
 
 def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
-    """Return the iterations; raises ValueError where no fit can have had them."""
+    """Return the iterations; raises ValueError where one is impossible."""
     columns = [arrays[f"history/{name}"].tolist() for name in COLUMNS]
     records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
     for number, record in enumerate(records, start=1):
         counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
-        possible = (
-            record.iteration == number
-            and 0 <= record.active_rows <= record.rows
-            and record.rows > 0
-            and min(counts) >= 0
-            and not math.isnan(record.lower_bound)
-        )
-        if not possible:
+        rows_possible = 0 <= record.active_rows <= record.rows and record.rows > 0
+        possible = record.iteration == number and rows_possible and min(counts) >= 0
+        if not possible or math.isnan(record.lower_bound):
             raise ValueError(f"its history has the impossible iteration {record}")
     return records
 

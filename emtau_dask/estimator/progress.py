@@ -10,33 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from emtau_dask.em import FitObserver, IterationRecord, SilentObserver
 from emtau_dask.messages import shown
+from emtau_dask.mixture.model import MixtureParameters
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from emtau_dask.em import FitObserver, IterationRecord
-    from emtau_dask.mixture.model import MixtureParameters
-
 
 def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
-    """Return the observer that suits a stream.
-
-    Parameters
-    ----------
-    verbose : int
-        0 shows nothing.
-    out : text stream or None
-        Where to write; by default standard output.
-
-    Returns
-    -------
-    FitObserver
-        A live display on a terminal, plain lines elsewhere.
-    """
+    """Return the observer that suits a stream, by default standard output; it is silent if verbose is 0."""
     if not verbose:
-        from emtau_dask.em import SilentObserver
-
         return SilentObserver()
     stream = out or sys.stdout
     return RichObserver(stream) if stream.isatty() else LineObserver(stream)
@@ -44,7 +28,7 @@ def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
 
 @contextmanager
 def watching(out: TextIO) -> Iterator[FitObserver]:
-    """Show progress on `out` inside the block, through the observer that the block gets."""
+    """Give the block an observer that shows progress on ``out`` until the block ends."""
     observer = observer_for(1, out)
     try:
         yield observer
@@ -53,7 +37,7 @@ def watching(out: TextIO) -> Iterator[FitObserver]:
 
 
 class _Tracker:
-    """What both displays need to remember of a fit; safe to use from several threads."""
+    """What both displays remember of a fit; threads may share it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -74,25 +58,16 @@ class _Tracker:
 
     def iteration(self, record: IterationRecord) -> None:
         with self.lock:
-            continues = self.record is not None and record.iteration == self.record.iteration + 1
-            self.change = record.lower_bound - self.record.lower_bound if continues and self.record else None
-            self.record = record
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.started
+            before, self.record = self.record, record
+            continues = before is not None and record.iteration == before.iteration + 1
+            self.change = record.lower_bound - before.lower_bound if before and continues else None
 
 
-class LineObserver:
+class LineObserver(SilentObserver):
     """One plain line for each iteration, and for each stage outside the iterations.
 
-    A stream that cannot be written, such as a log on a full disk, ends no fit; a reader
-    that has gone does.
-
-    Parameters
-    ----------
-    out : text stream
-        Where the lines go; flushed after each.
+    The stream is flushed after each line and not closed. An error in writing, such as that of a
+    full disk, does not end the fit, but a pipe that its reader has closed does.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -100,12 +75,9 @@ class LineObserver:
         self._tracker = _Tracker()
 
     def stage(self, name: str, chunks: int) -> None:
-        """Announce a pass, unless its iteration will report it."""
-        if not _is_iteration(name):
+        """Write the name of a pass, unless it is an iteration, which has its own line."""
+        if not name.startswith("iteration "):
             self._write(f"{name}: {chunks:,} {'chunk' if chunks == 1 else 'chunks'}")
-
-    def chunks_done(self, count: int) -> None:
-        """Say nothing: a line for each chunk would bury the others."""
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """Write the line of one iteration."""
@@ -121,9 +93,6 @@ class LineObserver:
         """Write a remark."""
         self._write(message)
 
-    def close(self) -> None:
-        """Leave the stream open: it is the caller's."""
-
     def _write(self, line: str) -> None:
         with self._tracker.lock:
             try:
@@ -135,17 +104,10 @@ class LineObserver:
 
 
 class RichObserver:
-    """A live display: iteration, bound, change, active rows, chunks, elapsed time.
+    """A live display on a terminal: iteration, bound, change, active rows, chunks, elapsed time.
 
-    Parameters
-    ----------
-    out : text stream
-        A terminal.
-
-    Notes
-    -----
-    The display is drawn a few times a second from what was last reported, so
-    that reporting costs next to nothing. It disappears on `close`.
+    It is drawn a few times a second from what was last reported, so that a report costs next to
+    nothing. `close` removes it.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -198,7 +160,7 @@ class RichObserver:
             Text(name or "starting", style="bold"),
             ProgressBar(total=max(chunks, 1), completed=min(done, chunks), width=30),
             f"{done:,}/{chunks:,} chunks",
-            _clock(tracker.elapsed),
+            _clock(time.perf_counter() - tracker.started),
         )
         if record is None:
             return bar
@@ -210,10 +172,6 @@ class RichObserver:
             f"active [bold]{_active(record)}[/]",
         )
         return Group(figures, bar)
-
-
-def _is_iteration(stage: str) -> bool:
-    return stage.startswith("iteration ")
 
 
 def _change(change: float | None) -> str:

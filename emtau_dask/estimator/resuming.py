@@ -13,8 +13,8 @@ from emtau_dask.checkpoint import (
     ConfigEntry,
     ParametersEntry,
     SavedFit,
+    SourceEntry,
     check_same,
-    fingerprint,
     read_newest,
 )
 from emtau_dask.cluster import differing_workers, numerical_environment, prove_access
@@ -27,7 +27,7 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.estimator.fitting import fit_session, noted, proved, publish
+from emtau_dask.estimator.fitting import fingerprints, fit_session, proved, publish, with_notes
 from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
@@ -49,8 +49,7 @@ def open_saved(checkpoint: Any) -> SavedFit:
     CheckpointError
         There is no run, it is of another version, or no commit is whole.
     """
-    objects = object_store(checkpoint)
-    saved = read_newest(open_log(objects))
+    saved = read_newest(open_log(object_store(checkpoint)))
     if saved.passed_over:
         warn_user(_passed_over(saved))
     return saved
@@ -70,8 +69,9 @@ def saved_estimator(cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: A
     CheckpointCorruptError
         Its settings are impossible.
     """
-    config, given = saved.config, saved.given
+    config = saved.config
     entry = config.algorithm
+    given = GivenParameters() if config.warm_start else saved.given
     try:
         policy = matching_policy(algorithm, entry.name, entry.kind, entry.params)
         precisions = None
@@ -86,9 +86,9 @@ def saved_estimator(cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: A
             max_iter=config.max_iter,
             n_init=config.n_init,
             init_params=config.init_params,
-            weights_init=None if config.warm_start else given.weights,
-            means_init=None if config.warm_start else given.means,
-            precisions_init=None if config.warm_start else precisions,
+            weights_init=given.weights,
+            means_init=given.means,
+            precisions_init=precisions,
             random_state=config.random_state,
             warm_start=config.warm_start,
             checkpoint=checkpoint,
@@ -146,20 +146,16 @@ def resume_estimator(
     saved: SavedFit | None = None,
     observer: FitObserver | None = None,
 ) -> M:
-    """Resume a checkpointed run; see `GaussianMixture.resume`.
+    """Resume a checkpointed run; see `GaussianMixture.resume`, also for what is raised.
 
     Parameters
     ----------
-    cls : type
-        `GaussianMixture`, or a class derived from it.
-    checkpoint, X, sample_weight, responsibilities_init, algorithm
-        See `GaussianMixture.resume`.
     changes : mapping
         ``max_iter``, ``checkpoint_every`` and ``verbose`` in place of the run's; None leaves one as it was.
     saved : SavedFit, optional
         The commit, where it has been read already.
     observer : FitObserver, optional
-        Told of the fit; by default one that suits standard output.
+        By default one that suits standard output.
     """
     saved = saved or open_saved(checkpoint)
     estimator = saved_estimator(cls, saved, checkpoint, algorithm)
@@ -180,11 +176,17 @@ def resume_estimator(
         if reopened.finished:
             publish(estimator, reopened)
             return estimator
-        config = _config(saved, estimator)
+        config = saved.config.model_copy(
+            update={
+                "max_iter": int(estimator.max_iter),
+                "checkpoint_every": int(estimator.checkpoint_every),
+                "given": ParametersEntry(),
+            }
+        )
         settings = _settings(config, policy, saved.given, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
         finished = fit(settings, sources, executor, journal, context)
-        finished = noted(finished, differing_workers(executor.client))
+        finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)
     return estimator
 
@@ -203,34 +205,25 @@ def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
 def _check_data(
     saved: SavedFit, sources: FitSources, started: bool, executor: Executor, observer: FitObserver
 ) -> None:
-    """Raise `CheckpointMismatchError` unless the data is what the run was begun with."""
-    found = {name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()}
-    manifest = saved.manifest
-    check_same("X", manifest.data, found["X"])
-    check_same("sample_weight", manifest.sample_weight, found.get("sample_weight"))
-    if not started:
-        check_same(
-            "responsibilities_init", manifest.responsibilities_init, found.get("responsibilities_init")
-        )
+    """Raise `CheckpointMismatchError` unless the data are those that the run was begun with."""
+    stored = _stored_fingerprints(saved)
+    for name, found in fingerprints(sources, executor, observer).items():
+        if name != "responsibilities_init" or not started:
+            check_same("X" if name == "data" else name, stored[name], found)
+
+
+def _stored_fingerprints(saved: SavedFit) -> dict[str, SourceEntry | None]:
+    """Return the fingerprints in a commit, like those of `fingerprints`."""
+    fields = ("data", "sample_weight", "responsibilities_init")
+    return {name: getattr(saved.manifest, name) for name in fields}
 
 
 def _reopened(state: FitState, max_iter: int) -> FitState:
-    """Return the state of a run that goes on where it ended at a smaller ``max_iter``."""
+    """Return the state, no longer finished where the run ended at a smaller ``max_iter``."""
     run = state.current
     if not state.finished or run is None or run.stop_reason != "max-iter" or run.iteration >= max_iter:
         return state
     return replace(state, current=replace(run, stop_reason=None), finished=False)
-
-
-def _config(saved: SavedFit, estimator: FittedMixture) -> ConfigEntry:
-    """Return the settings of the run, with what the resume changes."""
-    return saved.config.model_copy(
-        update={
-            "max_iter": int(estimator.max_iter),
-            "checkpoint_every": int(estimator.checkpoint_every),
-            "given": ParametersEntry(),
-        }
-    )
 
 
 def _settings(
@@ -260,26 +253,19 @@ def _journal(
     sources: FitSources,
     executor: Executor,
 ) -> CheckpointJournal:
-    """Return the journal that goes on with the run's commits."""
+    """Return the journal that continues the run's commits."""
     warn_unless_exclusive(saved.log.objects)
     environment = numerical_environment(compiled=settings.compiled)
-    state = proved(executor, saved.log.objects, sources, _with_notes(saved, state, environment))
+    state = proved(executor, saved.log.objects, sources, _with_differences(saved, state, environment))
     fields = row_fields(sources.rows, config.n_components, settings.em.policy, config.max_iter)
-    manifest = saved.manifest
-    entries = {
-        "data": manifest.data,
-        "sample_weight": manifest.sample_weight,
-        "responsibilities_init": manifest.responsibilities_init,
-    }
-    journal = CheckpointJournal(
-        saved.log, config, settings.given, entries, fields, compiled=settings.compiled
-    )
+    entries, compiled = _stored_fingerprints(saved), settings.compiled
+    journal = CheckpointJournal(saved.log, config, settings.given, entries, fields, compiled=compiled)
     journal.inherit(saved, state)
     return journal
 
 
-def _with_notes(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
-    """Return the state with notes of what is different now, the environment among it."""
+def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
+    """Return the state with notes of damaged commits and of a changed environment."""
     notes = [_passed_over(saved)] if saved.passed_over else []
     then = saved.manifest.environment
     if then != now:

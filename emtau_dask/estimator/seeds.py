@@ -10,20 +10,14 @@ from sklearn.utils import check_random_state
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import short
 
-SEEDS = 2**31 - 1
-
 
 class Seeds:
-    """A stream of seeds.
-
-    Parameters
-    ----------
-    random_state : None, int, RandomState or Generator
+    """A stream of seeds from None, an integer, a RandomState or a Generator.
 
     Raises
     ------
     ConfigError
-        It is none of these.
+        ``random_state`` is none of these.
     """
 
     def __init__(self, random_state: Any) -> None:
@@ -37,6 +31,6 @@ class Seeds:
             ) from error
 
     def draw(self) -> int:
-        """Return the next seed."""
+        """Return the next seed, from 0 to 2**31 - 2."""
         pick = getattr(self._state, "integers", None) or self._state.randint
-        return int(pick(SEEDS))
+        return int(pick(2**31 - 1))

@@ -1,4 +1,4 @@
-"""What a fit reads, opened: its rows, and what is read beside them."""
+"""The sources of a fit: its rows, and what is read beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emtau_dask.io.sources import Source
 def opened_sources(
     client: Any, estimator: Any, X: Any, sample_weight: Any, responsibilities_init: Any
 ) -> Iterator[FitSources]:
-    """Open what a fit reads; what of it lies in memory is on the workers of a client until the end."""
+    """Open what a fit reads; arrays in memory lie on the workers of a client until the block ends."""
     rows = fit_source(estimator, X)
     weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
@@ -26,7 +26,7 @@ def opened_sources(
     check_counts(rows, weights, estimator.n_components)
 
     def beside(values: Source | None, name: str) -> Source | None:
-        """Return values of the rows in their chunks, shared as they are; None stays None."""
+        """Return values in the chunks of the rows, and shared as the rows are; None stays None."""
         return None if values is None else shared_source(client, values.aligned(rows.chunk_rows), name)
 
     with (

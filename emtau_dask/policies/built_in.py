@@ -1,4 +1,4 @@
-"""What the built-in policies share: parameters that scikit-learn's tools reach, and their constraints."""
+"""The base of the built-in policies: parameters as scikit-learn has them, and their constraints."""
 
 from __future__ import annotations
 

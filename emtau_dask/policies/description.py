@@ -1,4 +1,4 @@
-"""Policies as plain values, for what is stored: a name, a class name and parameters."""
+"""Policies as plain values that can be stored: a name, a class name and parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
 
 def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
-    """Return the name (None for a user's own), the class name and the parameters, as JSON has them.
+    """Return a policy's name (None for a user's own), class name and parameters, as JSON has them.
 
     Raises
     ------

@@ -19,9 +19,8 @@ class EMLazy(BuiltInPolicy):
     ----------
     threshold : float in (0, 1], default=0.99
         Between full iterations, the rows whose largest responsibility was at
-        most this at their last scoring are active. (The paper's formula prints
-        ``P_n > T`` for the active set, against its own text; the text is
-        followed here.)
+        most this at their last scoring are active. (The paper's formula for the
+        active set, ``P_n > T``, contradicts its text; this policy follows the text.)
     full_every : int, default=5
         Iterations 1, 1 + full_every, 1 + 2·full_every, … score every row.
 

@@ -68,7 +68,7 @@ class EMStar(BuiltInPolicy):
         return heads_first[heapify(rank)[n // 2 :]]
 
     def schedule(self, summary: PassSummary) -> Schedule:
-        """Go on with the rows that are left; tol is tested after every iteration."""
+        """Score the rows that are left; tol is tested after every iteration."""
         return Schedule(NextPass.ACTIVE, test_tol=True)
 
 

@@ -14,15 +14,10 @@ SCORED_AT = "scored_at"
 
 @dataclass(frozen=True)
 class Traced:
-    """Another policy, unchanged in what it does, with the row array ``scored_at`` beside its own.
+    """A policy that keeps row state, with the row array ``scored_at`` beside its own.
 
-    From it and the history of the parameters, the held responsibilities of
-    inactive rows can be computed again; the paper's comparisons evaluate those.
-
-    Attributes
-    ----------
-    policy : ActivityPolicy
-        One that keeps row state.
+    From that array and the history of the parameters, the held responsibilities of inactive rows
+    can be computed again; the paper's comparisons evaluate those.
     """
 
     policy: ActivityPolicy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from emtau_dask.policies.base import (
 )
 
 ACTIVE = "active"
-"""The engine's own row array: which rows the next E-step scores."""
+"""The row array that no policy may name: which rows the next E-step scores."""
 
 
 def _refuse(policy: ActivityPolicy, method: str, found: object, wanted: str) -> ConfigError:
@@ -58,17 +57,12 @@ def checked_update(
     if set(after) != set(state):
         raise _refuse(policy, "update", f"the arrays {sorted(after)}", f"the arrays {sorted(state)}")
     for name, values in after.items():
-        limit = np.iinfo(state[name].dtype).max
-        if not _fits(values, n, limit):
-            found = f"{name} = {np.asarray(values).dtype} of shape {np.shape(values)}"
+        array, limit = np.asarray(values), int(np.iinfo(state[name].dtype).max)
+        whole = array.shape == (n,) and array.dtype.kind in "iub"
+        if not whole or (n and not 0 <= int(array.min()) <= int(array.max()) <= limit):
+            found = f"{name} = {array.dtype} of shape {array.shape}"
             raise _refuse(policy, "update", found, f"integers from 0 to {limit}, of shape ({n},)")
     return after, stays
-
-
-def _fits(values: Any, n: int, limit: int) -> bool:
-    array = np.asarray(values)
-    whole = array.shape == (n,) and array.dtype.kind in "iub"
-    return whole and (not n or (int(array.min()) >= 0 and int(array.max()) <= limit))
 
 
 def checked_schedule(policy: ActivityPolicy, summary: PassSummary) -> Schedule:

@@ -1,8 +1,8 @@
-"""What the config in a checkpoint decides alone, and what needs the consent of a person.
+"""The settings of a checkpoint's config that need the consent of a person.
 
-A checkpoint may come from a stranger. Its config alone may let a resume compute on this machine,
-read local data, and write results beside the checkpoint. To reach a server, read a URL or write
-elsewhere takes the command line, or the person at the terminal.
+A checkpoint may come from a stranger. Without consent a resume computes on this machine, reads local
+data, and writes results beside the checkpoint. Consent is needed to reach a server, to read a URL, and
+to write elsewhere. It is given by an argument of the command line, or at the terminal.
 """
 
 from __future__ import annotations
@@ -12,28 +12,17 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from emtau_dask.config import in_yaml
+from emtau_dask.config import ClusterSection, DataSection, OutputSection, RunConfig, in_yaml
 from emtau_dask.errors import ConfigError
 from emtau_dask.io.files import followed
 from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.messages import HIDDEN, shown
 
-if TYPE_CHECKING:
-    from emtau_dask.config import ClusterSection, DataSection, OutputSection, RunConfig
-
 
 @dataclass(frozen=True)
 class Demand:
-    """A setting of a checkpoint's config that is not obeyed without a person's consent.
-
-    Attributes
-    ----------
-    key, value : str
-    why : str
-        What it would do.
-    """
+    """A setting that needs consent: its dotted key, its value, and what it would do."""
 
     key: str
     value: str
@@ -41,7 +30,7 @@ class Demand:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing in the value: a URL is stored without its secrets."""
+        """Whether the value has all its parts; a checkpoint stores a URL without its secrets."""
         return HIDDEN not in self.value
 
     def __str__(self) -> str:
@@ -49,16 +38,10 @@ class Demand:
 
 
 def demands(config: RunConfig, run: str, given: Collection[str]) -> list[Demand]:
-    """Return what a config asks for that a checkpoint may not decide.
+    """Return the settings of a config that need consent.
 
-    Parameters
-    ----------
-    config : RunConfig
-        As `resumed_config` returns it.
-    run : str
-        The path or URL of the checkpoint, as the person gave it.
-    given : collection of str
-        The keys that the command line sets.
+    ``config`` is what `resumed_config` returned, ``run`` the path or URL of the checkpoint, and
+    ``given`` are the keys that the command line sets: they need none.
     """
     found = (*_of_cluster(config.cluster), *_of_data(config.data), *_of_output(config.output, run, given))
     return [demand for demand in found if demand.key not in given]
@@ -90,8 +73,8 @@ def _of_output(output: OutputSection, run: str, given: Collection[str]) -> Itera
     why = "a place to write, not beside the checkpoint"
     local = plain_path(run)
     roots = [] if is_url(local) else [Path(local).absolute().parent]
-    names = {name: getattr(output, name) for name in ("model", "labels")}
-    wanted = {name: value for name, value in names.items() if value is not None}
+    results = {"model": output.model, "labels": output.labels}
+    wanted = {name: value for name, value in results.items() if value is not None}
     if any(not Path(value).is_absolute() for value in wanted.values()):
         folder = Path(output.directory)
         if "output.directory" not in given and not _lies_in(folder / "result", roots):
@@ -103,7 +86,7 @@ def _of_output(output: OutputSection, run: str, given: Collection[str]) -> Itera
 
 
 def _lies_in(path: Path, roots: Iterable[Path]) -> bool:
-    """Return whether a path lies below one of the folders, and in no hidden folder there."""
+    """Return whether a path lies below one of the folders, and not in a hidden folder there."""
     path = followed(path)
     return any(
         path.is_relative_to(root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
@@ -112,12 +95,12 @@ def _lies_in(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def require(found: Iterable[Demand], run: str, confirm: Callable[[Demand], bool] | None) -> None:
-    """Ask for consent to each demand by ``confirm``, which is None where nobody can be asked.
+    """Ask for consent to each demand by ``confirm``; None where nobody can be asked.
 
     Raises
     ------
     ConfigError
-        Consent to a demand is missing; names keys, values, and the arguments that give it.
+        A demand has no consent; the message has the arguments that give it.
     """
     refused = [demand for demand in found if confirm is None or not demand.complete or not confirm(demand)]
     if not refused:
@@ -127,11 +110,10 @@ def require(found: Iterable[Demand], run: str, confirm: Callable[[Demand], bool]
         hidden = f" In place of {HIDDEN} write the user, password or query, which a checkpoint does not keep."
     raise ConfigError(
         f"the checkpoint {run} asks for {'; '.join(map(str, refused))}. Checkpoints may come from others, so "
-        "it is not obeyed in that. If you want it, add: "
-        f"{as_arguments(refused)}{hidden}"
+        f"it is not obeyed in that. If you want it, add: {as_arguments(refused)}{hidden}"
     )
 
 
 def as_arguments(found: Iterable[Demand]) -> str:
-    """Return the arguments of a shell's command line that consent to demands."""
+    """Return the arguments of the command line that consent to demands, quoted for a shell."""
     return " ".join(f"--set {shlex.quote(f'{each.key}={in_yaml(each.value)}')}" for each in found)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 
+from emtau_dask.config import ClusterSection, RunConfig
 from emtau_dask.errors import ClusterError
 
-if TYPE_CHECKING:
-    from emtau_dask.config import ClusterSection, RunConfig
+_TLS_SETTINGS = (
+    "cluster.tls (ca_file, cert, key) or, if that is not given, dask's own distributed.comm.tls "
+    "(DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY)"
+)
 
 
 @contextmanager
 def computing(config: RunConfig) -> Iterator[None]:
-    """Compute where the section `cluster` says, inside the block.
+    """Let dask compute where the section `cluster` says, until the block ends.
 
     Raises
     ------
@@ -43,7 +46,7 @@ def computing(config: RunConfig) -> Iterator[None]:
 
 
 def _connect(cluster: ClusterSection, stack: ExitStack) -> None:
-    """Make a client of the cluster the current one until the stack is closed."""
+    """Make a client of the cluster dask's current one until the stack is closed."""
     from distributed import Client, LocalCluster
 
     if cluster.scheduler == "processes":
@@ -72,18 +75,12 @@ def _remedy(scheduler: str) -> str:
     return f"See that a dask scheduler runs there and that this machine can reach it{tls} {_TLS_SETTINGS}."
 
 
-_TLS_SETTINGS = (
-    "cluster.tls (ca_file, cert, key) or, if that is not given, dask's own distributed.comm.tls "
-    "(DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY)"
-)
-
-
 def _security(cluster: ClusterSection) -> Any:
-    """Return what ``tls://`` needs, once it has been read, or None."""
-    from distributed import Security
-
+    """Return the certificates for ``tls://``, after a check that they can be read; None for ``tcp://``."""
     if not cluster.scheduler.startswith("tls://"):
         return None
+    from distributed import Security
+
     given = {}
     if (tls := cluster.tls) is not None:
         given = {"tls_ca_file": tls.ca_file, "tls_client_cert": tls.cert, "tls_client_key": tls.key}

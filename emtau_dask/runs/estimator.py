@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.config import policy_of
+from emtau_dask.config import RunConfig, policy_of
 from emtau_dask.errors import ConfigError
 from emtau_dask.estimator import GaussianMixture
-
-if TYPE_CHECKING:
-    from emtau_dask.config import RunConfig
 
 MAX_START_BYTES = 2**30
 
@@ -41,7 +36,7 @@ def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float6
     Raises
     ------
     ConfigError
-        If they would take more than 1 GiB.
+        They would take more than 1 GiB.
     """
     if config.model.init is None:
         return None

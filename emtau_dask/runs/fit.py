@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from emtau_dask.config import override_keys, portable, resumed_config
+from emtau_dask.config import RunConfig, override_keys, portable, resumed_config
 from emtau_dask.errors import CheckpointError, InvalidDataError
 from emtau_dask.estimator import GaussianMixture, fit_estimator, open_saved, resume_estimator, watching
 from emtau_dask.io.objects import check_startable, object_store
@@ -18,25 +18,17 @@ from emtau_dask.runs.inputs import Inputs, data_path, open_inputs
 from emtau_dask.runs.outputs import RunResult, checked_outputs, write_outputs
 from emtau_dask.runs.plan import Plan, check_memory, plan_of
 
-if TYPE_CHECKING:
-    from emtau_dask.config import RunConfig
-
 
 def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:
     """Fit what a config describes, and write what its `output` asks for.
 
-    Parameters
-    ----------
-    config : RunConfig
-    overwrite : bool
-        Replace results and the checkpoint of an earlier run.
-    progress : text stream
-        Where progress is shown.
+    ``overwrite`` lets it replace the results and the checkpoint of an earlier run. Progress is
+    written to ``progress``.
 
     Raises
     ------
     EmtauError
-        If results exist and may not be replaced, or the data or the settings cannot be used.
+        Results exist and may not be replaced, or the data or the settings cannot be used.
     """
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
@@ -57,13 +49,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
 
 
 def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
-    """Return what the fit of a config needs; makes its dataset where that is missing, and fits nothing.
-
-    Raises
-    ------
-    EmtauError
-        The data or the settings cannot be used.
-    """
+    """Return what the fit of a config needs; makes its dataset if that is missing. Raises as `run_fit`."""
     with watching(progress) as observer:
         return plan_of(config, open_inputs(config, overwrite=False, observer=observer))
 
@@ -83,12 +69,11 @@ def run_resume(
     run : str
         The path or URL of its checkpoint.
     overrides : sequence of str
-        Settings that a resume may change; see `resumed_config`.
+        See `resumed_config`.
     overwrite : bool
-        Replace results that are not this run's own.
+        Replace results of other runs.
     confirm : callable or None
-        Asks a person for consent to a setting of the checkpoint that is not among ``overrides``;
-        None where nobody can be asked.
+        See `require`.
     progress : text stream
 
     Raises
@@ -105,8 +90,7 @@ def run_resume(
         )
     config = resumed_config(content, run, overrides)
     require(demands(config, run, override_keys(overrides)), run, confirm)
-    marker = saved.log.run
-    outputs = checked_outputs(config, overwrite=overwrite, run=marker)
+    outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
     path = data_path(config)
     if not is_url(path) and not Path(path).exists():
         raise InvalidDataError(
@@ -126,17 +110,17 @@ def run_resume(
             saved=saved,
             observer=observer,
         )
-    return write_outputs(outputs, model, inputs, run=marker, progress=progress)
+    return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
 
 
 def resume_arguments(config: RunConfig) -> str:
-    """Return what the command that resumes a config's run needs beside the checkpoint; "" for nothing."""
+    """Return the arguments by which a later `emtau resume` of this run has consent; "" if it needs none."""
     run = str(config.checkpoint.path)
     return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
 
 
 def _affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> Inputs:
-    """Open a run's data; raises `ConfigError` where its fit needs more memory than it may use."""
+    """Open a run's data; raises `ConfigError` where the fit would exceed the memory limit."""
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
     check_memory(plan_of(config, inputs))

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emtau_dask.config import DataSection, MnistOptions, RunConfig
+from emtau_dask.em import FitObserver
 from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.io.remote import is_url, plain_path, suffix_of
 from emtau_dask.io.sources import Source, as_source, is_parquet, open_parquet, open_source, parquet_names
-
-if TYPE_CHECKING:
-    from emtau_dask.em import FitObserver
 
 PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads.
-
-    Attributes
-    ----------
-    rows : Source
-        Shape (N, d).
-    weights, labels : Source or None
-        Row weights and known labels, shape (N,).
-    """
+    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given."""
 
     rows: Source
     weights: Source | None
@@ -36,22 +25,16 @@ class Inputs:
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
-    """Open a run's data, of which only metadata is read; first make the dataset that it names.
+    """Make the dataset that a run names, if any, and open the data; reads metadata alone.
 
-    Parameters
-    ----------
-    config : RunConfig
-    overwrite : bool
-        Replace a dataset made with other options.
-    observer : FitObserver
-        Notified while a dataset is made.
+    ``overwrite`` lets it replace a dataset that was made with other options.
 
     Raises
     ------
     ConfigError
-        If weights or labels are named in a way that the data's format does not have.
+        The format of the data has no such names as those of weights or labels.
     InvalidDataError
-        If something is not there, is unreadable, or has another number of rows.
+        Something does not exist, cannot be read, or has another number of rows.
     """
     data = config.data
     path = data_path(config)
@@ -70,23 +53,14 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
 
 
 def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) -> Source:
-    """Open stored rows.
-
-    Parameters
-    ----------
-    path : str
-        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or a URL.
-    array : str or None
-        Member of a zarr group.
-    columns : sequence of str or None
-        Columns of a parquet source.
+    """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of a parquet source.
 
     Raises
     ------
     ConfigError
-        If `array` or `columns` is given for a format that has none.
+        ``array`` or ``columns`` is given for a format that has none.
     InvalidDataError
-        If nothing readable is there.
+        The path or URL holds nothing that can be read.
     """
     parquet = is_parquet(path)
     if array is not None and (parquet or suffix_of(path) == ".npy"):
@@ -147,8 +121,8 @@ def _open_column(path: str, key: str, name: str | None) -> Source | None:
 
 
 def _feature_columns(data: DataSection, path: str) -> tuple[str, ...] | None:
-    """Return the columns that are features: not the one of weights, not the one of labels."""
-    others = {name for name in (data.weights, data.labels) if name is not None}
+    """Return the columns of a parquet file that are features: all but those of weights and labels."""
+    others = {data.weights, data.labels} - {None}
     if data.columns is not None or not others or not is_parquet(path):
         return data.columns
     return tuple(name for name in parquet_names(path) if name not in others)

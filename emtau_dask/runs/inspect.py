@@ -17,21 +17,9 @@ LAST_ITERATIONS = 10
 
 
 def inspect_run(run: str) -> dict[str, Any]:
-    """Return what the newest complete commit of a run says; every object that it refers to is verified.
+    """Return what the newest whole commit of a run (a path or URL) says, as plain values for JSON.
 
-    Parameters
-    ----------
-    run : str
-        A path or URL.
-
-    Returns
-    -------
-    dict
-        Plain values, as JSON has them.
-
-    Raises
-    ------
-    CheckpointError
+    Every object that the commit refers to is verified. Raises `CheckpointError`.
     """
     saved = open_saved(run)
     manifest, state = saved.manifest, saved.state
@@ -46,7 +34,7 @@ def inspect_run(run: str) -> dict[str, Any]:
         "commit": saved.number,
         "written": manifest.written,
         "damaged": list(saved.passed_over),
-        "stage": _stage(state),
+        "stage": "finished" if state.finished else "iterating" if state.current else "starting",
         "start": state.run + 1,
         "starts": len(config.seeds),
         "iteration": 0 if current is None else current.iteration,
@@ -63,14 +51,8 @@ def inspect_run(run: str) -> dict[str, Any]:
     }
 
 
-def _stage(state: FitState) -> str:
-    if state.finished:
-        return "finished"
-    return "starting" if state.current is None else "iterating"
-
-
 def _active_rows(state: FitState, rows: int) -> int:
-    """Return how many rows the next iteration scores; rows of weight 0 count where it scores all."""
+    """Return how many rows the next iteration scores; of a full pass also those of weight 0."""
     if state.finished:
         return 0
     run = state.current
@@ -79,10 +61,9 @@ def _active_rows(state: FitState, rows: int) -> int:
 
 def run_table(described: dict[str, Any]) -> Table:
     """Return a table for people of what `inspect_run` returned."""
-    config = described["config"]
+    config, bound = described["config"], described["lower_bound"]
     algorithm = config["algorithm"]
     parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())
-    bound = described["lower_bound"]
     lines = {
         "stage": described["stage"],
         "commit": f"{described['commit']}, written {described['written']}",

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.estimator import watching
+from emtau_dask.config import RunConfig
+from emtau_dask.estimator import GaussianMixture, watching
 from emtau_dask.io.output import check_writable, mark_as_of, refuse_existing, replacing, run_that_wrote
 from emtau_dask.runs.inputs import Inputs, data_path
 from emtau_dask.runs.predict import LabelOptions, write_labels
 
-if TYPE_CHECKING:
-    from emtau_dask.config import RunConfig
-    from emtau_dask.estimator import GaussianMixture
-
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a run's results go.
-
-    Attributes
-    ----------
-    config : RunConfig
-    model, labels : Path or None
-        None where they are not wanted.
-    overwrite : bool
-        Replace what emtau wrote there.
-    """
+    """Where the results of a run go: None for a result that is not wanted."""
 
     config: RunConfig
     model: Path | None
@@ -38,23 +26,15 @@ class Outputs:
     overwrite: bool
 
     def replaceable(self, path: Path, run: str | None) -> bool:
-        """Return whether what emtau wrote at a path may be replaced; a run's own results always may."""
+        """Return whether results at a path may be replaced; those of the run itself always may."""
         return self.overwrite or (run is not None and run_that_wrote(path) == run)
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a run leaves, also one that stopped at `stop.max_iter`, as its model says.
+    """The fitted model of a run, its data, and where its results are.
 
-    Attributes
-    ----------
-    model : GaussianMixture
-        Fitted.
-    inputs : Inputs
-        What it was fitted to.
-    outputs : Outputs
-    label_counts : ndarray of shape (K,) or None
-        Rows of each label, where labels were written.
+    ``label_counts``, of shape (K,), has the rows of each label, where labels were written.
     """
 
     model: GaussianMixture
@@ -64,7 +44,7 @@ class RunResult:
 
 
 def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = None) -> Outputs:
-    """Return where the results of a config, or of the checkpointed run with the id ``run``, go.
+    """Return where the results of a config go; ``run`` is the id of a checkpointed run.
 
     Raises
     ------
@@ -88,7 +68,7 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
 def write_outputs(
     outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
 ) -> RunResult:
-    """Write what is wanted, marked as the results of ``run``, the id of a checkpointed run."""
+    """Write the results that are wanted; they store ``run``, the id of a checkpointed run."""
     if outputs.model is not None:
         with replacing(outputs.model, overwrite=outputs.replaceable(outputs.model, run)) as private:
             model.save(str(private))

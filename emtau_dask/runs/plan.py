@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
 from emtau_dask.cluster import active_client
-from emtau_dask.config import policy_of
+from emtau_dask.config import RunConfig, policy_of
 from emtau_dask.em import worth_compiling
 from emtau_dask.errors import ConfigError
 from emtau_dask.fit import FitDemand, FitOutline, demand, largest_chunk, row_fields
 from emtau_dask.io.sources import Source
+from emtau_dask.runs.inputs import Inputs
 from emtau_dask.runs.tables import text_table
 from emtau_dask.settings import read_settings
-
-if TYPE_CHECKING:
-    from emtau_dask.config import RunConfig
-    from emtau_dask.runs.inputs import Inputs
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need.
+    """What a run will need of each process that computes.
 
     Attributes
     ----------
-    demand : FitDemand
     threads : int
-        Chunks processed at a time in each process.
+        Chunks that a process works on at a time.
     limit : int or None
         Bytes that a process may use, where that is known.
-    longest : int
-        Rows of the longest chunk.
-    fitting : int
-        Rows of the longest chunk that would fit the limit; 0 where none would.
+    longest, fitting : int
+        Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
     """
 
     demand: FitDemand
@@ -48,7 +41,7 @@ class Plan:
 
 
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
-    """Return what the run of a config needs of each process that computes."""
+    """Return the plan of a config's run on opened data."""
     cluster, model = config.cluster, config.model
     threads = cluster.threads
     if cluster.scheduler != "processes":
@@ -56,35 +49,27 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     sources: dict[str, Source] = {"X": inputs.rows}
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
-    fields = row_fields(inputs.rows, model.n_components, policy_of(config.algorithm), config.stop.max_iter)
-    settings = read_settings()
+    policy, settings = policy_of(config.algorithm), read_settings()
+    client, shape = active_client(), inputs.rows.shape
     outline = FitOutline(
         n_components=model.n_components,
         covariance_type=model.covariance_type,
-        fields=fields,
+        fields=row_fields(inputs.rows, model.n_components, policy, config.stop.max_iter),
         threads=threads,
         cache_limit=settings.cache_bytes,
         read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
-        compiled=worth_compiling(
-            active_client(), inputs.rows.shape, model.covariance_type, model.n_components
-        ),
+        compiled=worth_compiling(client, shape, model.covariance_type, model.n_components),
     )
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
-    longest = max(inputs.rows.chunk_rows, default=0)
-    if limit is None or found.memory <= limit:
-        return Plan(found, threads, limit, longest, longest)
-    return Plan(found, threads, limit, longest, largest_chunk(sources, outline, limit))
+    longest = fitting = max(inputs.rows.chunk_rows, default=0)
+    if limit is not None and found.memory > limit:
+        fitting = largest_chunk(sources, outline, limit)
+    return Plan(found, threads, limit, longest, fitting)
 
 
 def check_memory(plan: Plan) -> None:
-    """Refuse a plan that exceeds its limit.
-
-    Raises
-    ------
-    ConfigError
-        Names the prediction, the limit, and the chunk size that would fit.
-    """
+    """Raise `ConfigError` for a plan that exceeds its limit, with the chunk size that would fit."""
     if plan.limit is None or plan.demand.memory <= plan.limit:
         return
     remedy = (
@@ -92,11 +77,10 @@ def check_memory(plan: Plan) -> None:
         if plan.fitting
         else "What does not depend on the chunks needs about as much: raise it"
     )
-    if plan.demand.cache:
-        remedy += f", lower dask's emtau.cache-bytes (of which {format_bytes(plan.demand.cache)} are needed)"
-    if plan.demand.read_ahead:
-        needed = format_bytes(plan.demand.read_ahead)
-        remedy += f", lower dask's emtau.read-ahead-bytes (of which {needed} are needed)"
+    needed = {"cache-bytes": plan.demand.cache, "read-ahead-bytes": plan.demand.read_ahead}
+    for name, size in needed.items():
+        if size:
+            remedy += f", lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
         f"{format_bytes(plan.demand.memory)} that a process with {plan.threads} thread(s) is predicted to "
@@ -105,7 +89,7 @@ def check_memory(plan: Plan) -> None:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return a table for people."""
+    """Return a plan as a table."""
     found = plan.demand
     beside = "" if found.complete else ", and what the input's own tasks need"
     lines = {

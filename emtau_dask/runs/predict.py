@@ -1,7 +1,7 @@
 """`emtau predict`: labels, responsibilities and log-likelihoods of any number of rows, as a zarr group.
 
-This is no pass of `execution`: the chunks of the group are not those of the data, so that one
-writer takes the results in order. As many chunks as there are workers are in memory.
+An executor's pass would not do: the chunks of the group are not those of the data, so that the results
+must be written in order. As many chunks are in memory as there are workers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, LoadedChunk, Scoring, score_chunk
+from emtau_dask.em import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    FitObserver,
+    LoadedChunk,
+    Scoring,
+    score_chunk,
+)
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.objects import holds_run, object_store
@@ -27,22 +35,13 @@ from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges,
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
 from emtau_dask.runs.inputs import open_rows
 
-if TYPE_CHECKING:
-    from emtau_dask.em import FitObserver
-
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """What is written, and how.
+    """What is written beside the labels, and how.
 
-    Attributes
-    ----------
-    probabilities, scores : bool
-        Which of these to write beside the labels.
-    workers : int or None
-        Chunks worked on at a time; None: one for each core.
-    overwrite : bool
-        Replace a group that emtau wrote.
+    ``workers`` is the number of chunks that are scored at a time; None: one for each core. With
+    ``overwrite`` a group that emtau wrote is replaced.
     """
 
     probabilities: bool = False
@@ -61,7 +60,7 @@ def run_predict(
     columns: Sequence[str] | None,
     progress: TextIO,
 ) -> NDArray[np.int64]:
-    """Label stored rows with a saved model; return the rows of each label, shape (K,).
+    """Label stored rows with a stored model; return the rows of each label, shape (K,).
 
     Parameters
     ----------
@@ -73,12 +72,11 @@ def run_predict(
         The zarr group to write; see `write_labels`.
     options : LabelOptions
     progress : text stream
-        Where progress is shown.
 
     Raises
     ------
     EmtauError
-        If the model or the data cannot be read or do not fit, or `out` may not be replaced.
+        The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
     """
     refuse_existing(out, options.overwrite, inputs=[model, data])
     check_writable(out)
@@ -91,12 +89,12 @@ def run_predict(
         return write_labels(fitted, rows, out, options, observer=observer)
 
 
-def _model_in(chunk_range: str) -> GaussianMixture:
-    """Return the model at a chunk_range: a saved one, a run's folder, or the last commit of a checkpoint."""
-    if holds_run(object_store(chunk_range)):
-        return mixture_in(GaussianMixture, chunk_range)
-    inner = Path(chunk_range, "model.zarr")
-    return GaussianMixture.load(str(inner) if inner.exists() else chunk_range)
+def _model_in(place: str) -> GaussianMixture:
+    """Return the model of a path or URL: a saved one, that of a run's folder, or that of a checkpoint."""
+    if holds_run(object_store(place)):
+        return mixture_in(GaussianMixture, place)
+    inner = Path(place, "model.zarr")
+    return GaussianMixture.load(str(inner) if inner.exists() else place)
 
 
 def write_labels(
@@ -117,43 +115,38 @@ def write_labels(
     rows : Source
         An addressable source of shape (N, d).
     path : Path
-        Where the group is written, with the arrays `labels` (N,) int32, `probabilities`
-        (N, K) float64 and `scores` (N,) float64, in nats.
+        The group to write, with the arrays `labels` (N,) int32, `probabilities` (N, K) float64 and
+        `scores` (N,) float64, in nats.
     options : LabelOptions
     observer : FitObserver
-        Notified of every chunk.
     run : str or None
-        Id of the checkpointed run whose result this is, to be noted in the group.
+        Id of the checkpointed run whose result this is; stored in the group.
 
     Raises
     ------
     InvalidDataError
-        If the rows do not fit the model, or hold NaN or infinity.
+        The rows do not fit the model, or hold NaN or infinity.
     EmtauError
-        If something at `path` may not be replaced.
+        What is at ``path`` may not be replaced.
     """
     checked_lazy(model, rows)
     k = len(model.weights_)
-    outputs = {"labels": (LABELS, np.dtype(np.int32))}
+    scorings = {"labels": LABELS}
     if options.probabilities:
-        outputs["probabilities"] = (RESPONSIBILITIES, RESPONSIBILITIES.dtype)
+        scorings["probabilities"] = RESPONSIBILITIES
     if options.scores:
-        outputs["scores"] = (LOG_LIKELIHOODS, LOG_LIKELIHOODS.dtype)
+        scorings["scores"] = LOG_LIKELIHOODS
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
-    with (
-        interrupts_as_they_are(),
-        threads_side_by_side(),
-        new_group(path, overwrite=options.overwrite) as group,
-    ):
+    new = new_group(path, overwrite=options.overwrite)
+    with interrupts_as_they_are(), threads_side_by_side(), new as group:
         of_run = {} if run is None else {"run": run}
         group.attrs.update({"format": "emtau-labels", "version": 1, **of_run})
-        writers = [
-            RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype)
-            for name, (scoring, dtype) in outputs.items()
-        ]
-        scorings = [scoring for scoring, _ in outputs.values()]
-        score = partial(_scored, rows.reader(), plan_kernel(model.parameters_), scorings)
+        writers = []
+        for name, scoring in scorings.items():
+            dtype = np.dtype(np.int32) if scoring is LABELS else scoring.dtype
+            writers.append(RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype))
+        score = partial(_scored, rows.reader(), plan_kernel(model.parameters_), list(scorings.values()))
         for computed in _in_order(score, chunk_ranges(rows.chunk_rows).values(), options.workers):
             for writer, values in zip(writers, computed, strict=True):
                 writer.append(values)
@@ -168,15 +161,14 @@ def _scored(
     reader: ChunkReader, plan: KernelPlan, scorings: Sequence[Scoring], chunk_range: ChunkRange
 ) -> list[NDArray[Any]]:
     rows, bytes_read = reader.load(chunk_range, [])
-    return score_chunk(
-        LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk), plan, scorings
-    )
+    loaded = LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk)
+    return score_chunk(loaded, plan, scorings)
 
 
 def _in_order(
     score: Callable[[ChunkRange], list[NDArray[Any]]], ranges: Iterable[ChunkRange], workers: int | None
 ) -> Iterator[list[NDArray[Any]]]:
-    """Yield the results of all chunks in order, computing a few chunks at a time."""
+    """Yield the results of all chunks in order, of which at most ``workers`` are computed at a time."""
     workers = workers or os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         pending: deque[Future[list[NDArray[Any]]]] = deque()

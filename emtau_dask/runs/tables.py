@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from emtau_dask.estimator import GaussianMixture
+from emtau_dask.estimator import GaussianMixture
 
 MAX_COMPONENTS = 40
 MAX_VALUES = 3
@@ -24,7 +22,7 @@ _STOP_REASONS = {
 
 
 def text_table(title: str, lines: Mapping[str, str]) -> Table:
-    """Return a table of names and texts; nothing in a text or in the title is read as markup."""
+    """Return a table of names and texts; title and texts are shown as they are, without markup."""
     table = Table(title=Text(title), show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -34,17 +32,15 @@ def text_table(title: str, lines: Mapping[str, str]) -> Table:
 
 
 def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
-    """Return a table of a fitted model's components, the heaviest first where there are many.
+    """Return a table of a fitted model's components; of more than 40 the heaviest, in descending order.
 
     ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
-    weights, means = model.weights_, model.means_
-    deviations = _standard_deviations(model)
-    few = means.shape[1] <= MAX_VALUES
-    k = len(weights)
-    table = Table(
-        title=f"{k} components, {model.parameters_.covariance_type} covariance, {means.shape[1]} features"
-    )
+    weights, means, parameters = model.weights_, model.means_, model.parameters_
+    deviations = np.sqrt(parameters.structure.variances(parameters.covariances, *means.shape))
+    k, features = means.shape
+    few = features <= MAX_VALUES
+    table = Table(title=f"{k} components, {parameters.covariance_type} covariance, {features} features")
     suffix = "" if few else " (min / median / max)"
     rows = [] if label_counts is None else ["rows"]
     for heading in ("#", "weight", *rows, f"mean{suffix}", f"standard deviation{suffix}"):
@@ -61,7 +57,7 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
 
 
 def fit_table(model: GaussianMixture, rows: int) -> Table:
-    """Return a table of how the fit of a model to so many rows went."""
+    """Return a table of how the fit of a model went; ``rows`` is N."""
     history = model.history_
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
@@ -72,12 +68,6 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
     table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
     return table
-
-
-def _standard_deviations(model: GaussianMixture) -> NDArray[np.float64]:
-    """Return the standard deviation of each component in each feature, shape (K, d)."""
-    parameters = model.parameters_
-    return np.sqrt(parameters.structure.variances(parameters.covariances, *parameters.means.shape))
 
 
 def _summary(values: NDArray[np.float64], few: bool) -> str:
