@@ -243,7 +243,7 @@ def _reports_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows])
     if len(written) - 1 < len(reports):
         raise CheckpointError(
             f"of {len(reports)} workers that wrote to {objects.location}, {len(written) - 1} wrote where "
-            "this process can see it. Use a folder that is shared by all of them, or the URL of an object store."
+            "this process can see it. Use a folder that all of them share, or the URL of an object store."
         )
     return reports
 

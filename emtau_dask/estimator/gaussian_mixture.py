@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask.errors import warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import fit_estimator
-from emtau_dask.estimator.resuming import resume_estimator
+from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.policies import ALGORITHMS, as_policy
 
 
@@ -250,14 +250,18 @@ class GaussianMixture(FittedMixture):
         CheckpointTakenError
             Another process has continued the run.
         """
-        mixture: Self = resume_estimator(
+        saved = open_saved(checkpoint)
+        mixture: Self = saved_estimator(
             cls,
+            saved,
             checkpoint,
-            X,
-            sample_weight=sample_weight,
-            responsibilities_init=responsibilities_init,
-            algorithm=algorithm,
-            changes={"max_iter": max_iter, "checkpoint_every": checkpoint_every, "verbose": verbose},
+            algorithm,
+            max_iter=max_iter,
+            checkpoint_every=checkpoint_every,
+            verbose=verbose,
+        )
+        resume_estimator(
+            mixture, saved, X, sample_weight=sample_weight, responsibilities_init=responsibilities_init
         )
         mixture._warn_unless_converged()
         return mixture

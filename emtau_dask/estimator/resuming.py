@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -59,8 +58,21 @@ def _passed_over(saved: SavedFit) -> str:
     return f"commit {saved.number} is used, since newer ones are damaged: {' '.join(saved.passed_over)}"
 
 
-def saved_estimator(cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: Any = None) -> M:
+def saved_estimator(
+    cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: Any = None, **changes: Any
+) -> M:
     """Return the estimator of a checkpointed run, not fitted.
+
+    Parameters
+    ----------
+    cls : type
+        `GaussianMixture`, or a class derived from it.
+    saved : SavedFit
+    checkpoint : str, Path or zarr store
+    algorithm : policy, optional
+        The user's own policy, where the run has one.
+    **changes
+        Settings in place of the run's; None leaves one as it was.
 
     Raises
     ------
@@ -100,6 +112,7 @@ def saved_estimator(cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: A
         raise CheckpointCorruptError(
             f"the settings in {saved.log.objects.location} are impossible: {error}"
         ) from error
+    estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
     return estimator
 
 
@@ -135,31 +148,26 @@ def mixture_in(cls: type[M], checkpoint: Any) -> M:
 
 
 def resume_estimator(
-    cls: type[M],
-    checkpoint: Any,
+    estimator: FittedMixture,
+    saved: SavedFit,
     X: Any,
     *,
     sample_weight: Any,
     responsibilities_init: Any,
-    algorithm: Any,
-    changes: Mapping[str, Any],
-    saved: SavedFit | None = None,
     observer: FitObserver | None = None,
-) -> M:
-    """Resume a checkpointed run; see `GaussianMixture.resume`, also for what is raised.
+) -> None:
+    """Resume a checkpointed run and set the estimator's fitted attributes.
 
     Parameters
     ----------
-    changes : mapping
-        ``max_iter``, ``checkpoint_every`` and ``verbose`` in place of the run's; None leaves one as it was.
-    saved : SavedFit, optional
-        The commit, where it has been read already.
+    estimator : GaussianMixture
+        Of the run, see `saved_estimator`; its settings may have been changed.
+    saved : SavedFit
+    X, sample_weight, responsibilities_init
+        As for `GaussianMixture.resume`, which see for what is raised.
     observer : FitObserver, optional
         By default one that suits standard output.
     """
-    saved = saved or open_saved(checkpoint)
-    estimator = saved_estimator(cls, saved, checkpoint, algorithm)
-    estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
     check_settings(estimator.get_params(deep=False))
     policy, state = as_policy(estimator.algorithm), saved.state
     needed = responsibilities_init if state.current is None and state.best is None else None
@@ -175,7 +183,7 @@ def resume_estimator(
         reopened = _reopened(state, int(estimator.max_iter))
         if reopened.finished:
             publish(estimator, reopened)
-            return estimator
+            return
         config = saved.config.model_copy(
             update={
                 "max_iter": int(estimator.max_iter),
@@ -188,7 +196,6 @@ def resume_estimator(
         finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)
-    return estimator
 
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:

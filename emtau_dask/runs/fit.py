@@ -8,7 +8,14 @@ from typing import TextIO
 
 from emtau_dask.config import RunConfig, override_keys, portable, resumed_config
 from emtau_dask.errors import CheckpointError, InvalidDataError
-from emtau_dask.estimator import GaussianMixture, fit_estimator, open_saved, resume_estimator, watching
+from emtau_dask.estimator import (
+    GaussianMixture,
+    fit_estimator,
+    open_saved,
+    resume_estimator,
+    saved_estimator,
+    watching,
+)
 from emtau_dask.io.objects import check_startable, object_store
 from emtau_dask.io.remote import is_url
 from emtau_dask.runs.authority import Demand, as_arguments, demands, require
@@ -99,15 +106,19 @@ def run_resume(
         )
     inputs = _affordable_inputs(config, overwrite=False, progress=progress)
     with computing(config), watching(progress) as observer:
-        model = resume_estimator(
+        model = saved_estimator(
             GaussianMixture,
+            saved,
             run,
+            max_iter=config.stop.max_iter,
+            checkpoint_every=config.checkpoint.every,
+        )
+        resume_estimator(
+            model,
+            saved,
             inputs.rows,
             sample_weight=inputs.weights,
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
-            algorithm=None,
-            changes={"max_iter": config.stop.max_iter, "checkpoint_every": config.checkpoint.every},
-            saved=saved,
             observer=observer,
         )
     return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
