@@ -203,9 +203,9 @@ def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
     run = saved.state.current
     entry = manifest["fit"]["current"]
     expected = {name: getattr(run.parameters, name) for name in entry["parameters"]}
-    if run.held is not None:
+    if run.frozen is not None:
         for name in ("weights", "means", "scatter"):
-            expected[f"frozen_{name}"] = getattr(run.held.statistics, name)
+            expected[f"frozen_{name}"] = getattr(run.frozen.statistics, name)
     refs = entry["parameters"] | {f"frozen_{name}": ref for name, ref in (entry["frozen"] or {}).items()}
     for name, values in expected.items():
         folder, _, chunk = refs[name]["key"].rpartition("/")

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
-from emtau_dask.io.objects.base import LocalObjects
+from emtau_dask.io.objects import LocalObjects
 
 ITERATIONS, STARTS = 3, 3
 

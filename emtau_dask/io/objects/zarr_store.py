@@ -23,7 +23,7 @@ class ZarrStoreObjects(ObjectStore):
 
     @classmethod
     def opened(cls, store: Store) -> ZarrStoreObjects:
-        """Return the objects of a store that need not be open yet."""
+        """Open a store, if it is not open yet, and return its objects."""
         with storage_errors(str(store), "open the store"):
             sync(store._ensure_open())
         return cls(store)
@@ -40,7 +40,7 @@ class ZarrStoreObjects(ObjectStore):
 
     @property
     def exclusive(self) -> bool:
-        """Only in memory, see `create`: zarr's other stores swallow the error that would tell."""
+        """Only in memory, see `create`: zarr's other stores hide the error that would tell."""
         return isinstance(self.store, MemoryStore)
 
     def _errors(self, doing: str) -> AbstractContextManager[None]:
@@ -66,10 +66,9 @@ class ZarrStoreObjects(ObjectStore):
         await self.store.set(key, default_buffer_prototype().buffer.from_bytes(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Look whether there is such an object, and write it if not.
+        """Look for the object, and write it if it is missing.
 
-        In memory neither waits for anything, so that nothing comes between them in zarr's event loop,
-        which all threads share.
+        All threads share zarr's event loop. In memory neither step waits, so nothing comes between them.
         """
 
         async def look_and_set() -> bool:
