@@ -59,14 +59,9 @@ def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
     Only objects of the run found at the beginning are removed, and only while no other process
     may replace that run.
 
-    Raises
-    ------
-    CheckpointExistsError
-        There is a run already, or something else.
-    CheckpointTakenError
-        Another process began one at the same time.
-    CheckpointError
-        The store failed; what was written is removed again.
+    Raises `CheckpointExistsError` where there is something already, `CheckpointTakenError` where another
+    process began a run at the same time, and `CheckpointError` where the store failed; what was written is
+    removed again.
     """
     earlier = check_startable(objects, overwrite=overwrite)
     objects.prepare()

@@ -104,12 +104,9 @@ class CommitLog:
         ``run`` and ``number`` are added to ``manifest``, which is JSON. ``references`` are the keys of all
         objects that it refers to; these must be durable already.
 
-        Raises
-        ------
-        CheckpointTakenError
-            Another process has continued this run, or replaced it.
-        CheckpointError
-            The store failed; the last commit stands.
+        Raises `CheckpointTakenError` where another process has continued or replaced this run, and
+        `CheckpointError` where the store failed, or where there would be too many commits or too long a
+        manifest; then the last commit stands.
         """
         with self.watched():
             number = self.last + 1

@@ -29,19 +29,9 @@ LEVEL = 1
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """A zarr array of which single chunks are written.
+    """A zarr array in the folder ``name``, of which single chunks are written; ``dtype`` is NumPy's name.
 
-    Attributes
-    ----------
-    name : str
-        Its folder.
-    shape, chunks : tuple of int
-    dtype : str
-        A NumPy name.
-    axes : tuple of str
-    compressed : bool
-        By zstd; otherwise a chunk is its values, little-endian, in C order.
-    attributes : mapping
+    A chunk is its values, little-endian, in C order; compressed by zstd, if ``compressed`` says so.
     """
 
     name: str
