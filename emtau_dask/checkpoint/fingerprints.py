@@ -24,9 +24,7 @@ SHOWN_CHUNKS = 8
 """How many runs of equal chunks a message lists."""
 
 
-def _digest_of(
-    reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]
-) -> dict[int, str]:
+def _digest(reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
     values, _ = reader.load(chunk_range, blocks)
     return {chunk_range.chunk: values_digest(np.asarray(values))}
 
@@ -50,7 +48,7 @@ def fingerprint(source: Source, what: str, executor: Executor, observer: PassObs
     """Return the fingerprint of a source, called ``what`` to the observer; reads the chunks of `sampled`."""
     items = sampled(source)
     work = Pass(
-        partial(_digest_of, source.reader()),
+        partial(_digest, source.reader()),
         partial(reduce, or_),
         [source],
         items,

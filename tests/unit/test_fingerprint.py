@@ -5,6 +5,7 @@ import pytest
 
 from emtau_dask.checkpoint.fingerprints import fingerprint, sampled
 from emtau_dask.em.observer import SilentObserver
+from emtau_dask.execution import choose_executor
 from emtau_dask.io.sources.base import RangeSource
 from emtau_dask.io.sources.opening import as_source
 
@@ -62,7 +63,8 @@ def test_another_value_in_any_of_a_few_small_chunks_is_another_fingerprint(chang
     other[10 * changed + 4, 1] += 1e-9
 
     def of(values):
-        return fingerprint(as_source(values, ndim=2, what="X").aligned((10,) * 16), "X", SilentObserver())
+        source = as_source(values, ndim=2, what="X").aligned((10,) * 16)
+        return fingerprint(source, "X", choose_executor(), SilentObserver())
 
     assert of(rows) == of(rows.copy())
     before, after = ({s.chunk: s.sha256 for s in of(values).samples} for values in (rows, other))

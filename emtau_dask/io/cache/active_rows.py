@@ -152,8 +152,7 @@ class RowStore:
         self._lock = threading.Lock()
         self._tokens: dict[str, _Cached] = {}
         self._released: deque[str] = deque(maxlen=RELEASED_TOKENS)
-        self._bytes = 0
-        self._state_bytes = 0
+        self._bytes = self._state_bytes = 0
 
     @contextmanager
     def of(self, token: str) -> Iterator[_Cached | None]:

@@ -65,9 +65,7 @@ class CommitLog:
     """
 
     def __init__(self, objects: ObjectStore, run: str, last: int) -> None:
-        self.objects = objects
-        self.run = run
-        self.last = last
+        self.objects, self.run, self.last = objects, run, last
         self._attempt: str | None = None
         self._kept: dict[int, frozenset[str]] = {}
         self._candidates: set[str] = set()
@@ -90,7 +88,7 @@ class CommitLog:
         return manifest
 
     def keep(self, number: int, references: Iterable[str]) -> None:
-        """Remember what a commit refers to, which this process made or resumes from."""
+        """Remember the references of a commit that this process made or resumes from."""
         self._kept[number] = frozenset(references)
         self._candidates |= self._kept[number]
 
@@ -134,8 +132,8 @@ class CommitLog:
             self.keep(number, references)
             while len(self._kept) > KEPT:
                 del self._kept[min(self._kept)]
-            stale = [n for n in self.numbers() if n < self.last and n not in self._kept]
-            self.objects.delete([_commit_key(n) for n in stale])
+            stale = [older for older in self.numbers() if older < number and older not in self._kept]
+            self.objects.delete([_commit_key(older) for older in stale])
             unused = self._candidates - self._referenced()
             self.objects.delete(unused)
             self._candidates -= unused

@@ -6,15 +6,14 @@ import errno
 import fcntl
 import io
 import os
-import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emtau_dask.errors import CheckpointTakenError
-from emtau_dask.io.files import each, give_free_name, remedy_of
+from emtau_dask.errors import CheckpointTakenError, InvalidDataError
+from emtau_dask.io.files import each, give_free_name, opened_regular, remedy_of
 from emtau_dask.io.objects.base import (
     PARTIAL,
     PARTIAL_NAME,
@@ -74,17 +73,13 @@ class LocalObjects(ObjectStore):
         """Read a file; anything else, such as a pipe, counts as missing."""
         with self._errors(f"read {key}"):
             try:
-                descriptor = os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-            except (FileNotFoundError, NotADirectoryError):
+                with (
+                    opened_regular(self._path(key)) as (descriptor, size),
+                    open(descriptor, "rb", closefd=False) as file,
+                ):
+                    return file.read(min(limit, size) + 1)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, InvalidDataError):
                 return None
-            try:
-                about = os.fstat(descriptor)
-                if not stat.S_ISREG(about.st_mode):
-                    return None
-                with open(descriptor, "rb", closefd=False) as file:
-                    return file.read(min(limit, about.st_size) + 1)
-            finally:
-                os.close(descriptor)
 
     @staticmethod
     def _new_partial(path: Path) -> Path:

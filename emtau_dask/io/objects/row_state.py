@@ -27,9 +27,9 @@ MAX_WITNESS_BYTES = 2**16
 
 @dataclass(frozen=True)
 class RowFields:
-    """The row arrays of a policy, side by side in one array with ``slot_rows`` rows, as the longest chunk.
+    """The row arrays of a policy, as fields of one array; ``slot_rows`` is the length of the longest chunk.
 
-    Each has the smallest of the dtypes that fits it; they are stored in the widest of these.
+    Each of ``dtypes`` is the smallest that fits its array. They are stored in the widest of them.
     """
 
     names: tuple[str, ...]
@@ -93,7 +93,7 @@ class SlotState:
 class Witness:
     """An object that the fitting process wrote: a process that finds it sees the same store.
 
-    Under ``token`` a process remembers that it found it.
+    A process that has found it remembers ``token``, and does not look again.
     """
 
     key: str
