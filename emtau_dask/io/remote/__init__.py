@@ -1,4 +1,4 @@
-"""Everything behind fsspec URLs is read and written here."""
+"""What lies behind fsspec URLs: rows and checkpoints are read and written through this folder."""
 
 from emtau_dask.io.remote.errors import is_unreachable, read_errors, remote_remedy
 from emtau_dask.io.remote.filesystem import OpenedPath, RemotePath, Url
