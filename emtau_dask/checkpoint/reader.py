@@ -107,6 +107,11 @@ class WholeCommit:
         """Where all row state is, by key."""
         return {slot.key: slot for slots in self.slots.values() for slot in slots.values()}
 
+    @property
+    def references(self) -> frozenset[str]:
+        """Keys of all objects that the commit refers to."""
+        return frozenset({ref.key for ref in self.objects} | self.row_state.keys())
+
     def saved(self, passed_over: Sequence[str] = ()) -> SavedFit:
         """Return the fit; raises `CheckpointCorruptError` where the content is impossible."""
         contents: dict[int, bytes] = {}
@@ -115,9 +120,9 @@ class WholeCommit:
             contents = {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
             self.stored.append(("contents", contents, ref))
         given, state = self._given(), self._state()
-        stored, references = tuple(self.stored), {ref.key for ref in self.objects} | self.row_state.keys()
+        stored = tuple(self.stored)
         return SavedFit(
-            self.log, self.manifest, given, state, contents, stored, frozenset(references), tuple(passed_over)
+            self.log, self.manifest, given, state, contents, stored, self.references, tuple(passed_over)
         )
 
     def _given(self) -> GivenParameters:
