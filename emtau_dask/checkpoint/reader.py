@@ -45,21 +45,9 @@ MAX_FIELDS = 16
 class SavedFit:
     """A fit as a commit has it; every object that the commit refers to is verified.
 
-    Attributes
-    ----------
-    log : CommitLog
-    manifest : Manifest
-    given : GivenParameters
-        Starting parameters from the user.
-    state : FitState
-    contents : mapping of int to bytes
-        What the chunks of the data hold, by chunk.
-    stored : tuple of (str, object, ArrayRef)
-        Where the arrays of ``given``, ``state`` and ``contents`` are stored.
-    references : frozenset of str
-        Keys of all objects that the commit refers to.
-    passed_over : tuple of str
-        Why newer commits are not used.
+    ``given`` are starting parameters from the user. ``contents`` says what each chunk of the data holds.
+    ``stored`` says where the arrays of these and of ``state`` are. ``references`` are the keys of all objects
+    that the commit refers to. ``passed_over`` says why newer commits are not used.
     """
 
     log: CommitLog
