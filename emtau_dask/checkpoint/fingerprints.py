@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
 from itertools import groupby
@@ -20,24 +19,20 @@ from emtau_dask.execution import Executor, Pass, PassObserver
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, values_digest
 
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
-"""What a sample may read, beyond one chunk: 64 MiB of values, or a twentieth of them all."""
+"""What a sample may read beyond one chunk: 64 MiB of values, or a twentieth of all, whichever is more."""
 SHOWN_CHUNKS = 8
 """How many runs of equal chunks a message lists."""
 
 
-@dataclass(frozen=True)
-class _SampleTask:
-    reader: ChunkReader
-
-    def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
-        values, _ = self.reader.load(chunk_range, blocks)
-        return {chunk_range.chunk: values_digest(np.asarray(values))}
+def _digest(reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
+    values, _ = reader.load(chunk_range, blocks)
+    return {chunk_range.chunk: values_digest(np.asarray(values))}
 
 
 def sampled(source: Source) -> dict[int, ChunkRange]:
-    """Return which chunks are sampled: at most 16 of those that hold rows, evenly spaced.
+    """Return the chunks to sample: at most 16 of those that hold rows, evenly spaced.
 
-    As many as may be read, counted as if all were of the mean length; always one.
+    There is at least one, and no more than may be read if all chunks had the mean length.
     """
     ranges = list(chunk_ranges(source.chunk_rows).values())
     if not ranges:
@@ -50,19 +45,10 @@ def sampled(source: Source) -> dict[int, ChunkRange]:
 
 
 def fingerprint(source: Source, what: str, executor: Executor, observer: PassObserver) -> SourceEntry:
-    """Return the fingerprint of a source; reads the chunks that are `sampled`.
-
-    Parameters
-    ----------
-    source : Source
-    what : str
-        Its name, for the observer.
-    executor : Executor
-    observer : PassObserver
-    """
+    """Return the fingerprint of a source, called ``what`` to the observer; reads the chunks of `sampled`."""
     items = sampled(source)
     work = Pass(
-        _SampleTask(source.reader()),
+        partial(_digest, source.reader()),
         partial(reduce, or_),
         [source],
         items,
@@ -70,19 +56,17 @@ def fingerprint(source: Source, what: str, executor: Executor, observer: PassObs
         stage=f"fingerprint of {what}",
         costs={chunk: float(chunk_range.n_rows) for chunk, chunk_range in items.items()},
     )
-    digests = executor.map_reduce(work, observer)
+    digests = executor.map_reduce(work, observer) or {}
     return SourceEntry(
         shape=[int(size) for size in source.shape],
         dtype=source.dtype.str,
         chunks=[[int(rows), len(list(run))] for rows, run in groupby(source.chunk_rows)],
-        samples=[
-            SampleEntry(chunk=chunk, sha256=digest) for chunk, digest in sorted((digests or {}).items())
-        ],
+        samples=[SampleEntry(chunk=chunk, sha256=digests[chunk]) for chunk in sorted(digests)],
     )
 
 
 def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) -> None:
-    """Raise `CheckpointMismatchError` unless both fingerprints are the same; names both sides."""
+    """Raise `CheckpointMismatchError`, which names both sides, unless both fingerprints are the same."""
     if saved is None or found is None:
         if saved is not found:
             sides = "this call", "the checkpointed run"
@@ -105,9 +89,9 @@ def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) 
             f"{what} is sampled in the chunks {sorted(now)}; in the checkpointed run it was in "
             f"{sorted(then)}. Begin a new run."
         )
-    chunk_rows = [rows for rows, count in found.chunks for _ in range(count)]
     for chunk, digest in now.items():
         if digest != then[chunk]:
+            chunk_rows = [rows for rows, count in found.chunks for _ in range(count)]
             start = sum(chunk_rows[:chunk])
             raise CheckpointMismatchError(
                 f"{what} holds other values than in the checkpointed run: chunk {chunk} (rows "

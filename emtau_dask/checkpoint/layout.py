@@ -1,10 +1,10 @@
-"""The arrays of a checkpoint: what they are called, their shapes, and where row state is."""
+"""The arrays of a checkpoint: their names, shapes and dtypes, and the keys of row state."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from emtau_dask.checkpoint.schema import ArrayRef
+from emtau_dask.checkpoint.schema import ArrayRef, ConfigEntry
 from emtau_dask.em import CONTENTS_BYTES, IterationRecord
 from emtau_dask.io.objects import ArrayLayout, SlotState
 from emtau_dask.mixture.covariance import structure_named
@@ -16,15 +16,13 @@ PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
 STATISTICS = ("weights", "means", "scatter")
 
 Stored = tuple[str, object, ArrayRef]
-"""The name of an array, the object of this process that its values are of, and where they are stored."""
+"""The name of an array, the object of this process that has its values, and where they are stored."""
 
 
-def array_layouts(
-    covariance_type: str, n_components: int, n_features: int, n_chunks: int, prefix: str, n_steps: int
-) -> dict[str, ArrayLayout]:
-    """Return the zarr arrays of a fit below ``prefix`` by name, of one chunk for each step."""
-    K, d = n_components, n_features
-    matrices = structure_named(covariance_type).shape(K, d)
+def array_layouts(config: ConfigEntry, n_chunks: int, prefix: str, n_steps: int) -> dict[str, ArrayLayout]:
+    """Return the zarr arrays of a fit below ``prefix``, by name; a step is one chunk of each."""
+    K, d = config.n_components, config.n_features
+    matrices = structure_named(config.covariance_type).shape(K, d)
     arrays: dict[str, tuple[tuple[int, ...], str]] = {
         "weights": ((K,), "float64"),
         "means": ((K, d), "float64"),
@@ -52,7 +50,7 @@ def array_layouts(
 
 
 def place_of(slot: SlotState) -> tuple[str, int]:
-    """Return the id of the attempt that wrote the row state of a chunk, and the step in which it did."""
+    """Return the attempt and the step in which the row state of a chunk was written."""
     _, attempt, _, name = slot.key.split("/")
     return attempt, int(name.split(".")[1])
 

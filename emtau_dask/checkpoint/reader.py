@@ -1,7 +1,7 @@
-"""Reading a fit back from its commits: nothing is believed that is not verified.
+"""Reading a fit back from its commits; everything is verified.
 
-Every object that a commit refers to is read once. Those that are missing or altered make the commit
-unusable, and an earlier one is used; one that is whole but says what cannot be is refused.
+Every object that a commit refers to is read once. Where one is missing or altered, an earlier commit is
+used. A commit whose objects are whole, but whose content is impossible, is refused.
 """
 
 from __future__ import annotations
@@ -43,23 +43,11 @@ MAX_FIELDS = 16
 
 @dataclass(frozen=True, eq=False)
 class SavedFit:
-    """A fit as a commit has it, every object that the commit refers to verified.
+    """A fit as a commit has it; every object that the commit refers to is verified.
 
-    Attributes
-    ----------
-    log : CommitLog
-    manifest : Manifest
-    given : GivenParameters
-        Starting parameters that the user gave.
-    state : FitState
-    contents : mapping of int to bytes
-        What the chunks of the data were found to hold, by chunk.
-    stored : tuple of (str, object, ArrayRef)
-        Where the arrays among these are stored.
-    references : frozenset of str
-        Keys of all objects that the commit refers to.
-    passed_over : tuple of str
-        Why newer commits are not used.
+    ``given`` are starting parameters from the user. ``contents`` says what each chunk of the data holds.
+    ``stored`` says where the arrays of these and of ``state`` are. ``references`` are the keys of all objects
+    that the commit refers to. ``passed_over`` says why newer commits are not used.
     """
 
     log: CommitLog
@@ -84,9 +72,9 @@ class SavedFit:
 
 @dataclass(frozen=True, eq=False)
 class WholeCommit:
-    """A commit of which every object is there and is what was written; what they say is not checked yet.
+    """A commit whose objects are all there and unaltered; their content is not checked yet.
 
-    ``objects`` are those of its arrays, row state apart; ``stored`` is what has been made of them.
+    ``objects`` are those of its arrays, without row state. ``stored`` collects the arrays decoded from them.
     """
 
     log: CommitLog
@@ -98,7 +86,7 @@ class WholeCommit:
 
     @cached_property
     def slots(self) -> dict[tuple[ArrayRef, ArrayRef | None], dict[int, SlotState]]:
-        """Where the row state of each run is, by chunk; runs are known by their tables."""
+        """Where the row state of each run is, by chunk; the references of its two tables identify a run."""
         runs = (self.manifest.fit.current, self.manifest.fit.best)
         return {(run.chunks, run.digests): self._slots_of(run) for run in runs if run is not None}
 
@@ -113,7 +101,7 @@ class WholeCommit:
         return frozenset({ref.key for ref in self.objects} | self.row_state.keys())
 
     def saved(self, passed_over: Sequence[str] = ()) -> SavedFit:
-        """Return the fit; raises `CheckpointCorruptError` where what the commit says cannot be."""
+        """Return the fit; raises `CheckpointCorruptError` where the content is impossible."""
         contents: dict[int, bytes] = {}
         if (ref := self.manifest.fit.contents) is not None:
             table = self._array("contents", ref)
@@ -208,16 +196,13 @@ class WholeCommit:
             n_fields = len(set(attempt.fields))
             if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
                 raise self._impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
-        fields = [
-            RowFields(tuple(attempt.fields), tuple(attempt.dtypes), self.slot_rows) for attempt in attempts
-        ]
-        return {
-            chunk: SlotState(
-                slot_key(attempts[number].id, step, chunk), digests[chunk].tobytes().hex(), fields[number]
-            )
-            for chunk, (number, step, _) in enumerate(table.tolist())
-            if number >= 0
-        }
+        fields = [RowFields(tuple(one.fields), tuple(one.dtypes), self.slot_rows) for one in attempts]
+        slots = {}
+        for chunk, (number, step, _) in enumerate(table.tolist()):
+            if number >= 0:
+                key = slot_key(attempts[number].id, step, chunk)
+                slots[chunk] = SlotState(key, digests[chunk].tobytes().hex(), fields[number])
+        return slots
 
     def _table(self, entry: RunEntry) -> NDArray[np.int64]:
         """Return who wrote the state of each chunk, in which step, and how many rows it has active."""
@@ -230,8 +215,7 @@ class WholeCommit:
         return table
 
     def _array(self, name: str, ref: ArrayRef) -> NDArray[Any]:
-        where = f"{ref.key} in {self.log.objects.location}"
-        return decode(self.objects[ref], self.layouts[name], where)
+        return decode(self.objects[ref], self.layouts[name], f"{ref.key} in {self.log.objects.location}")
 
     def _finite(self, name: str, ref: ArrayRef) -> NDArray[Any]:
         values = self._array(name, ref)
@@ -262,22 +246,17 @@ def _manifest(log: CommitLog, number: int) -> Manifest:
 def read_commit(log: CommitLog, number: int) -> WholeCommit:
     """Return a commit after reading every object that it refers to.
 
-    Sizes come from its settings, which are bounded, and are compared with those of its objects.
-
-    Raises
-    ------
-    CheckpointCorruptError
-        The commit or an object is missing or altered, or its sizes contradict each other.
+    Its settings, which are bounded, give the sizes that its objects must have. Raises
+    `CheckpointCorruptError` where the commit or an object is missing or altered, or where sizes contradict
+    each other.
     """
     manifest = _manifest(log, number)
     config, data = manifest.config, manifest.data
     n_chunks = sum(count for _, count in data.chunks)
     slot_rows = max((rows for rows, count in data.chunks if count), default=0)
     consistent = (
-        len(data.shape) == 2
-        and data.shape[1] == config.n_features
+        data.shape == [sum(rows * count for rows, count in data.chunks), config.n_features]
         and n_chunks <= MAX_CHUNKS
-        and sum(rows * count for rows, count in data.chunks) == data.shape[0]
         and slot_rows <= MAX_SLOT_ROWS
         and len(config.seeds) == config.n_init
     )
@@ -286,8 +265,7 @@ def read_commit(log: CommitLog, number: int) -> WholeCommit:
             f"commit {number} in {log.objects.location} contradicts itself: {data.shape} rows x "
             f"features in {n_chunks} chunks, {config.n_features} features."
         )
-    K, d = config.n_components, config.n_features
-    layouts = array_layouts(config.covariance_type, K, d, n_chunks, prefix="", n_steps=1)
+    layouts = array_layouts(config, n_chunks, prefix="", n_steps=1)
     limit = 2 * max(8 * math.prod(layout.chunks) for layout in layouts.values()) + 1024
 
     def read(place: ArrayRef | SlotState) -> bytes:
@@ -301,12 +279,10 @@ def read_commit(log: CommitLog, number: int) -> WholeCommit:
 
 
 def read_newest(log: CommitLog) -> SavedFit:
-    """Return the newest commit that is whole, also where another process commits meanwhile.
+    """Return the newest whole commit, also where another process commits meanwhile.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        None is, which says what is wrong with the newest; or what the newest whole one says cannot be.
+    Raises `CheckpointCorruptError` where no commit is whole, and says what is wrong with the newest; or where
+    the content of the newest whole one is impossible.
     """
     while True:
         numbers = log.numbers()

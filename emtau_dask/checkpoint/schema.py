@@ -1,4 +1,4 @@
-"""The manifest of a commit: what may stand in it, and nothing else."""
+"""The manifest of a commit; anything else in it is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ArrayRef(_Entry):
 
 
 class ParametersEntry(_Entry):
-    """Mixture parameters; what is not given is None."""
+    """Mixture parameters; None for those that are not given."""
 
     weights: ArrayRef | None = None
     means: ArrayRef | None = None
@@ -90,7 +90,7 @@ class StartEntry(_Entry):
 
 
 class FitEntry(_Entry):
-    """Where the fit is."""
+    """The state of the fit."""
 
     run: Count
     start: StartEntry | None
@@ -103,7 +103,7 @@ class FitEntry(_Entry):
 
 
 class AttemptEntry(_Entry):
-    """A process that wrote row state which this commit refers to."""
+    """A process that wrote row state of this commit."""
 
     id: Attempt
     fields: list[str]
@@ -111,7 +111,7 @@ class AttemptEntry(_Entry):
 
 
 class AlgorithmEntry(_Entry):
-    """The activity policy; ``name`` is None for a user's own."""
+    """The policy; ``name`` is None for a user's own."""
 
     name: str | None
     kind: str
@@ -184,6 +184,6 @@ def references_of(entry: BaseModel) -> Iterator[ArrayRef]:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return where a manifest is wrong first, and why."""
+    """Return the first error in a manifest: where, and why."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

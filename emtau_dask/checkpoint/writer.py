@@ -1,4 +1,4 @@
-"""Writing a fit to a checkpoint: the journal that commits, and what a commit says of a fit."""
+"""Writing a fit to a checkpoint: the journal, and the content of a commit."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from emtau_dask.io.objects import (
 
 
 def _slots_of(state: FitState) -> list[SlotState]:
-    """Return where the row state is that a commit refers to."""
+    """Return where the row state of a commit is."""
     return [slot for run in (state.current, state.best) if run is not None for slot in run.slots.values()]
 
 
 class CheckpointJournal:
-    """Commits a fit to a checkpoint.
+    """Commits a fit to a checkpoint; where the store fails, its methods raise `CheckpointError`.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class CheckpointJournal:
         Of a new run, or of one that this process resumes.
     config : ConfigEntry
     given : GivenParameters
-        Starting parameters of the user's.
+        Starting parameters from the user.
     sources : mapping of str to SourceEntry or None
         ``data``, ``sample_weight`` and ``responsibilities_init``.
     fields : RowFields or None
@@ -81,16 +81,10 @@ class CheckpointJournal:
 
     Attributes
     ----------
-    fields : RowFields or None
     contents : ReadContents
         What the data is found to hold.
     state : FitState
-        Of which it last took note: where the fit begins, or is resumed.
-
-    Raises
-    ------
-    CheckpointError
-        The store failed.
+        The newest state, or that with which the fit begins or is resumed.
     """
 
     def __init__(
@@ -113,8 +107,7 @@ class CheckpointJournal:
         n_chunks = sum(count for _, count in data.chunks)
         passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
         n_steps = 4 * config.n_init * passes + 1
-        K, d = config.n_components, config.n_features
-        self._layouts = array_layouts(config.covariance_type, K, d, n_chunks, self._prefix, n_steps)
+        self._layouts = array_layouts(config, n_chunks, self._prefix, n_steps)
         if fields is not None:
             self._layouts["rows"] = rows_layout(f"{self._prefix}/rows", fields, n_steps, n_chunks)
         self._witness: Witness | None = None
@@ -128,10 +121,7 @@ class CheckpointJournal:
     def inherit(self, saved: SavedFit, state: FitState) -> None:
         """Continue from ``saved``, whose objects are stored already, at ``state``.
 
-        Raises
-        ------
-        CheckpointMismatchError
-            Its row state has other arrays than the policy keeps.
+        Raises `CheckpointMismatchError` where its row state has other arrays than the policy keeps.
         """
         ours = () if self.fields is None else self.fields.names
         for attempt in saved.manifest.attempts:
@@ -157,7 +147,7 @@ class CheckpointJournal:
         return self._log.objects
 
     def _begun(self) -> Witness:
-        """Return a witness of the documents of this process's arrays, which are written before all else."""
+        """Write the documents of this process's arrays, before all else, and return their witness."""
         if self._witness is None:
             documents = {f"{layout.name}/zarr.json": layout.document() for layout in self._layouts.values()}
             own = f"{self._prefix}/zarr.json"
@@ -168,7 +158,7 @@ class CheckpointJournal:
         return self._witness
 
     def writer(self) -> RowStateWriter | None:
-        """Return a writer to places not used before; None where the policy keeps no row state."""
+        """Return a writer to unused keys; None where the policy keeps no row state."""
         if self.fields is None:
             return None
         self._step += 1
@@ -180,7 +170,7 @@ class CheckpointJournal:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Say what can be resumed after an error of the store, or that another process continued the run."""
+        """Add to errors of the store what can be resumed; name another process that continued the run."""
         try:
             with self._log.watched():
                 yield
@@ -192,14 +182,10 @@ class CheckpointJournal:
             raise CheckpointError(f"{error} {self._log.standing()}") from error
 
     def save(self, state: FitState, *, commit: bool) -> None:
-        """Take note of row state; write a commit where ``commit`` says so.
+        """Remember a new state, and write it as a commit where ``commit`` says so.
 
-        Raises
-        ------
-        CheckpointTakenError
-            Another process has continued this run, or replaced it.
-        CheckpointError
-            The store failed, or the state is none that a commit can have.
+        Raises `CheckpointTakenError` where another process has continued or replaced this run, and
+        `CheckpointError` where the store failed, or where a commit cannot have such a state.
         """
         self.state = state
         slots = {slot.key for slot in _slots_of(state)}
@@ -213,19 +199,24 @@ class CheckpointJournal:
         self._begun()
         self._step += 1
         entries = _Entries(self._layouts, self._step, self._stored, self._attempts)
-        manifest = _validated(
-            {
-                "run": self._log.run,
-                "number": self._log.last + 1,
-                "attempt": self._attempt,
-                "attempts": entries.attempts_of(state),
-                "environment": self._environment,
-                "written": datetime.now(UTC).isoformat(timespec="seconds"),
-                "config": self._config.model_copy(update={"given": entries.given(self._given)}),
-                "fit": entries.fit(state, self.contents.known),
-                **self._sources,
-            }
-        )
+        content = {
+            "run": self._log.run,
+            "number": self._log.last + 1,
+            "attempt": self._attempt,
+            "attempts": entries.attempts_of(state),
+            "environment": self._environment,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": self._config.model_copy(update={"given": entries.given(self._given)}),
+            "fit": entries.fit(state, self.contents.known),
+            **self._sources,
+        }
+        try:
+            manifest = Manifest.model_validate(content)
+        except ValidationError as error:
+            raise CheckpointError(
+                f"the fit has come to a state that cannot be committed ({first_problem(error)}). See whether "
+                "the data and the settings are what they should be."
+            ) from error
         each(lambda item: self.objects.put(*item), entries.writes.items())
         self._log.written(entries.writes)
         references = {ref.key for ref in references_of(manifest)} | slots
@@ -238,21 +229,11 @@ class CheckpointJournal:
             self._swept = True
 
 
-def _validated(content: Mapping[str, Any]) -> Manifest:
-    try:
-        return Manifest.model_validate(content)
-    except ValidationError as error:
-        raise CheckpointError(
-            f"the fit has come to a state that cannot be committed ({first_problem(error)}). See whether the "
-            "data and the settings are what they should be."
-        ) from error
-
-
 class _Entries:
-    """Turns the records of one commit into entries of its manifest, collecting the objects to write.
+    """Turns the records of one commit into entries of its manifest, and collects the objects to write.
 
-    New objects go to ``step``, those of a second run to the next one. An object is recognised among
-    ``known`` by its identity. The tables of chunks among these refer to ``attempts`` by place.
+    New objects go to ``step``, those of a second run to the next one. What is among ``known``, by identity,
+    is stored already. Tables of chunks there refer to ``attempts`` by number.
     """
 
     def __init__(
@@ -264,7 +245,7 @@ class _Entries:
         self.writes: dict[str, bytes] = {}
 
     def attempts_of(self, state: FitState) -> list[AttemptEntry]:
-        """Return who wrote the row state that ``state`` refers to, in a fixed order; comes before `fit`."""
+        """Return who wrote the row state of ``state``, in a fixed order; to be called before `fit`."""
         fields = {place_of(slot)[0]: slot.fields for slot in _slots_of(state)}
         attempts = sorted(fields)
         if attempts != list(self.attempts):
@@ -286,7 +267,7 @@ class _Entries:
         )
 
     def fit(self, state: FitState, contents: Mapping[int, bytes]) -> FitEntry:
-        """Return the entry of a fit, and of what its data holds."""
+        """Return the entry of a fit whose chunks hold ``contents``."""
         start = None
         if state.start is not None:
             centres = self._itself("centres", state.start.centres)
@@ -346,7 +327,7 @@ class _Entries:
         return self._array(name, values, values)
 
     def _array(self, name: str, source: object, values: NDArray[Any]) -> ArrayRef:
-        """Return where ``values`` are stored; ``source`` is the object by which they are recognised."""
+        """Return where ``values`` are stored; the object ``source`` identifies them."""
         ref = next((r for n, known, r in self._known if n == name and known is source), None)
         if ref is None:
             data, step = encode(values), self._step

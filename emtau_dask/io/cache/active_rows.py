@@ -1,8 +1,8 @@
-"""Some rows of chunks, and the state of all, cached by a process so that they need not be read again.
+"""Active rows and row state of chunks, cached by a process so that they need not be read again.
 
-What a process caches belongs to a token, which every fit has for itself. It stays in memory up to a
-number of bytes for all tokens together; beyond that, rows go to files of a temporary folder. Whatever
-the cache lacks, or cannot write or read back, is read from where it came.
+Each fit has a token, under which a process caches. One limit of bytes in memory holds for all tokens
+together; rows beyond it go to files in a temporary folder. What is not cached, or cannot be written or
+read back, is read from its source again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from numpy.typing import NDArray
 from emtau_dask.io.files import ScratchFolder
 
 IDLE_SECONDS = 1800.0
-"""What is cached for a token that no task has used for so long is removed when a task brings a new token."""
+"""A new token removes what is cached for tokens that no task has used for this long."""
 STATE_SHARE = 4
-"""Row state may take one part in so many of the bytes: it is cached before rows are."""
+"""Row state may take a quarter of the limit; it is cached before rows are."""
 ROWS, STATE = "rows", "state"
-"""What is cached of a chunk."""
 RELEASED_TOKENS = 256
-"""How many released tokens a process remembers, so that tasks that outlive their fit cache nothing."""
+"""How many released tokens a process remembers: tasks that outlive their fit must cache nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +40,13 @@ class CachedRows:
     Attributes
     ----------
     positions : ndarray of shape (n,), integers
-        Of the rows in the chunk, ascending.
+        Row numbers within the chunk, ascending.
     rows : ndarray of shape (n, d)
-        In C order, of the type that is stored.
+        In C order, of the source's dtype.
     weights : ndarray of shape (n,) or None
         None where every row weighs 1.
     source_bytes : int
-        Bytes that were read from the source for the whole chunk.
+        Bytes that reading the whole chunk from the source took.
     """
 
     positions: NDArray[Any]
@@ -61,7 +60,7 @@ class CachedRows:
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """All that is cached."""
+        """Positions, rows, and weights if there are any."""
         found = (self.positions, self.rows)
         return found if self.weights is None else (*found, self.weights)
 
@@ -80,13 +79,12 @@ def _covers(cached: NDArray[Any], wanted: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _File:
-    """Cached rows in a file: their arrays, one after another, in NumPy's format."""
+    """Cached rows in a file: their arrays, one after another, in NumPy's format. They take no memory."""
 
     path: Path
     weighted: bool
     source_bytes: int
     nbytes: ClassVar[int] = 0
-    """Of memory."""
 
     @classmethod
     def write(cls, folder: Path, found: CachedRows) -> _File:
@@ -101,7 +99,7 @@ class _File:
         return cls(path, found.weights is not None, found.source_bytes)
 
     def read(self, wanted: NDArray[Any]) -> tuple[CachedRows, int] | None:
-        """Return the rows and the bytes read, None where some of ``wanted`` are not among them."""
+        """Return the rows and the bytes read; None where one of ``wanted`` is missing."""
         with self.path.open("rb") as file:
             positions = np.load(file, allow_pickle=False)
             if not _covers(positions, wanted):
@@ -128,15 +126,23 @@ _Entry = CachedRows | _File | _State
 
 @dataclass
 class _Cached:
-    """What is cached for one token, by `ROWS` or `STATE` and chunk.
-
-    ``writable`` is False once a file could not be written; ``used`` is in seconds of the monotonic clock.
-    """
+    """What is cached for one token; ``used`` is in seconds of the monotonic clock."""
 
     entries: dict[tuple[str, int], _Entry] = field(default_factory=dict)
+    """By `ROWS` or `STATE`, and chunk."""
     folder: ScratchFolder | None = None
     writable: bool = True
+    """False once a file could not be written."""
     used: float = 0.0
+
+    def place(self) -> Path | None:
+        """Return the folder for files, made at the first call; None where none can be written."""
+        if self.folder is None and self.writable:
+            try:
+                self.folder = ScratchFolder("emtau-cache-", dask.config.get("temporary-directory", None))
+            except OSError:
+                self.writable = False
+        return self.folder.path if self.folder is not None and self.writable else None
 
 
 class RowStore:
@@ -146,61 +152,11 @@ class RowStore:
         self._lock = threading.Lock()
         self._tokens: dict[str, _Cached] = {}
         self._released: deque[str] = deque(maxlen=RELEASED_TOKENS)
-        self._bytes = 0
-        self._state_bytes = 0
-
-    def look(self, token: str, what: str, chunk: int) -> _Entry | None:
-        """Return what is cached of a chunk, `ROWS` or `STATE`; rows may be in a file."""
-        with self._of(token) as cached:
-            return cached.entries.get((what, chunk)) if cached else None
-
-    def drop(self, token: str, what: str, chunk: int) -> None:
-        """Remove what is cached of a chunk, `ROWS` or `STATE`."""
-        with self._of(token) as cached:
-            if cached:
-                self._put(cached, (what, chunk), None)
-
-    def keep_rows(self, token: str, chunk: int, found: CachedRows, limit: int) -> None:
-        """Cache rows in memory where they fit, else in a file where that saves bytes to read."""
-        with self._of(token) as cached:
-            if cached is None:
-                return
-            before = cached.entries.get((ROWS, chunk))
-            if self._bytes - (before.nbytes if before else 0) + found.nbytes <= limit:
-                self._put(cached, (ROWS, chunk), found)
-                return
-            folder = _folder(cached) if found.nbytes < found.source_bytes else None
-        if folder is None:
-            return
-        file = None
-        with suppress(OSError):
-            file = _File.write(folder, found)
-        with self._of(token) as cached:
-            if cached:
-                cached.writable = file is not None
-                if file is not None:
-                    self._put(cached, (ROWS, chunk), file)
-                return
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def keep_state(self, token: str, chunk: int, state: _State, limit: int) -> None:
-        """Cache a chunk's state, where there is room, instead of that cached before."""
-        with self._of(token) as cached:
-            if cached:
-                self._put(cached, (STATE, chunk), None)
-                room = min(limit - self._bytes, limit // STATE_SHARE - self._state_bytes)
-                if state.nbytes <= room:
-                    self._put(cached, (STATE, chunk), state)
-
-    def release(self, token: str) -> None:
-        """Remove all that is cached for a token; nothing will be cached for it again."""
-        with self._lock:
-            self._released.append(token)
-            self._remove(token)
+        self._bytes = self._state_bytes = 0
 
     @contextmanager
-    def _of(self, token: str) -> Iterator[_Cached | None]:
-        """Give what is cached for a token, with the lock; None for one that was released."""
+    def of(self, token: str) -> Iterator[_Cached | None]:
+        """Yield what is cached for a token, under the lock; None for a token that was released."""
         with self._lock:
             if token in self._released:
                 yield None
@@ -213,8 +169,16 @@ class RowStore:
             self._tokens[token].used = now
             yield self._tokens[token]
 
-    def _put(self, cached: _Cached, key: tuple[str, int], entry: _Entry | None) -> None:
-        """Cache an entry, or nothing, in place of what was cached before."""
+    def room(self, cached: _Cached, key: tuple[str, int], limit: int) -> int:
+        """Return how many bytes an entry may have in memory; call it within `of`."""
+        before = cached.entries.get(key)
+        free = limit - self._bytes
+        if key[0] == STATE:
+            free = min(free, limit // STATE_SHARE - self._state_bytes)
+        return free + (before.nbytes if before else 0)
+
+    def put(self, cached: _Cached, key: tuple[str, int], entry: _Entry | None) -> None:
+        """Replace what is cached under a key, by nothing where ``entry`` is None; call it within `of`."""
         before = cached.entries.pop(key, None)
         if isinstance(before, _File):
             with suppress(OSError):
@@ -225,42 +189,32 @@ class RowStore:
         self._bytes += added
         self._state_bytes += added if key[0] == STATE else 0
 
+    def release(self, token: str) -> None:
+        """Remove all that is cached for a token; nothing will be cached for it again."""
+        with self._lock:
+            self._released.append(token)
+            self._remove(token)
+
     def _remove(self, token: str) -> None:
         cached = self._tokens.pop(token, None)
         if cached is not None:
-            for (what, _), entry in cached.entries.items():
-                self._bytes -= entry.nbytes
-                self._state_bytes -= entry.nbytes if what == STATE else 0
+            for key in list(cached.entries):
+                self.put(cached, key, None)
             if cached.folder is not None:
                 cached.folder.remove()
-
-
-def _folder(cached: _Cached) -> Path | None:
-    """Return where files go; None where there is no place for them."""
-    if cached.folder is None and cached.writable:
-        try:
-            cached.folder = ScratchFolder("emtau-cache-", dask.config.get("temporary-directory", None))
-        except OSError:
-            cached.writable = False
-    return cached.folder.path if cached.folder is not None and cached.writable else None
 
 
 _STORE = RowStore()
 
 
-def process_store() -> RowStore:
-    """Return what this process caches."""
-    return _STORE
-
-
 def release_rows(token: str) -> None:
-    """Remove all that this process caches for a token; nothing will be cached for it again."""
-    process_store().release(token)
+    """Do as `RowStore.release` in this process."""
+    _STORE.release(token)
 
 
 @dataclass(frozen=True)
 class RowCache:
-    """The rows and row state that belong to one token, in whatever process it is; travels into tasks.
+    """The cached rows and row state of one token, in whatever process it is; it travels into tasks.
 
     Attributes
     ----------
@@ -273,15 +227,21 @@ class RowCache:
     token: str
     limit: int
 
-    def find(self, chunk: int, positions: NDArray[Any]) -> tuple[CachedRows, int] | None:
-        """Return rows of a chunk, among them all those at ``positions``, and the bytes read for them.
+    def _look(self, what: str, chunk: int) -> _Entry | None:
+        with _STORE.of(self.token) as cached:
+            return cached.entries.get((what, chunk)) if cached else None
 
-        Returns
-        -------
-        tuple of (CachedRows, int) or None
-            0 bytes for rows in memory. None where this process does not have them all.
+    def _drop(self, what: str, chunk: int) -> None:
+        with _STORE.of(self.token) as cached:
+            if cached:
+                _STORE.put(cached, (what, chunk), None)
+
+    def find(self, chunk: int, positions: NDArray[Any]) -> tuple[CachedRows, int] | None:
+        """Return cached rows of a chunk and the bytes read from a file for them, 0 for rows in memory.
+
+        They may be more than those at ``positions``. None where one of these is missing.
         """
-        found = process_store().look(self.token, ROWS, chunk)
+        found = self._look(ROWS, chunk)
         if isinstance(found, CachedRows) and _covers(found.positions, positions):
             return found, 0
         with suppress(OSError, ValueError, EOFError):
@@ -289,41 +249,55 @@ class RowCache:
         return None
 
     def keep(self, chunk: int, found: CachedRows) -> None:
-        """Cache rows of a chunk instead of those that were cached of it before.
+        """Cache rows of a chunk in place of those cached before.
 
-        In memory where they fit, else in a file where that is smaller than what
-        would have to be read from the source. Where neither can be, what was
-        cached before stays.
+        They stay in memory where they fit, else go to a file where it is smaller than what the source
+        would have to read. Where neither is possible, what was cached before stays.
         """
-        process_store().keep_rows(self.token, chunk, found, self.limit)
+        key = (ROWS, chunk)
+        with _STORE.of(self.token) as cached:
+            if cached is None:
+                return
+            if found.nbytes <= _STORE.room(cached, key, self.limit):
+                _STORE.put(cached, key, found)
+                return
+            folder = cached.place() if found.nbytes < found.source_bytes else None
+        if folder is None:
+            return
+        file = None
+        with suppress(OSError):
+            file = _File.write(folder, found)
+        with _STORE.of(self.token) as cached:
+            if cached:
+                cached.writable = file is not None
+                if file is not None:
+                    _STORE.put(cached, key, file)
+                return
+        shutil.rmtree(folder, ignore_errors=True)
 
     def drop(self, chunk: int) -> None:
         """Remove the rows of a chunk."""
-        process_store().drop(self.token, ROWS, chunk)
+        self._drop(ROWS, chunk)
 
     def find_state(self, chunk: int, sha256: str) -> Mapping[str, NDArray[Any]] | None:
-        """Return the state of a chunk's rows, by name, from memory.
-
-        None where this process does not have the one that is stored in an object of this digest.
-        """
-        found = process_store().look(self.token, STATE, chunk)
+        """Return a chunk's row state by name; None unless that of the object with this digest is cached."""
+        found = self._look(STATE, chunk)
         return found.values if isinstance(found, _State) and found.sha256 == sha256 else None
 
     def keep_state(self, chunk: int, sha256: str, values: Mapping[str, NDArray[Any]]) -> None:
-        """Cache the state of a chunk's rows, where a quarter of the limit has room, instead of that before.
+        """Cache a chunk's row state, made read-only, in place of that cached before.
 
-        Parameters
-        ----------
-        chunk : int
-        sha256 : str
-            Of the object that it is stored in.
-        values : mapping of str to ndarray
-            Made read-only.
+        ``sha256`` is the digest of the object that stores it. Where the quarter of the limit has no room,
+        nothing is cached.
         """
         for array in values.values():
             array.setflags(write=False)
-        process_store().keep_state(self.token, chunk, _State(sha256, values), self.limit)
+        state, key = _State(sha256, values), (STATE, chunk)
+        with _STORE.of(self.token) as cached:
+            if cached:
+                fits = state.nbytes <= _STORE.room(cached, key, self.limit)
+                _STORE.put(cached, key, state if fits else None)
 
     def drop_state(self, chunk: int) -> None:
         """Remove the state of a chunk's rows."""
-        process_store().drop(self.token, STATE, chunk)
+        self._drop(STATE, chunk)

@@ -1,9 +1,8 @@
-"""Where a run keeps what it must not lose: named objects, some created exclusively.
+"""Where a run keeps what must outlast it: named objects, some created exclusively.
 
-An object is bytes under a key such as ``commits/3/zarr.json``. There are three
-kinds of stores: a folder, any fsspec URL, and a zarr store that the user made.
-Objects are written whole or not at all, and never changed. Who of several
-processes writes a commit first is decided by `ObjectStore.create`.
+An object is bytes under a key such as ``commits/3/zarr.json``. It is written whole or not at all, and
+not changed afterwards. A store is a folder, an fsspec URL, or a zarr store of the user's.
+`ObjectStore.create` decides which of several processes writes a commit.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from emtau_dask.messages import cause_of
 PARTIAL = ".partial"
 PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
 CLAIM = "replacing"
-"""The object that is there while a process replaces a run, in stores that have no locks."""
+"""In stores without locks, this object exists while a process replaces a run."""
 PROBES = "probe"
-"""The folder of what processes write to try a store before a run begins, and remove again."""
+"""The folder where processes try a store before a run begins; they remove what they write."""
 ROOT_DOCUMENT = "zarr.json"
 
 
@@ -47,7 +46,7 @@ class ObjectStore(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Make what objects lie in, before the first is written; nothing, where stores have no folders."""
+        """Make the folder of the first object, where the store has folders."""
         return
 
     def empty(self) -> bool:
@@ -67,11 +66,11 @@ class ObjectStore(Protocol):
         ...
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make objects survive a loss of power; nothing, where they do once they are written."""
+        """Make objects survive a loss of power, where writing them does not do so already."""
         return
 
     def list(self, prefix: str) -> list[str]:
-        """Return the keys that begin with ``prefix``, a folder name ending in ``/`` or nothing."""
+        """Return the keys that begin with ``prefix``: a folder name ending in ``/``, or ""."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -80,10 +79,7 @@ class ObjectStore(Protocol):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does.
-
-        By an object that is created as exclusively as any.
-        """
+        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does."""
         if not self.create(CLAIM, uuid.uuid4().hex.encode()):
             raise CheckpointTakenError(
                 f"another process is replacing the run in {self.location}, or ended while it did. See that "
@@ -102,7 +98,7 @@ def storage_errors(
     remedy: Callable[[Exception], str] = remedy_of,
     kind: Callable[[Exception], type[CheckpointError]] = lambda _: CheckpointError,
 ) -> Iterator[None]:
-    """Raise `CheckpointError`, or the ``kind`` of it that fits, for whatever a store says is wrong.
+    """Raise `CheckpointError`, or the subclass that ``kind`` chooses, for any error of a store.
 
     ``doing`` completes "cannot …"; ``remedy`` says what is wrong and what to do about it.
     """
@@ -111,32 +107,25 @@ def storage_errors(
     except CheckpointError:
         raise
     except Exception as error:
-        raise kind(error)(
-            f"cannot {doing} in {location} ({reason_of(error)}). {remedy(error)}."
-        ) from cause_of(error)
+        message = f"cannot {doing} in {location} ({reason_of(error)}). {remedy(error)}."
+        raise kind(error)(message) from cause_of(error)
 
 
 def is_remnant(key: str) -> bool:
-    """Return whether an object may be what a process left that ended before it had begun a run."""
+    """Return whether an object may remain of a process that ended before it had begun a run."""
     return key.startswith(f"{PROBES}/") or PARTIAL_NAME.fullmatch(key) is not None
 
 
 def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
-    """Return the error for a run that another process began while this one was about to."""
+    """Return the error for a run that another process has begun just before this one."""
     return CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
 
 
 def copy_new(source: ObjectStore, target: ObjectStore) -> None:
-    """Copy all objects to where nothing is yet, the root document last.
+    """Copy all objects into an empty store, the root document last; where that fails, nothing stays.
 
-    Of several that do this at once, one writes; where it fails, nothing stays.
-
-    Raises
-    ------
-    CheckpointExistsError
-        Another has begun, or left something.
-    CheckpointError
-        A store failed.
+    Of several processes that do this at once one succeeds; others raise `CheckpointExistsError`, as does
+    one that finds remains. A store that fails raises `CheckpointError`.
     """
     first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
     limit = sys.maxsize - 1

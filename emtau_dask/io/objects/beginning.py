@@ -1,4 +1,4 @@
-"""How a run begins where there is none, replaces an earlier one, and is opened again."""
+"""How a run begins, replaces an earlier one, and is opened again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT, VERSION = "emtau-checkpoint", 2
 
 
 def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] | None:
-    """Return the root document of the run that a new one would replace, None where nothing is there.
+    """Return the root document of the run that a new one would replace; None for an empty store.
 
     Writes nothing. Raises `CheckpointExistsError` where no new run may begin.
     """
@@ -40,7 +40,7 @@ def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] 
 
 
 def _root_in(objects: ObjectStore) -> dict[str, Any] | None:
-    """Return the root document of the run that is there, None where there is none."""
+    """Return the root document of a run; None where no run is."""
     try:
         found = read_root(objects)
     except CheckpointCorruptError:
@@ -49,30 +49,19 @@ def _root_in(objects: ObjectStore) -> dict[str, Any] | None:
 
 
 def holds_run(objects: ObjectStore) -> bool:
-    """Return whether a run was begun there, whatever became of it."""
+    """Return whether a run was begun there, even if it never committed."""
     return _root_in(objects) is not None
 
 
 def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
-    """Begin a new run where there is none.
+    """Begin a new run; with ``overwrite`` it may replace an earlier run, but nothing else.
 
     Only objects of the run found at the beginning are removed, and only while no other process
     may replace that run.
 
-    Parameters
-    ----------
-    objects : ObjectStore
-    overwrite : bool
-        Replace an earlier run; anything else is never replaced.
-
-    Raises
-    ------
-    CheckpointExistsError
-        There is a run already, or something else.
-    CheckpointTakenError
-        Another process began one at the same time.
-    CheckpointError
-        The store failed; what was written is removed again.
+    Raises `CheckpointExistsError` where there is something already, `CheckpointTakenError` where another
+    process began a run at the same time, and `CheckpointError` where the store failed; what was written is
+    removed again.
     """
     earlier = check_startable(objects, overwrite=overwrite)
     objects.prepare()
@@ -92,10 +81,10 @@ def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
 
 
 def _replace(objects: ObjectStore, earlier: dict[str, Any], root: bytes) -> None:
-    """Remove an earlier run, and then put a new root document in place of its own.
+    """Remove an earlier run, commits first, and then replace its root document by ``root``.
 
-    The earlier root document stays until then: nobody else finds the place empty, and what a
-    process leaves that is killed here can be replaced again. Commits go before what they refer to.
+    The earlier root document stays until then: the place is never empty for other processes, and if
+    this one is killed, the rest can be replaced again.
     """
     with objects.claimed():
         keys = objects.list("")
@@ -105,33 +94,26 @@ def _replace(objects: ObjectStore, earlier: dict[str, Any], root: bytes) -> None
         objects.delete([key for key in keys if key not in (ROOT_DOCUMENT, CLAIM)])
         objects.put(ROOT_DOCUMENT, root)
         objects.sync([ROOT_DOCUMENT])
-        # What a process that continued the earlier run has written since; from now on it cannot commit.
+        # A process that continued the earlier run may have written since; from now on it cannot commit.
         objects.delete([key for key in objects.list("") if WRITTEN_KEY.match(key)])
 
 
 def open_log(objects: ObjectStore) -> CommitLog:
-    """Open the run that is there.
+    """Open a run.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        The root document is damaged, or there is no commit.
-    CheckpointMismatchError
-        It is of another format or version.
-    CheckpointError
-        There is no run.
+    Raises `CheckpointError` where there is none, `CheckpointMismatchError` where it is of another format or
+    version, and `CheckpointCorruptError` where its root document is damaged or it has no commit.
     """
     if objects.get(ROOT_DOCUMENT, 0) is None:
         raise CheckpointError(
             f"{objects.location} holds no run: there is no {ROOT_DOCUMENT}. Give the path of a checkpoint."
         )
     root = read_root(objects)
-    found, expected = (root.get("format"), root.get("version")), (FORMAT, VERSION)
-    if found != expected:
+    name, version = root.get("format"), root.get("version")
+    if (name, version) != (FORMAT, VERSION):
         raise CheckpointMismatchError(
-            f"{objects.location} holds format {found[0]!r} version {found[1]!r}; this version of "
-            f"emtau_dask reads {expected[0]!r} version {expected[1]}. Resume it with the version that "
-            "wrote it."
+            f"{objects.location} holds format {name!r} version {version!r}; this version of emtau_dask "
+            f"reads {FORMAT!r} version {VERSION}. Resume it with the version that wrote it."
         )
     if not isinstance(root.get("run"), str):
         raise CheckpointCorruptError(f"{ROOT_DOCUMENT} in {objects.location} names no run.")

@@ -1,14 +1,12 @@
-"""The commits of a run: created exclusively, digested, removed by reference.
+"""The commits of a run: created exclusively, digested, removed when no longer needed.
 
-A commit is the metadata document of a zarr group, ``commits/<n>/zarr.json``,
-whose attributes are its manifest. Which of two processes continues a run is
-decided by who creates commit n + 1. Nothing that a kept commit refers to is
-ever removed, and only the owner of the newest commit removes anything.
+A commit is the metadata document of a zarr group, ``commits/<n>/zarr.json``, whose attributes are its
+manifest. Of two processes, the one that creates commit n + 1 continues the run. Nothing that a kept
+commit refers to is ever removed, and only the owner of the newest commit removes anything.
 
-What a process writes lies under an attempt id of its own,
-``attempts/<base>-<random>``, where ``base`` is the newest commit when it began.
-An attempt whose base is older than the newest commit can never commit again,
-which is why its unreferenced objects may go.
+What a process writes lies under an attempt id of its own, ``attempts/<base>-<random>``, where ``base`` is
+the newest commit when it began. An attempt whose base is older than the newest commit can never commit
+again, so its unreferenced objects may be removed.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ COMMIT_KEY = re.compile(r"commits/(0|[1-9][0-9]{0,11})/zarr\.json")
 WRITTEN_KEY = re.compile(
     r"attempts/(?P<attempt>(?P<base>[0-9]{1,15})-[0-9a-f]{32})/|commits/(?P<number>[0-9]{1,15})/"
 )
-"""What begins the keys that belong to an attempt, or to a commit."""
+"""Begins the keys of an attempt or of a commit."""
 
 
 def _commit_key(number: int) -> str:
@@ -63,13 +61,11 @@ class CommitLog:
     run : str
         The run's id: a run that replaces another in the same place has its own.
     last : int
-        The newest commit there is, also where it is damaged; −1 for none.
+        The newest commit, even a damaged one; −1 for none.
     """
 
     def __init__(self, objects: ObjectStore, run: str, last: int) -> None:
-        self.objects = objects
-        self.run = run
-        self.last = last
+        self.objects, self.run, self.last = objects, run, last
         self._attempt: str | None = None
         self._kept: dict[int, frozenset[str]] = {}
         self._candidates: set[str] = set()
@@ -80,25 +76,19 @@ class CommitLog:
         return sorted(int(match[1]) for match in matches if match)
 
     def read(self, number: int) -> dict[str, Any]:
-        """Return the manifest of a commit.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            It is missing or damaged.
-        """
+        """Return the manifest of a commit; raises `CheckpointCorruptError` where it is missing or damaged."""
         key = _commit_key(number)
         manifest = read_document(self.objects, key, MAX_MANIFEST_BYTES)
-        if manifest.get("run") != self.run or manifest.get("number") != number:
+        found, run = manifest.get("number"), manifest.get("run")
+        if (found, run) != (number, self.run):
             raise CheckpointCorruptError(
-                f"{key} in {self.objects.location} belongs elsewhere: it is commit "
-                f"{manifest.get('number')!r} of the run {manifest.get('run')!r}, not {number} of "
-                f"{self.run!r}."
+                f"{key} in {self.objects.location} belongs elsewhere: it is commit {found!r} of the run "
+                f"{run!r}, not {number} of {self.run!r}."
             )
         return manifest
 
     def keep(self, number: int, references: Iterable[str]) -> None:
-        """Remember what the commit refers to that this process resumes from."""
+        """Remember the references of a commit that this process made or resumes from."""
         self._kept[number] = frozenset(references)
         self._candidates |= self._kept[number]
 
@@ -109,19 +99,12 @@ class CommitLog:
     def append(self, manifest: Mapping[str, Any], references: Iterable[str]) -> None:
         """Create the next commit, and remove what only older ones referred to.
 
-        Parameters
-        ----------
-        manifest : mapping
-            JSON; ``run`` and ``number`` are added.
-        references : iterable of str
-            Every object that it refers to; all durable already.
+        ``run`` and ``number`` are added to ``manifest``, which is JSON. ``references`` are the keys of all
+        objects that it refers to; these must be durable already.
 
-        Raises
-        ------
-        CheckpointTakenError
-            Another process has continued this run, or replaced it.
-        CheckpointError
-            The store failed; the last commit stands.
+        Raises `CheckpointTakenError` where another process has continued or replaced this run, and
+        `CheckpointError` where the store failed, or where there would be too many commits or too long a
+        manifest; then the last commit stands.
         """
         with self.watched():
             number = self.last + 1
@@ -146,18 +129,20 @@ class CommitLog:
                 self.objects.delete([_commit_key(number)])
                 raise
             self.last = number
-            self._kept[number] = frozenset(references)
-            self._candidates |= self._kept[number]
+            self.keep(number, references)
             while len(self._kept) > KEPT:
                 del self._kept[min(self._kept)]
-            self._sweep()
+            stale = [older for older in self.numbers() if older < number and older not in self._kept]
+            self.objects.delete([_commit_key(older) for older in stale])
+            unused = self._candidates - self._referenced()
+            self.objects.delete(unused)
+            self._candidates -= unused
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Raise `CheckpointTakenError` instead of an error that another process has caused.
 
-        A process that continues the run removes what this one still uses, which is then
-        missing or cannot be written.
+        A process that continues the run removes objects that this one still needs.
         """
         try:
             yield
@@ -173,7 +158,7 @@ class CommitLog:
             raise
 
     def standing(self) -> str:
-        """Return what can be resumed after the store has failed, as a sentence; looks at the store."""
+        """Return a sentence on what can be resumed after the store has failed; looks at the store."""
         with suppress(CheckpointError):
             if numbers := self.numbers():
                 self.read(numbers[-1])
@@ -181,14 +166,14 @@ class CommitLog:
         return self.remembered()
 
     def remembered(self) -> str:
-        """Return what can be resumed as far as this process knows, as a sentence."""
+        """Return a sentence on what can be resumed, as far as this process knows."""
         if self.last < 0:
             return "There is no commit yet, so nothing can be resumed; begin again."
         return f"Its last commit is {self.last}: the run can be resumed once that can be read again."
 
     @contextmanager
     def withdrawn_on_failure(self) -> Iterator[None]:
-        """Remove the run, just begun by this process, where the block fails before a first commit."""
+        """Remove the run that this process has just begun, if the block fails before a first commit."""
         try:
             yield
         except BaseException:
@@ -199,7 +184,7 @@ class CommitLog:
             raise
 
     def _check_own(self, newest: int) -> None:
-        """Raise `CheckpointTakenError` where another process has made a newer commit than ``newest``."""
+        """Raise `CheckpointTakenError` where another process has made a commit after ``newest``."""
         if self.objects.get(ROOT_DOCUMENT, 0) is None:
             raise CheckpointError(
                 f"the run in {self.objects.location} has vanished: {ROOT_DOCUMENT} is gone. Restore it, and "
@@ -228,13 +213,6 @@ class CommitLog:
 
     def _referenced(self) -> set[str]:
         return set().union(*self._kept.values())
-
-    def _sweep(self) -> None:
-        stale = [number for number in self.numbers() if number < self.last and number not in self._kept]
-        self.objects.delete([_commit_key(number) for number in stale])
-        unused = self._candidates - self._referenced()
-        self.objects.delete(unused)
-        self._candidates -= unused
 
     def sweep_everything(self, attempt: str) -> None:
         """Remove every unreferenced object of ``attempt``, this process's, and of attempts that ended.

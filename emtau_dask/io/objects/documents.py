@@ -1,4 +1,4 @@
-"""Metadata documents of zarr groups, some of them digested: they state the digest of their own content."""
+"""Metadata documents of zarr groups; a digested one states the digest of its own content."""
 
 from __future__ import annotations
 
@@ -17,19 +17,13 @@ def digest(data: bytes) -> str:
 
 
 def group_document(attributes: Mapping[str, Any]) -> bytes:
-    """Return the metadata document of a zarr v3 group with these attributes.
-
-    Raises
-    ------
-    ValueError
-        An attribute is NaN or infinite, which JSON does not have.
-    """
+    """Return a zarr v3 group's metadata document; raises ValueError for NaN or infinity, unknown to JSON."""
     document = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def digested_document(content: Mapping[str, Any]) -> bytes:
-    """Return a group document whose attributes are ``content`` and its digest."""
+    """Return a group document whose attributes are ``content`` and the digest of that."""
     return group_document({**content, "sha256": digest(_canonical(content))})
 
 
@@ -40,10 +34,7 @@ def _canonical(content: Any) -> bytes:
 def read_document(objects: ObjectStore, key: str, limit: int) -> dict[str, Any]:
     """Return the content of a digested document of at most ``limit`` bytes.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        It is missing, too large, damaged, or not what its digest says.
+    Raises `CheckpointCorruptError` where it is missing, too large, damaged, or not what its digest says.
     """
     data = objects.get(key, limit)
     where = f"{key} in {objects.location}"

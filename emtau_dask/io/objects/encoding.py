@@ -1,9 +1,8 @@
 """Arrays as zarr v3 objects: encoded, digested, and decoded within a bound.
 
-The metadata documents are zarr's own, so that ``zarr.open`` reads what is
-written here. Reading goes another way: a checkpoint may come from a stranger,
-so a chunk's bytes are compared with their digest and decoded into a buffer of
-the size that is expected, and no metadata of the file is believed.
+The metadata documents are zarr's own, so that ``zarr.open`` reads what is written here. This module does
+not trust them when it reads, because a checkpoint may come from a stranger: it compares a chunk's bytes
+with their digest, and decodes them into a buffer of the expected size.
 """
 
 from __future__ import annotations
@@ -30,20 +29,9 @@ LEVEL = 1
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """A zarr array of which single chunks are written.
+    """A zarr array in the folder ``name``, of which single chunks are written; ``dtype`` is NumPy's name.
 
-    Attributes
-    ----------
-    name : str
-        Its folder.
-    shape, chunks : tuple of int
-    dtype : str
-        A NumPy name.
-    axes : tuple of str
-        Names of the axes.
-    compressed : bool
-        By zstd; otherwise a chunk is its values, little-endian, in C order.
-    attributes : mapping
+    A chunk is its values, little-endian, in C order; compressed by zstd, if ``compressed`` says so.
     """
 
     name: str
@@ -56,11 +44,11 @@ class ArrayLayout:
 
     def chunk_key(self, *place: int) -> str:
         """Return the key of a chunk, its remaining indices zero."""
-        rest = len(self.shape) - len(place)
-        return f"{self.name}/c.{'.'.join(map(str, (*place, *[0] * rest)))}"
+        rest = (0,) * (len(self.shape) - len(place))
+        return f"{self.name}/c.{'.'.join(map(str, place + rest))}"
 
     def document(self) -> bytes:
-        """Return the metadata document that zarr itself writes for it."""
+        """Return the metadata document that zarr itself writes."""
         array = zarr.create_array(
             store=MemoryStore(),
             shape=self.shape,
@@ -79,7 +67,7 @@ class ArrayLayout:
 
 
 UNWRITTEN = 255
-"""What a byte that nothing was decompressed into holds, and few others."""
+"""Bytes of a buffer have this value before decompression; few have it after."""
 
 
 def encode(values: NDArray[Any]) -> bytes:
@@ -90,10 +78,7 @@ def encode(values: NDArray[Any]) -> bytes:
 def decode(data: bytes, layout: ArrayLayout, where: str) -> NDArray[Any]:
     """Return the values, read-only, of a chunk of one step that `encode` wrote.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        The bytes are not a chunk of this size; ``where`` names their object.
+    Raises `CheckpointCorruptError`, which names ``where``, for bytes that are not a chunk of this size.
     """
     dtype, shape = np.dtype(layout.dtype), layout.chunks[1:]
     size = math.prod(shape) * dtype.itemsize
@@ -112,10 +97,7 @@ def compress(values: NDArray[Any]) -> bytes:
 def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     """Return the values that `compress` was given; allocates what ``shape`` and ``dtype`` say and no more.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        The bytes are not a chunk of this size; ``where`` names their object.
+    Raises `CheckpointCorruptError` as `decode` does.
     """
     size = math.prod(shape) * dtype.itemsize
     buffer = np.full(size, UNWRITTEN, dtype=np.uint8)
@@ -129,7 +111,7 @@ def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: s
 
 
 def _fits(data: bytes, size: int) -> bool:
-    """Return whether what zstd has compressed is at most ``size`` bytes; otherwise it decompresses none."""
+    """Return whether ``data`` decompresses to at most ``size`` bytes."""
     try:
         Zstd(level=LEVEL).decode(data, np.empty(size, dtype=np.uint8))
     except ValueError:
@@ -140,10 +122,7 @@ def _fits(data: bytes, size: int) -> bool:
 def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> bytes:
     """Return the bytes, at most ``limit``, of an object with the digest ``expected``.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        It is missing, or not what was written.
+    Raises `CheckpointCorruptError` where it is missing, or not what was written.
     """
     data = objects.get(key, limit)
     if data is None:

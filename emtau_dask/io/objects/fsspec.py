@@ -12,7 +12,7 @@ from emtau_dask.io.objects.base import PROBES, ObjectStore, storage_errors
 from emtau_dask.io.remote import RemotePath, is_unreachable, remote_remedy
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Protocols whose file systems create objects by a conditional PUT; others look first, then write."""
+"""Protocols with a conditional PUT; other file systems look first, then write."""
 
 
 def _kind_of(error: Exception) -> type[CheckpointError]:
@@ -47,7 +47,7 @@ class UrlObjects(ObjectStore):
         return storage_errors(self.location, doing, remote_remedy, _kind_of)
 
     def empty(self) -> bool:
-        """List the root, but not what another process tries there."""
+        """List the root; what another process tries there does not count."""
         with self._errors("see what is there"):
             return all(name == PROBES for name in self.root.names())
 

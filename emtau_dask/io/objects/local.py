@@ -6,15 +6,14 @@ import errno
 import fcntl
 import io
 import os
-import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emtau_dask.errors import CheckpointTakenError
-from emtau_dask.io.files import each, give_free_name, remedy_of
+from emtau_dask.errors import CheckpointTakenError, InvalidDataError
+from emtau_dask.io.files import each, give_free_name, opened_regular, remedy_of
 from emtau_dask.io.objects.base import (
     PARTIAL,
     PARTIAL_NAME,
@@ -25,7 +24,7 @@ from emtau_dask.io.objects.base import (
 )
 
 FOLDERS_MADE = 10
-"""How often the folder of an object is made that others, who find it empty, remove."""
+"""How often an object's folder is made anew, where others find it empty and remove it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class LocalObjects(ObjectStore):
             _fsync(str(Path(self.root).parent))
 
     def empty(self) -> bool:
-        """Look for the folder and anything in it but probes and what an interrupted `create` left."""
+        """Look for the folder, and for anything in it but probes and remains of an interrupted `create`."""
         root = Path(self.root)
         with self._errors("see what is there"):
             if not root.is_dir():
@@ -71,19 +70,16 @@ class LocalObjects(ObjectStore):
             return all(name == PROBES or PARTIAL_NAME.fullmatch(name) for name in names)
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Read a file; anything else, such as a pipe, is as if it did not exist."""
+        """Read a file; anything else, such as a pipe, counts as missing."""
         with self._errors(f"read {key}"):
             try:
-                descriptor = os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-            except (FileNotFoundError, NotADirectoryError):
+                with (
+                    opened_regular(self._path(key)) as (descriptor, size),
+                    open(descriptor, "rb", closefd=False) as file,
+                ):
+                    return file.read(min(limit, size) + 1)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, InvalidDataError):
                 return None
-            try:
-                about = os.fstat(descriptor)
-                if not stat.S_ISREG(about.st_mode):
-                    return None
-                return _read(descriptor, min(limit, about.st_size) + 1)
-            finally:
-                os.close(descriptor)
 
     @staticmethod
     def _new_partial(path: Path) -> Path:
@@ -106,7 +102,7 @@ class LocalObjects(ObjectStore):
         return partial
 
     def _opened(self, path: Path) -> io.FileIO:
-        """Return a new file, in a folder that is made where there is none, or none any more."""
+        """Return a new file; its folder is made where it is missing, again if others remove it."""
         for _ in range(FOLDERS_MADE):
             try:
                 return path.open("xb", buffering=0)
@@ -118,7 +114,7 @@ class LocalObjects(ObjectStore):
         return path.open("xb", buffering=0)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make folders below the root, never the root itself: where it has vanished, so has the run."""
+        """Make folders below the root, never the root itself: where that has vanished, so has the run."""
         root = Path(self.root)
         missing = [path for path in (folder, *folder.parents) if root in path.parents]
         for path in reversed(missing):
@@ -150,7 +146,7 @@ class LocalObjects(ObjectStore):
         return True
 
     def check_exclusive(self) -> None:
-        """Raise `CheckpointError` unless the file system gives a name to one file only; leaves nothing."""
+        """Raise `CheckpointError` unless the file system refuses a name that is taken; leaves nothing."""
         with self._errors("give a file a name that is free"):
             name = self._new_partial(self._path(f"{PROBES}/name"))
             made = [name]
@@ -164,7 +160,7 @@ class LocalObjects(ObjectStore):
             except FileNotFoundError as error:
                 if not Path(self.root).is_dir():
                     raise
-                raise begun_elsewhere(self) from error  # Who begins a run removes what is in its place.
+                raise begun_elsewhere(self) from error  # A process that begins a run removes such files.
             finally:
                 for path in made:
                     path.unlink(missing_ok=True)
@@ -194,10 +190,8 @@ class LocalObjects(ObjectStore):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     os.unlink(f"{self.root}/{key}")  # noqa: PTH108 (making a Path takes longer)
                 folders.add(key.rpartition("/")[0])
-        for folder in sorted(
-            (Path(self.root, folder) for folder in folders), key=lambda path: -len(path.parts)
-        ):
-            self._remove_empty(folder)
+        for folder in sorted(folders, key=lambda name: -name.count("/")):
+            self._remove_empty(self._path(folder))
 
     def _remove_empty(self, folder: Path) -> None:
         """Remove a folder below the root, and those above it, as far as they are empty."""
@@ -210,7 +204,7 @@ class LocalObjects(ObjectStore):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Lock the folder, which ends with the process; a file system without locks is trusted."""
+        """Lock the folder until this process ends, at the latest; a file system without locks is trusted."""
         with self._errors("open the folder"):
             descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -225,15 +219,6 @@ class LocalObjects(ObjectStore):
             yield
         finally:
             os.close(descriptor)
-
-
-def _read(descriptor: int, limit: int) -> bytes:
-    """Return what there is of a file from where it stands, at most ``limit`` bytes."""
-    pieces = []
-    while limit > 0 and (piece := os.read(descriptor, limit)):
-        pieces.append(piece)
-        limit -= len(piece)
-    return b"".join(pieces)
 
 
 def _fsync(path: str) -> None:

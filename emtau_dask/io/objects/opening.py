@@ -1,4 +1,4 @@
-"""Locations to object stores: which one a path, a URL or a zarr store is, and whether it is exclusive."""
+"""From locations to object stores: a path, a URL or a zarr store; and whether these are exclusive."""
 
 from __future__ import annotations
 
@@ -23,13 +23,8 @@ from emtau_dask.messages import cause_of
 def warn_unless_exclusive(objects: ObjectStore) -> None:
     """Warn where two processes could both create one commit without noticing.
 
-    A file system that should have conditional PUTs is tried: some endpoints
-    accept the condition and ignore it. So is a folder's.
-
-    Raises
-    ------
-    CheckpointError
-        The folder's file system cannot create a file on condition that it is new.
+    A conditional PUT is tried, since some endpoints accept the condition and ignore it. A folder is tried
+    too; raises `CheckpointError` where its file system cannot create a file on condition that it is new.
     """
     if isinstance(objects, LocalObjects):
         objects.check_exclusive()
@@ -51,18 +46,10 @@ def _refuses_second(objects: UrlObjects) -> bool:
 
 
 def object_store(where: object) -> ObjectStore:
-    """Return the objects of a location.
+    """Return the object store of a path, an fsspec URL or an open zarr store; an object store as it is.
 
-    Parameters
-    ----------
-    where : str, Path, zarr store or ObjectStore
-        A path, an fsspec URL, or an open zarr store.
-
-    Raises
-    ------
-    CheckpointError
-        It is none of these, a URL of an unknown or missing file system, or a
-        store that cannot be written.
+    Raises `CheckpointError` where ``where`` is none of these, a URL of an unknown or missing file system, or
+    a store that cannot be written.
     """
     if isinstance(where, (LocalObjects, UrlObjects, ZarrStoreObjects)):
         return where

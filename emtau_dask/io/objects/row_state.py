@@ -1,9 +1,8 @@
 """Row state in zarr, by slot: which rows are active, and what a policy keeps about each.
 
-Data chunk i owns slot i of one regular array, padded to the longest chunk, so
-no two tasks ever write one object. State is never changed in place: a step reads
-what an earlier step wrote and writes new objects. It writes nothing for a chunk that is
-skipped or whose state does not change; the object written last remains in use.
+Chunk i of the data owns slot i of one regular array, padded to the longest chunk, so no two tasks ever
+write one object. State is never changed in place: a step writes new objects. It writes none for a chunk
+that is skipped or whose state does not change; the object written last remains in use.
 """
 
 from __future__ import annotations
@@ -28,15 +27,9 @@ MAX_WITNESS_BYTES = 2**16
 
 @dataclass(frozen=True)
 class RowFields:
-    """The row arrays of a policy, side by side in one array.
+    """The row arrays of a policy, as fields of one array; ``slot_rows`` is the length of the longest chunk.
 
-    Attributes
-    ----------
-    names : tuple of str
-    dtypes : tuple of str
-        The smallest that fits each; they are stored in the widest of them.
-    slot_rows : int
-        Rows of the longest chunk.
+    Each of ``dtypes`` is the smallest that fits its array. They are stored in the widest of them.
     """
 
     names: tuple[str, ...]
@@ -50,49 +43,39 @@ class RowFields:
 
     @property
     def by_name(self) -> dict[str, np.dtype[Any]]:
-        """The type of each, by name."""
+        """The dtype of each field, by name."""
         return {name: np.dtype(dtype) for name, dtype in zip(self.names, self.dtypes, strict=True)}
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The unsigned integer type that holds every field."""
+        """The unsigned integer dtype that holds every field."""
         return np.dtype(f"u{max(np.dtype(name).itemsize for name in self.dtypes)}")
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of a slot's array: fields, rows."""
+        """The shape of a slot's array: fields, rows."""
         return len(self.names), self.slot_rows
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that a slot's object has at most: zstd adds little to what it cannot compress."""
+        """The most bytes of a slot's object; zstd adds little to what it cannot compress."""
         size = math.prod(self.shape) * self.stored.itemsize
         return size + size // 128 + 1024
 
 
 @dataclass(frozen=True)
 class SlotState:
-    """Where a slot's last state is; travels into tasks.
-
-    Attributes
-    ----------
-    key : str
-    sha256 : str
-    fields : RowFields
-        Of the process that wrote it.
-    """
+    """The object of a slot's newest state, with the fields of the process that wrote it; goes into tasks."""
 
     key: str
     sha256: str
     fields: RowFields
 
     def read(self, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Return the values of a chunk's rows, by name.
+        """Return the values of a chunk's rows, of shape (n_rows,) each, by name.
 
-        Raises
-        ------
-        CheckpointCorruptError
-            The object is missing or altered, or says what no policy can have written.
+        Raises `CheckpointCorruptError` where the object is missing or altered, or holds values that no
+        policy can have written.
         """
         fields, where = self.fields, f"{self.key} in {objects.location}"
         data = read_verified(objects, self.key, self.sha256, fields.most_bytes)
@@ -108,13 +91,9 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Witness:
-    """An object that the fitting process wrote where row state goes: who finds it sees the same place.
+    """An object that the fitting process wrote: a process that finds it sees the same store.
 
-    Attributes
-    ----------
-    key : str
-    sha256 : str
-    token : str
+    A process that has found it remembers ``token``, and does not look again.
     """
 
     key: str
@@ -123,13 +102,13 @@ class Witness:
 
     @classmethod
     def of(cls, key: str, data: bytes) -> Witness:
-        """Return a witness of what this process has written."""
+        """Return the witness of an object that this process has written."""
         witness = cls(key, digest(data), uuid4().hex)
         PROOFS.settle(witness.token)
         return witness
 
     def check(self, objects: ObjectStore) -> None:
-        """Raise `CheckpointError` in a process that does not see it there; looks once."""
+        """Raise `CheckpointError` in a process that does not find the object; looks once."""
         PROOFS.once(self.token, lambda: self._look(objects))
 
     def _look(self, objects: ObjectStore) -> None:
@@ -145,17 +124,9 @@ class Witness:
 
 @dataclass(frozen=True)
 class RowStateWriter:
-    """Where the tasks of one step write, and read what earlier ones wrote.
+    """Where the tasks of one step write row state, and read what earlier steps wrote.
 
-    Attributes
-    ----------
-    objects : ObjectStore
-    layout : ArrayLayout
-        Of shape (steps, slots, fields, slot rows).
-    fields : RowFields
-    step : int
-    witness : Witness
-        Of the place.
+    The array of ``layout`` has the shape (steps, slots, fields, slot rows).
     """
 
     objects: ObjectStore
@@ -165,12 +136,9 @@ class RowStateWriter:
     witness: Witness
 
     def write(self, slot: int, values: Mapping[str, NDArray[Any]]) -> SlotState:
-        """Write a chunk's values as one object; again with the same values, the same object.
+        """Write a chunk's values as one object; the same values make the same object.
 
-        Raises
-        ------
-        CheckpointError
-            This process does not see the place, or cannot write there.
+        Raises `CheckpointError` where this process does not see the store, or cannot write there.
         """
         self.witness.check(self.objects)
         fields = self.fields
@@ -183,7 +151,7 @@ class RowStateWriter:
         return SlotState(key, digest(data), fields)
 
     def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Return what `SlotState.read` does, where this process sees the place."""
+        """Do as `SlotState.read`; raises `CheckpointError` too where this process does not see the store."""
         self.witness.check(self.objects)
         return state.read(self.objects, n_rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from zarr.abc.store import RangeByteRequest, Store
@@ -23,7 +23,7 @@ class ZarrStoreObjects(ObjectStore):
 
     @classmethod
     def opened(cls, store: Store) -> ZarrStoreObjects:
-        """Return the objects of a store that need not be open yet."""
+        """Open a store, if it is not open yet, and return its objects."""
         with storage_errors(str(store), "open the store"):
             sync(store._ensure_open())
         return cls(store)
@@ -40,45 +40,39 @@ class ZarrStoreObjects(ObjectStore):
 
     @property
     def exclusive(self) -> bool:
-        """Only in memory, see `create`: zarr's other stores swallow the error that would tell."""
+        """Only in memory, see `create`: zarr's other stores hide the error that would tell."""
         return isinstance(self.store, MemoryStore)
-
-    def _errors(self, doing: str) -> AbstractContextManager[None]:
-        return storage_errors(self.location, doing)
 
     def empty(self) -> bool:
         """Ask the store."""
-        with self._errors("see what is there"):
+        with storage_errors(self.location, "see what is there"):
             return sync(self.store.is_empty(""))
 
     def get(self, key: str, limit: int) -> bytes | None:
         """Read a range from the beginning."""
-        with self._errors(f"read {key}"):
+        with storage_errors(self.location, f"read {key}"):
             value = sync(self.store.get(key, default_buffer_prototype(), RangeByteRequest(0, limit + 1)))
         return None if value is None else value.to_bytes()
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object."""
-        with self._errors(f"write {key}"):
-            sync(self._set(key, data))
-
-    async def _set(self, key: str, data: bytes) -> None:
-        await self.store.set(key, default_buffer_prototype().buffer.from_bytes(data))
+        with storage_errors(self.location, f"write {key}"):
+            sync(self.store.set(key, default_buffer_prototype().buffer.from_bytes(data)))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Look whether there is such an object, and write it if not.
+        """Look for the object, and write it if it is missing.
 
-        In memory neither waits for anything, so that nothing comes between them in zarr's event loop,
-        which all threads share.
+        All threads share zarr's event loop. In memory neither step waits, so nothing comes between them.
         """
 
         async def look_and_set() -> bool:
-            found = await self.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 1))
+            prototype = default_buffer_prototype()
+            found = await self.store.get(key, prototype, RangeByteRequest(0, 1))
             if found is None:
-                await self._set(key, data)
+                await self.store.set(key, prototype.buffer.from_bytes(data))
             return found is None
 
-        with self._errors(f"write {key}"):
+        with storage_errors(self.location, f"write {key}"):
             return sync(look_and_set())
 
     def list(self, prefix: str) -> list[str]:
@@ -87,12 +81,12 @@ class ZarrStoreObjects(ObjectStore):
         async def collect() -> list[str]:
             return [key async for key in self.store.list_prefix(prefix)]
 
-        with self._errors(f"list {prefix or 'the objects'}"):
+        with storage_errors(self.location, f"list {prefix or 'the objects'}"):
             return sorted(sync(collect()))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects."""
-        with self._errors("remove objects"):
+        with storage_errors(self.location, "remove objects"):
             for key in keys:
                 with suppress(FileNotFoundError, KeyError):
                     sync(self.store.delete(key))

@@ -1,9 +1,8 @@
 """Folders that appear at their place complete, or not at all, also where several processes write.
 
-A folder is written in a scratch folder beside its place, which its process locks
-(`io.files.scratch`), and is renamed when it is complete. What it replaces is first moved into
-the same scratch folder. If the process ends in between, the next one that writes there puts
-that back.
+A folder is written in a scratch folder beside its place, which its process locks (`io.files.scratch`), and
+is renamed when it is complete. What it replaces is first moved into the same scratch folder. If the
+process is killed in between, the next one that writes there moves that back.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Yield where to make a folder that appears at ``path`` when the block ends without an error.
 
-    Of several processes that do this at once one succeeds; with ``replaceable`` the last result stays.
+    What is yielded is a path, on the same file system, at which nothing is yet. Of several processes that
+    do this at once one succeeds; with ``replaceable`` the last result stays.
 
     Parameters
     ----------
@@ -36,17 +36,12 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
     replaceable : callable (Path) -> bool, optional
         Whether what is at ``path`` may be replaced, asked when the block has ended; by default nothing may.
 
-    Yields
-    ------
-    Path
-        On the same file system; nothing is there yet.
-
     Raises
     ------
     PathTakenError
         Something is at ``path`` that may not be replaced.
     EmtauError
-        Nothing can be written there.
+        Nothing can be written there, or what was there cannot be put back.
     """
     target = path.absolute()
     try:
@@ -59,16 +54,12 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
         yield folder.path / NEW
         _publish(folder.path, target, replaceable)
     finally:
-        _remove(folder, target)
-
-
-def _remove(folder: ScratchFolder, target: Path) -> None:
-    try:
-        folder.remove()
-    except OSError as error:
-        raise EmtauError(
-            f"what was at {target} cannot be put back ({error}); it is {folder.path / OLD}, move it"
-        ) from error
+        try:
+            folder.remove()
+        except OSError as error:
+            raise EmtauError(
+                f"what was at {target} cannot be put back ({error}); it is {folder.path / OLD}, move it"
+            ) from error
 
 
 def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | None) -> None:
@@ -96,7 +87,7 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _set_aside(folder: Path, target: Path) -> None:
-    """Move what is at ``target`` aside, if it is still there, in place of what was set aside before."""
+    """Move what is at ``target``, if it is still there, to `OLD`."""
     with suppress(FileNotFoundError):
         (folder / OLD).rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
     with suppress(FileNotFoundError):

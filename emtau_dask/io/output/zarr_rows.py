@@ -23,25 +23,18 @@ CHUNK_BYTES = 4 * 2**20
 
 
 def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
-    """Refuse to write a zarr group at `path` where that would lose something.
+    """Raise `EmtauError` unless a zarr group may be written at the local path ``path``.
 
-    Parameters
-    ----------
-    path : Path
-    overwrite : bool
-        Allow to replace a group that emtau wrote, and nothing else.
-    inputs : sequence of str or Path
-        What the run reads, which is never replaced.
-
-    Raises
-    ------
-    EmtauError
-        Something is at `path` that may not be replaced.
+    With ``overwrite`` it may replace a group that emtau wrote, and nothing else. It never replaces what the
+    run reads, ``inputs``.
     """
     if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
     for source in (plain_path(str(each)) for each in inputs):
-        if not is_url(source) and _overlap(followed(path), followed(source)):
+        if is_url(source):
+            continue
+        ours, theirs = followed(path), followed(source)
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise EmtauError(
                 f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
             )
@@ -57,7 +50,7 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
 
 
 def check_writable(path: Path) -> None:
-    """Raise `EmtauError` unless something can be written beside `path`; folders above it are made."""
+    """Raise `EmtauError` unless files can be written beside ``path``; folders above it are made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -68,12 +61,8 @@ def check_writable(path: Path) -> None:
         ) from error
 
 
-def _overlap(a: Path, b: Path) -> bool:
-    return a == b or a in b.parents or b in a.parents
-
-
 def _attributes(path: Path) -> Mapping[str, Any]:
-    """Return the attributes of the zarr group at a path; none where no readable group is there."""
+    """Return the attributes of the zarr group at a path; {} where no readable group is there."""
     try:
         group = own_group(path)
     except EmtauError:
@@ -87,31 +76,22 @@ def _is_ours(path: Path) -> bool:
 
 
 def mark_as_of(path: Path, run: str | None) -> None:
-    """Note in a zarr group that it is a result of the run with the id ``run``, unless that is None."""
+    """Note in a zarr group the id of the run that it is a result of, if that is given."""
     if run is not None:
         zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
 
 
 def run_that_wrote(path: Path) -> object:
-    """Return the id of the run that `mark_as_of` noted at a path, or None."""
+    """Return the id that `mark_as_of` noted at a path, or None."""
     return _attributes(path).get("run")
 
 
 @contextmanager
 def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield where to write what appears at `path` when the block ends well; see `published`.
+    """Yield where to write what appears at ``path`` when the block ends without an error; see `published`.
 
-    Parameters
-    ----------
-    path : Path
-        A local path; folders above it are made.
-    overwrite : bool
-        Replace a group that emtau wrote at `path`, also one that appears there meanwhile.
-
-    Raises
-    ------
-    EmtauError
-        Something is at `path` that may not be replaced, before the block or when it has ended.
+    With ``overwrite`` it replaces a group that emtau wrote, also one that appears there meanwhile. Raises
+    `EmtauError` where something else is at ``path``, before the block or when it has ended.
     """
     with (
         writing_errors("the result", path),
@@ -123,7 +103,7 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
-    """Yield a new zarr v3 group that appears at `path` when the block ends well; see `replacing`."""
+    """Yield a new zarr v3 group; see `replacing`."""
     with replacing(path, overwrite=overwrite) as private:
         yield zarr.create_group(str(private), zarr_format=3)
 
@@ -140,7 +120,7 @@ class RowWriter:
         The array's final shape, rows first.
     dtype : numpy dtype
     chunk_rows : int or None
-        Rows in a chunk, which is buffered in memory; by default as many as fit in 4 MiB.
+        Rows of a chunk, the buffer in memory; by default as many as fit in 4 MiB.
     compressed : bool
         False for values that do not compress, such as random float64.
     """
@@ -161,8 +141,7 @@ class RowWriter:
             name, shape=shape, dtype=dtype, chunks=chunks, compressors="auto" if compressed else None
         )
         self._buffer: NDArray[Any] = np.empty(chunks, dtype=dtype)
-        self._buffered = 0
-        self._written = 0
+        self._written = self._buffered = 0
 
     def append(self, values: NDArray[Any]) -> int:
         """Add rows, write every chunk that they fill, and return how many these were."""
@@ -177,7 +156,7 @@ class RowWriter:
         return written
 
     def flush(self) -> int:
-        """Write buffered rows; to be called after the last `append`. Return how many chunks these were."""
+        """Write buffered rows, as after the last `append`; return how many chunks these were, 0 or 1."""
         if not self._buffered:
             return 0
         stop = self._written + self._buffered

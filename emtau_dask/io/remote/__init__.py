@@ -1,4 +1,4 @@
-"""What lies behind fsspec URLs: the one way to it."""
+"""What lies behind fsspec URLs: rows and checkpoints are read and written through this folder."""
 
 from emtau_dask.io.remote.errors import is_unreachable, read_errors, remote_remedy
 from emtau_dask.io.remote.filesystem import OpenedPath, RemotePath, Url

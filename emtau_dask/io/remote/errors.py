@@ -1,4 +1,4 @@
-"""Errors of file systems behind URLs: which of them pass, and what to do about the others."""
+"""Errors of file systems behind URLs: which of them are temporary, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emtau_dask.errors import EmtauError, InvalidDataError
 from emtau_dask.io.files import reason_of, remedy_of
 from emtau_dask.messages import cause_of
 
-# Classes of errors are known by name: most belong to packages that may be missing.
+# Error classes are recognised by name, since most belong to packages that may be missing.
 _BROKEN_OFF = {
     "ClientPayloadError",
     "ConnectionResetError",
@@ -41,11 +41,11 @@ _DENIED = {
     "SMBAuthenticationError",
 }
 _DENIALS = ("Forbidden", "530 ")
-"""How the messages of errors of one kind for everything begin; 530 is FTP's."""
+"""Begins the messages of errors whose class says nothing; 530 is FTP's."""
 
 
 class AnswerTooLongError(Exception):
-    """A server sends more than was asked for."""
+    """A server sent more than was asked for."""
 
 
 def _kinds(error: BaseException) -> set[str]:
@@ -58,7 +58,7 @@ def _status(error: BaseException) -> int:
 
 
 def is_of_the_server(error: Exception) -> bool:
-    """Return whether an error says nothing of whether a file exists."""
+    """Return whether an error is of the server, so that it does not say whether a file exists."""
     known = _kinds(error) & (_BROKEN_OFF | _UNREACHABLE | _DENIED)
     return bool(known) or _status(error) in (401, 403) or _status(error) >= 500
 
@@ -94,7 +94,7 @@ def _local_remedy(error: Exception) -> str:
 
 
 def remote_remedy(error: Exception) -> str:
-    """Return what is wrong with something behind a URL and what to do about it, without a full stop."""
+    """Return what is wrong behind a URL and what to do about it, without a full stop."""
     kinds = _kinds(error)
     if "FileNotFoundError" in kinds:
         return "Nothing is there: check the name, its bucket too"
@@ -112,14 +112,9 @@ def remote_remedy(error: Exception) -> str:
 
 @contextmanager
 def read_errors(what: str, *, remote: bool) -> Iterator[None]:
-    """Raise `InvalidDataError` for whatever goes wrong while ``what`` is read.
+    """Raise `InvalidDataError` for any error while ``what``, which begins the message, is read.
 
-    Parameters
-    ----------
-    what : str
-        Names the place, and begins the message.
-    remote : bool
-        Whether it is behind a URL, which other remedies fit.
+    ``remote`` says that it is behind a URL, where other remedies fit.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Files behind URLs: the one way to read, list, write and remove them, for rows and for checkpoints.
+"""Files behind URLs: rows and checkpoints are read, listed, written and removed through this module.
 
-Attempts, patience and the longest answer are bounded here. Credentials, endpoints and the like are
-fsspec's own configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
+It bounds the number of attempts, the waiting and the length of answers. Credentials, endpoints and the
+like are fsspec's configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from emtau_dask.messages import masked_url
 ATTEMPTS = 3
 FIRST_PAUSE = 0.2
 CONFLICT_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds, about, between attempts that the server answers with a conflict."""
+"""Seconds, about, between attempts after the server has answered with a conflict."""
 CONNECT_SECONDS, READ_SECONDS = 5, 15
-"""Patience with a server: until it accepts a connection, and from one byte to the next."""
+"""The longest waits for a server: for a connection, and from one byte to the next."""
 SLOWEST_UPLOAD = 2**16
 """Bytes a second below which an upload is given up."""
 REPLACED = (
@@ -58,29 +58,18 @@ class RemotePath(ABC):
 
     @abstractmethod
     def __truediv__(self, name: str) -> RemotePath:
-        """Return what is called ``name`` below."""
+        """Return the path of ``name`` below this one."""
 
     @property
     def protocols(self) -> frozenset[str]:
-        """What the file system's URLs may begin with."""
+        """The protocols of the file system, such as ``s3`` and ``s3a``."""
         return _protocols(self.connect()[0])
 
     def read(self, start: int, stop: int | None, limit: int) -> bytes:
-        """Return bytes ``start`` to ``stop``; to the end where that is None. A negative ``start`` is from it.
+        """Return bytes ``start`` to ``stop``, None for the end; a negative ``start`` counts from the end.
 
-        Parameters
-        ----------
-        start : int
-        stop : int or None
-        limit : int
-            Bytes that there are at most.
-
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file. Other errors are the file system's own; see `read_errors`.
-        InvalidDataError
-            There are more.
+        Raises FileNotFoundError where there is no such file, `InvalidDataError` where the bytes are more
+        than ``limit``, and errors of the file system's own; see `read_errors`.
         """
         files, path = self.connect()
         begin, end, most = _asked(files, start, stop, limit)
@@ -88,7 +77,7 @@ class RemotePath(ABC):
             return check(_insisting(lambda: files.cat_file(path, start=begin, end=end)))
 
     async def read_async(self, start: int, stop: int | None, limit: int) -> bytes:
-        """Do as `read`, from any event loop."""
+        """Do as `read`, in any event loop."""
         files, path = self.connect()
         if not files.async_impl:
             return await asyncio.to_thread(self.read, start, stop, limit)
@@ -99,7 +88,7 @@ class RemotePath(ABC):
 
     @contextmanager
     def _bounded(self, most: int) -> Iterator[Callable[[Any], bytes]]:
-        """Bound what is read meanwhile; yield what checks how much it is, and makes bytes of it."""
+        """Bound answers within the block; yield a function that checks their length and returns bytes."""
 
         def check(data: Any) -> bytes:
             if len(data) > most:
@@ -117,7 +106,7 @@ class RemotePath(ABC):
             answer_limit.reset(token)
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return bytes ``start`` to ``stop``; raises as `read` does, and where there are fewer."""
+        """Return bytes ``start`` to ``stop``; raises as `read` does, and `InvalidDataError` for fewer."""
         data = self.read(start, stop, stop - start)
         if len(data) != stop - start:
             raise InvalidDataError(
@@ -134,19 +123,19 @@ class RemotePath(ABC):
         except Exception as error:
             if not is_unreachable(error):
                 with suppress(Exception):
-                    if self.info()["size"] == 0:  # of which servers give no range
+                    if self.info()["size"] == 0:  # Servers give no range of an empty file.
                         return b""
             raise
 
     def info(self) -> dict[str, Any]:
-        """Return fsspec's ``type`` and ``size`` of what is there, fresh; raises FileNotFoundError."""
+        """Return fsspec's ``type`` and ``size``, not from a cache; raises FileNotFoundError."""
         files, path = self._fresh()
 
         def ask() -> dict[str, Any]:
             try:
                 return dict(files.info(path))
             except FileNotFoundError as error:
-                cause = error.__cause__  # fsspec says so of http:// whatever went wrong
+                cause = error.__cause__  # For http:// fsspec raises this whatever went wrong.
                 if isinstance(cause, Exception) and is_of_the_server(cause):
                     raise cause from None
                 raise
@@ -154,7 +143,7 @@ class RemotePath(ABC):
         return _insisting(ask)
 
     def exists(self) -> bool:
-        """Return whether a file or folder is there; raises what prevents seeing it."""
+        """Return whether a file or folder is there; raises other errors of the file system."""
         try:
             self.info()
         except FileNotFoundError:
@@ -162,7 +151,7 @@ class RemotePath(ABC):
         return True
 
     def names(self) -> list[str]:
-        """Return the names of files and folders directly below, "" for a file that lies here; maybe none."""
+        """Return the names of files and folders directly below; "" stands for a file at this very path."""
         files, path = self._fresh()
         try:
             return sorted(_below(path, _insisting(lambda: files.ls(path, detail=False))))
@@ -176,20 +165,20 @@ class RemotePath(ABC):
             found = _insisting(lambda: files.find(path, detail=True))
         except FileNotFoundError:
             return []
-        sizes = {name: found[each]["size"] for each, name in zip(found, _below(path, found), strict=True)}
-        wanted = [name for name in sizes if name and name.endswith(suffix)]
-        return [(name, sizes[name]) for name in sorted(wanted, key=lambda name: name.split("/"))]
+        sizes = zip(_below(path, found), (info["size"] for info in found.values()), strict=True)
+        wanted = [(name, size) for name, size in sizes if name and name.endswith(suffix)]
+        return sorted(wanted, key=lambda file: file[0].split("/"))
 
     def _fresh(self) -> tuple[Any, str]:
-        """Return as `connect` does, with nothing remembered of what is there."""
+        """Do as `connect`, and empty the file system's cache of listings."""
         files, path = self.connect()
         files.invalidate_cache()
         return files, path
 
     def write(self, data: bytes, **condition: str) -> None:
-        """Upload a file whole; ``mode="create"`` is the condition that it replaces none.
+        """Upload a whole file; with ``mode="create"`` it must not replace one.
 
-        In bounded time: a client waits for ever to be told to go on with its body.
+        The time is bounded here: a client waits for ever for the answer that lets it send the body.
         """
         files, path = self.connect()
         seconds = ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS) + len(data) / SLOWEST_UPLOAD
@@ -197,11 +186,10 @@ class RemotePath(ABC):
         _insisting(lambda: files.pipe_file(path, data, **condition, **patience))
 
     def create(self, data: bytes) -> bool:
-        """Upload on condition that there is no such file; return whether it is this one that is there.
+        """Upload on condition that there is no such file; return whether the file there has this content.
 
-        A lost answer makes the client ask again and meet its own file, so what is there is compared
-        with what was to be written. Where another request for the same file is under way, S3 answers
-        409, which says nothing of who will be first: that is asked again.
+        After a lost answer the client asks again and may meet its own file, so the contents are compared.
+        S3 answers 409 while another request for the same file is under way; then this asks again.
         """
         pauses = iter(CONFLICT_PAUSES)
         while True:
@@ -233,10 +221,10 @@ def _protocols(files: Any) -> frozenset[str]:
 
 
 def _asked(files: Any, start: int, stop: int | None, limit: int) -> tuple[int | None, int | None, int]:
-    """Return which range to ask for, and how many bytes may come.
+    """Return the range to ask for, and how many bytes may come.
 
-    Of what is read to its end a byte too much is asked for, to see whether there is more; of a whole file
-    behind HTTP everything, since not every server knows ranges.
+    Without a ``stop``, the range has one byte more than ``limit``, which shows whether there is more. Of a
+    file behind HTTP it is everything, since not every server knows ranges.
     """
     if start < 0:
         return start, stop, -start
@@ -253,7 +241,7 @@ def _below(path: str, found: Iterable[Any]) -> list[str]:
 
 
 def _insisting(request: Callable[[], T]) -> T:
-    """Make a request, and again where the answer broke off: not every file system does that by itself."""
+    """Make a request, and repeat it after a temporary error: not every file system does so itself."""
     for pause in _pauses():
         try:
             return request()
@@ -265,7 +253,7 @@ def _insisting(request: Callable[[], T]) -> T:
 
 
 async def _insisting_async(request: Callable[[], Awaitable[T]]) -> T:
-    """Do as `_insisting`."""
+    """Do as `_insisting` for a coroutine."""
     for pause in _pauses():
         try:
             return await request()
@@ -283,14 +271,14 @@ def _pauses() -> list[float]:
 
 @dataclass(frozen=True, repr=False)
 class OpenedPath(RemotePath):
-    """A path in an fsspec file system that is open already; all threads share its connections."""
+    """A path in an open fsspec file system, whose connections all threads share."""
 
     files: Any
     path: str
 
     @classmethod
     def of(cls, files: Any, path: str) -> OpenedPath:
-        """Return a path in the form of a file system that blocks, without zarr's wrapper around one."""
+        """Return a path in the synchronous form of a file system, without zarr's wrapper around it."""
         inner = getattr(files, "sync_fs", None)
         if inner is None and isinstance(files, AsyncFileSystem) and files.asynchronous:
             protocol = files.protocol if isinstance(files.protocol, str) else files.protocol[0]
@@ -299,29 +287,22 @@ class OpenedPath(RemotePath):
 
     def __str__(self) -> str:
         """Return the URL without user, password and query, for messages."""
-        whole = "://" in self.path  # a path of fsspec's HTTP is the URL itself
+        whole = "://" in self.path  # A path of fsspec's HTTP is the URL itself.
         return masked_url(self.path if whole else str(self.files.unstrip_protocol(self.path)))
 
     def __truediv__(self, name: str) -> OpenedPath:
         return OpenedPath(self.files, f"{self.path}/{name}")
 
     def connect(self) -> tuple[Any, str]:
-        """Return what it has."""
+        """Return the two fields."""
         return self.files, self.path
 
 
 @dataclass(frozen=True, repr=False)
 class Url(RemotePath):
-    """A file or folder behind a URL; picklable, and without a connection of its own.
+    """A file or folder behind a URL, with options of its file system; picklable, without a connection.
 
-    The file system is looked up at each use in fsspec's cache, so that every
-    process, forked or not, has its own.
-
-    Attributes
-    ----------
-    url : str
-    options : mapping
-        Of the file system; they go along to wherever the URL is read.
+    Each use looks the file system up in fsspec's cache, so that every process, forked or not, has its own.
     """
 
     url: str
@@ -331,11 +312,8 @@ class Url(RemotePath):
     def of(cls, url: str) -> Url:
         """Return a URL with the options that this process's configuration has for it.
 
-        Raises
-        ------
-        InvalidDataError
-            The protocol is unknown, a package that it needs is missing, or the URL holds keys of an
-            object store.
+        Raises `InvalidDataError` for an unknown protocol, a missing package, or keys of an object store in
+        the URL.
         """
         if has_keys(url):
             raise InvalidDataError(
@@ -363,13 +341,12 @@ class Url(RemotePath):
             return files, str(path)
         kind = _filesystem_class(self.url)
         options = {**kind._get_kwargs_from_urls(self.url), **self.options}
-        if protocol_of(self.url) in S3:
-            # Among the options, another endpoint means another connection.
+        is_s3 = protocol_of(self.url) in S3
+        if is_s3:  # As an option, another endpoint means another connection.
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             options.setdefault("endpoint_url", endpoint)
         files = kind(**options)
-        if protocol_of(self.url) in S3:
-            # Around the attempts of botocore, s3fs would make 25 of its own.
+        if is_s3:  # Around the attempts of botocore, s3fs would make 25 of its own.
             files.retries = 1
         return files, str(kind._strip_protocol(self.url))
 
@@ -388,7 +365,7 @@ def _filesystem_class(url: str) -> Any:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return the options of this process's fsspec configuration, and limits to waiting where it has none."""
+    """Return the options of this process's fsspec configuration, with limits on waiting where it has none."""
     if "::" in url:
         return {}
     protocol = protocol_of(url)

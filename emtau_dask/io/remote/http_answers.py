@@ -1,4 +1,4 @@
-"""Answers of HTTP servers that are read no further than what was asked for; needs aiohttp."""
+"""Answers of HTTP servers, read only as far as was asked for; needs aiohttp."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class BoundedResponse(ClientResponse):
     """An answer whose body is read up to the limit of the reading task, `answer_limit`."""
 
     async def read(self) -> bytes:
-        """Return the body; of an answer that is an error its beginning."""
+        """Return the body; of an error answer only the beginning."""
         if self._body is None:
             failed = self.status >= 400
             limit = ERROR_PAGE_BYTES if failed else answer_limit.get()
-            pieces, held = [], 0
+            pieces, received = [], 0
             try:
                 async for piece in self.content.iter_any():
                     pieces.append(piece)
-                    held += len(piece)
-                    if held > limit:
+                    received += len(piece)
+                    if received > limit:
                         self.close()
                         if failed:
                             break

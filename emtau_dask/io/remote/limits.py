@@ -1,11 +1,10 @@
-"""How long an answer of a server may be, for the task that reads it."""
+"""How long an answer of a server may be."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
 LISTING_BYTES = 2**26
-"""The longest answer where nothing says how long it may be: a listing."""
+"""The longest answer to a request without a limit of its own: a listing."""
 answer_limit: ContextVar[int] = ContextVar("emtau_answer_limit", default=LISTING_BYTES)
-"""Bytes that an answer to the reading task may have. A context variable: fsspec passes no argument on to
-the HTTP response, which reads this."""
+"""Most bytes of an answer. The HTTP response reads this variable, as fsspec passes no argument on to it."""

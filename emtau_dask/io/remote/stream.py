@@ -8,20 +8,18 @@ from typing import BinaryIO, cast
 from emtau_dask.io.remote.filesystem import RemotePath
 
 TAIL_BYTES = 2**16
-"""Of a file's end, where formats such as parquet have their footer: read at once."""
+"""Bytes at a file's end that are read at once: there formats such as parquet have their footer."""
 
 
 def opened_stream(path: RemotePath, size: int) -> BinaryIO:
-    """Return a file of ``size`` bytes as a stream: each read is one range, but its end is read once."""
+    """Return a file of ``size`` bytes as a stream: each read is one range, and the end is read once."""
     return cast("BinaryIO", _Stream(path, size))
 
 
 class _Stream(io.RawIOBase):
     def __init__(self, path: RemotePath, size: int) -> None:
-        self._path = path
-        self._size = size
-        self._position = 0
-        self._tail = b""
+        self._path, self._size = path, size
+        self._position, self._tail = 0, b""
 
     def readable(self) -> bool:
         return True

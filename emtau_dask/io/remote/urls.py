@@ -1,4 +1,4 @@
-"""URLs as text: what kind a URL is, and what its name says."""
+"""URLs as text."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def protocol_of(url: str) -> str:
 
 
 def has_keys(url: str) -> bool:
-    """Return whether a URL of an object store holds keys before its bucket, where none belong."""
+    """Return whether a URL of an object store holds keys, which do not belong before its bucket."""
     bare = url.partition("?")[0].partition("#")[0]
     return protocol_of(url) in S3 + GS and masked_url(bare) != bare
 
 
 def missing_package(url: str, error: ImportError) -> str:
-    """Return what to say of a URL whose file system lacks a package."""
+    """Return the message for a URL whose file system lacks a package."""
     protocol = protocol_of(url)
     extra = EXTRAS.get(protocol)
     remedy = f"pip install 'emtau_dask[{extra}]'" if extra else "see the package that it names"

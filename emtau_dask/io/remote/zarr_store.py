@@ -1,8 +1,7 @@
-"""A zarr store to read what lies behind a URL.
+"""A zarr store that reads behind a URL, through the synchronous file system of each process.
 
-zarr's own, `zarr.storage.FsspecStore`, holds an asynchronous file system: its
-connections are bound to one event loop, do not outlive a fork, and are not
-closed. This one reads through the synchronous file system of each process.
+zarr's own, `zarr.storage.FsspecStore`, holds an asynchronous file system, whose connections are bound to
+one event loop, do not outlive a fork, and are not closed.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from emtau_dask.io.remote.filesystem import RemotePath
 
 MOST_BYTES = 2**31
-"""Of an object of which nothing is known."""
+"""Largest object that is read where no limit is known."""
 
 
 def byte_limits(byte_range: ByteRequest | None) -> tuple[int, int | None]:
-    """Return where a range begins, from the end if negative, and where it ends."""
+    """Return the start of a range, from the end if negative, and its stop, None for the end."""
     match byte_range:
         case RangeByteRequest(start, end):
             return start, end
@@ -32,12 +31,7 @@ def byte_limits(byte_range: ByteRequest | None) -> tuple[int, int | None]:
 
 
 class UrlStore(Store):
-    """Reads, and does not write, objects below a URL.
-
-    Parameters
-    ----------
-    root : RemotePath
-    """
+    """Objects below a URL, to be read only."""
 
     supports_writes = False
     supports_deletes = False
@@ -71,7 +65,7 @@ class UrlStore(Store):
         return None if data is None else prototype.buffer.from_bytes(data)
 
     async def get_within(self, key: str, start: int, stop: int | None, limit: int) -> bytes | None:
-        """Read bytes ``start``, from the end if negative, to ``stop`` of an object; see `RemotePath.read`."""
+        """Do as `RemotePath.read`; return None where there is no such object."""
         try:
             return await (self.root / key).read_async(start, stop, limit)
         except FileNotFoundError:
@@ -87,10 +81,9 @@ class UrlStore(Store):
         """Look for an object."""
         return await asyncio.to_thread((self.root / key).exists)
 
-    async def list(self) -> AsyncIterator[str]:
+    def list(self) -> AsyncIterator[str]:
         """List every object."""
-        async for key in self.list_prefix(""):
-            yield key
+        return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List every object below a folder."""
