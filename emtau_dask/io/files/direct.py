@@ -96,18 +96,13 @@ def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArra
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         try:
-            wanted = os.fstat(descriptor).st_size - begin if size is None else size
-            return _read(descriptor, begin, wanted)
+            first = begin // ALIGNED * ALIGNED
+            wanted = (os.fstat(descriptor).st_size if size is None else begin + size) - first
+            length = -(-wanted // ALIGNED) * ALIGNED
+            held = np.empty(length + ALIGNED, np.uint8)
+            room = held[-held.ctypes.data % ALIGNED :][:length]
+            return room[begin - first : wanted] if fill(room, wanted, descriptor, first) >= wanted else None
         finally:
             os.close(descriptor)
     except OSError:
         return None
-
-
-def _read(descriptor: int, begin: int, size: int) -> NDArray[np.uint8] | None:
-    first = begin // ALIGNED * ALIGNED
-    wanted = begin + size - first
-    length = -(-wanted // ALIGNED) * ALIGNED
-    held = np.empty(length + ALIGNED, np.uint8)
-    room = held[-held.ctypes.data % ALIGNED :][:length]
-    return room[begin - first : wanted] if fill(room, wanted, descriptor, first) >= wanted else None

@@ -49,10 +49,6 @@ class Encoded:
     size: int
     exact: bool = True
 
-    def compressed(self) -> Encoded:
-        """Return the most bytes that these have when they are compressed."""
-        return Encoded(self.size + self.size // 64 + 2**12, exact=False)
-
     def check(self, size: int) -> int:
         """Return ``size``; raises ValueError where it contradicts this declaration."""
         if size > self.size or (self.exact and size != self.size):
@@ -116,7 +112,7 @@ def _parsed(codec: object) -> tuple[str, dict[str, Any]]:
 def encoded_by(name: str, configuration: Mapping[str, Any], before: Encoded, n_values: int) -> Encoded:
     """Return the bytes of a chunk of ``n_values`` after a codec, see `allowed`, has encoded them."""
     if name in COMPRESSORS:
-        return before.compressed()
+        return Encoded(before.size + before.size // 64 + 2**12, exact=False)
     if name in CHECKSUMS:
         return Encoded(before.size + 4, before.exact)
     if name == "packbits":
