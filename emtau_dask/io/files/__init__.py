@@ -1,4 +1,4 @@
-"""Local files: read safely, written whole, and what goes wrong with them said in words that name a remedy."""
+"""Local files: read safely, written whole; their errors translated into words that name a remedy."""
 
 from emtau_dask.io.files.direct import LEAST_BYTES, direct_setting, passes_cache, read_directly
 from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors

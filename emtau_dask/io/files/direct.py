@@ -1,9 +1,8 @@
 """Reads of local files past the page cache, where it could not hold what is read again and again.
 
-Data larger than memory push themselves out of the page cache before they are read
-again: it saves no read, and each costs a copy and the pages' upkeep, several times the CPU
-time of the transfer itself (`benchmarks/out_of_core.py`). Linux reads straight into
-aligned memory (O_DIRECT).
+Data larger than memory push themselves out of the page cache before they are read again. The
+cache then saves no read, and each costs a copy and the upkeep of pages: several times the CPU time
+of the transfer (`benchmarks/out_of_core.py`). Linux can read straight into aligned memory (O_DIRECT).
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import ConfigError
+from emtau_dask.io.files.regular import fill
 
 KEY = "emtau.direct-reads"
 LEAST_BYTES = 2**20
-"""Decoded bytes from which on they may be read directly: for less, a transfer of its own is long."""
+"""Fewer bytes, decoded, are not read directly: a transfer of their own would take long."""
 ALIGNED = 4096
-"""What offsets, lengths and addresses are multiples of, as nearly all disks want them."""
+"""Bytes; offsets, lengths and addresses are multiples of it, as nearly all disks demand."""
 CACHED_SHARE = 0.75
-"""Of the memory that this process may use, what data may take to be expected in the page cache."""
+"""Larger data, as a share of the memory that this process may use, are not expected in the page cache."""
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = {
     "": ("/sys/fs/cgroup", ("memory.max", "memory.high")),
     "memory": ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes",)),
 }
-"""Where limits are, and what the files are called, of version 2 and of version 1."""
+"""Where limits are, and the names of their files, for versions 2 and 1 of cgroups."""
 
 
 def direct_setting() -> str:
@@ -52,13 +52,8 @@ def direct_setting() -> str:
 def passes_cache(n_bytes: int) -> bool:
     """Return whether data of ``n_bytes`` on disk, all of which each pass reads, are better read directly.
 
-    As dask's ``emtau.direct-reads`` says in this process: "always", "never", or, by default, where they
-    take more than three quarters of the memory that this process may use.
-
-    Raises
-    ------
-    ConfigError
-        The setting is none of the three.
+    As `direct_setting` says; with "auto", where they take more than three quarters of the memory that
+    this process may use. Raises as `direct_setting` does.
     """
     setting = direct_setting()
     if setting == "auto":
@@ -93,42 +88,21 @@ def _lines(path: Path) -> list[str]:
 def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArray[np.uint8] | None:
     """Return ``size`` bytes of a file, by default all from ``begin`` on, past the page cache.
 
-    None where the file has fewer, or cannot be read so: not by this system, nor from this file
-    system, or not at all, which an ordinary read will say.
+    None where the file has fewer, or where this system or file system has no direct reads. Also None
+    where the file cannot be read at all: an ordinary read will say why.
     """
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         try:
-            wanted = os.fstat(descriptor).st_size - begin if size is None else size
-            return _read(descriptor, begin, wanted)
+            first = begin // ALIGNED * ALIGNED
+            wanted = (os.fstat(descriptor).st_size if size is None else begin + size) - first
+            length = -(-wanted // ALIGNED) * ALIGNED
+            held = np.empty(length + ALIGNED, np.uint8)
+            room = held[-held.ctypes.data % ALIGNED :][:length]
+            return room[begin - first : wanted] if fill(room, wanted, descriptor, first) >= wanted else None
         finally:
             os.close(descriptor)
     except OSError:
         return None
-
-
-def _read(descriptor: int, begin: int, size: int) -> NDArray[np.uint8] | None:
-    first = begin // ALIGNED * ALIGNED
-    wanted = begin + size - first
-    room = _aligned(-(-wanted // ALIGNED) * ALIGNED)
-    done = _fill(descriptor, room.data, first)
-    return room[begin - first : wanted] if done >= wanted else None
-
-
-def _aligned(length: int) -> NDArray[np.uint8]:
-    held = np.empty(length + ALIGNED, np.uint8)
-    begin = -held.ctypes.data % ALIGNED
-    return held[begin : begin + length]
-
-
-def _fill(descriptor: int, room: memoryview, first: int) -> int:
-    """Read from ``first`` on until the room is full, or the file ends; return how much there was."""
-    done = 0
-    while done < len(room) and done % ALIGNED == 0:
-        count = os.preadv(descriptor, [room[done:]], first + done)
-        if not count:
-            break
-        done += count
-    return done

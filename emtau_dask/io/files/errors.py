@@ -1,4 +1,4 @@
-"""What the operating system says of a file, in words that name the remedy."""
+"""Errors of the operating system about files, translated into words that name the remedy."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def remedy_of(
 ) -> str:
     """Return what is wrong and what to do about it, without a full stop.
 
-    How much room there is at the local path ``place``, if that is what is wrong; ``otherwise`` of errors
-    that nothing is known of.
+    Where a disk is full, it says how much room there is at the local path ``place``. For errors without
+    a known remedy it is ``otherwise``.
     """
     number = error.errno if isinstance(error, OSError) else None
     text = _REMEDIES.get(number or 0, otherwise)

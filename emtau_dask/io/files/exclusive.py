@@ -15,9 +15,9 @@ _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 def give_free_name(source: Path, target: Path) -> None:
-    """Let ``target`` be the file ``source``, whose own name may be gone afterwards.
+    """Give the file ``source`` the name ``target``; its old name may be gone afterwards.
 
-    By a hard link, or by Linux's rename that replaces nothing where there are none.
+    By a hard link; where there are none, by Linux's rename that replaces nothing.
 
     Raises
     ------
@@ -42,12 +42,11 @@ def _renameat2() -> Any:
 
 def _rename_to_free_name(source: Path, target: Path) -> None:
     rename = _renameat2()
-    number = errno.ENOSYS
+    number = errno.ENOTSUP
     if rename is not None:
-        names = os.fsencode(source), os.fsencode(target)
-        if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
+        old, new = os.fsencode(source), os.fsencode(target)
+        if rename(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) == 0:
             return
-        number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL):
-        number = errno.ENOTSUP
+        if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
+            number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), str(source), None, str(target))

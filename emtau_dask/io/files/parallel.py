@@ -1,4 +1,4 @@
-"""Calls side by side in threads of this process, where what takes time is waiting."""
+"""Calls side by side in threads of this process, for work that mostly waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PARALLEL = 16
 
 
 class WaitingThreads:
-    """Threads of a process, kept: starting some takes longer than most calls."""
+    """Threads that a process keeps, because to start them takes longer than most calls."""
 
     def __init__(self) -> None:
         self._own = threading.local()
         self.begin()
 
     def begin(self) -> None:
-        """Have no thread yet; a forked process has none of its parent's."""
+        """Make a pool without threads, also after a fork: a child has none of its parent's threads."""
         self._pool = ThreadPoolExecutor(
             PARALLEL,
             thread_name_prefix="emtau-objects",
@@ -29,10 +29,10 @@ class WaitingThreads:
         )
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return ``function`` of every item, computed side by side: what takes time here is waiting.
+        """Return ``function`` of every item, computed side by side.
 
-        All calls have ended when this one does, also where one of them raises.
-        Called from within such a call, it works through the items in turn.
+        All calls have ended when this one does, also where one of them raises. Within such a call, items
+        are computed one after another.
         """
         todo = list(items)
         if len(todo) < 2 or getattr(self._own, "inside", False):

@@ -1,4 +1,4 @@
-"""What a process proves once, and remembers: that it sees what another process saw."""
+"""What a process proves once and remembers: that it sees the same data as another process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 REMEMBERED = 256
 """Proofs that a process remembers; one that it has forgotten is made again."""
@@ -20,18 +21,13 @@ class Proofs:
         self.begin()
 
     def begin(self) -> None:
-        """Make a lock anew: another thread may have held it when this process was forked."""
+        """Make a new lock: another thread may have held the old one when this process was forked."""
         self._settling = threading.RLock()
 
     def once(self, token: str, prove: Callable[[], None]) -> None:
-        """Call ``prove`` unless this process has come through it already; other threads wait for it.
+        """Call ``prove`` unless it has returned before for this token; other threads wait meanwhile.
 
-        Parameters
-        ----------
-        token : str
-            Stands for what is proved.
-        prove : callable () -> None
-            Raises where it cannot be.
+        Whatever ``prove`` raises is passed on, and the next call tries again.
         """
         if token in self._settled:
             return
@@ -41,7 +37,7 @@ class Proofs:
                 self.settle(token)
 
     def settle(self, token: str) -> None:
-        """Take what ``token`` stands for as proved in this process."""
+        """Remember what ``token`` stands for as proved."""
         with self._settling:
             self._settled[token] = None
             while len(self._settled) > REMEMBERED:
@@ -53,11 +49,9 @@ os.register_at_fork(after_in_child=PROOFS.begin)
 
 
 def this_process() -> str:
-    """Return what a person would call this process: a worker by its address."""
+    """Return the name of this process in messages: a worker's is its address."""
     distributed = sys.modules.get("distributed")
     if distributed is not None:
-        try:
+        with suppress(ValueError):
             return f"the worker {distributed.get_worker().address}"
-        except ValueError:
-            pass
     return f"process {os.getpid()} on {platform.node()}"

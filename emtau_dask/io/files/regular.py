@@ -16,7 +16,7 @@ from emtau_dask.errors import InvalidDataError
 
 @contextmanager
 def opened_regular(path: str | Path) -> Iterator[tuple[int, int]]:
-    """Open a file; yield its descriptor and its size.
+    """Open a file; yield its descriptor and its size in bytes.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def opened_regular(path: str | Path) -> Iterator[tuple[int, int]]:
 
 
 def check_regular(path: str | Path) -> int:
-    """Return the size of a file; raises as `opened_regular` does."""
+    """Return the size of a file in bytes; raises as `opened_regular` does."""
     with opened_regular(path) as (_, size):
         return size
 
@@ -49,9 +49,7 @@ def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> 
     Raises
     ------
     InvalidDataError
-        As `opened_regular`; or these are more than ``limit`` bytes.
-    OSError
-        As `opened_regular`.
+        They are more than ``limit`` bytes; or as `opened_regular` raises, which also raises OSError.
     """
     with opened_regular(path) as (descriptor, size):
         begin = max(0, size + start) if start < 0 else min(start, size)
@@ -62,10 +60,18 @@ def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> 
                 "Restore it, or write it again."
             )
         room = np.empty(wanted, np.uint8)
-        view, done = room.data, 0
-        while done < wanted and (count := os.preadv(descriptor, [view[done:]], begin + done)):
-            done += count
-    return room[:done]
+        return room[: fill(room, wanted, descriptor, begin)]
+
+
+def fill(room: NDArray[np.uint8], wanted: int, descriptor: int, begin: int) -> int:
+    """Read from ``begin`` on until ``wanted`` bytes are there or the file ends; return how many there are.
+
+    There may be more, where the room is longer than ``wanted``.
+    """
+    done = 0
+    while done < wanted and (count := os.preadv(descriptor, [room.data[done:]], begin + done)):
+        done += count
+    return done
 
 
 def followed(path: str | Path) -> Path:

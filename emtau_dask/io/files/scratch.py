@@ -1,11 +1,10 @@
 """Temporary folders that do not outlive their process, even where it is killed.
 
-Each holds a file that its process keeps locked. The kernel lifts the lock when
-the process ends, however it ends; whoever makes a folder in the same place later
-removes those whose lock it gets. The names carry the id of the kernel's boot and
-the number that it gave the mounted file system, since some network file systems
-keep the locks of each host, or of each mount, to themselves. A forked process
-leaves its parent's folders alone, whatever copies of their objects it removes.
+Each holds a file that its process keeps locked. The kernel lifts the lock when the process ends,
+however it ends. A process that later makes a folder in the same place removes all folders whose lock
+it gets. Some network file systems keep the locks of each host, or of each mount, apart; so the names
+contain the id of the kernel's boot and the number of the mounted file system. A forked process never
+removes its parent's folders.
 """
 
 from __future__ import annotations
@@ -25,24 +24,18 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOCK, UNLOCKED = "lock", "lock.new"
 
 
-def _nothing(folder: Path) -> None:
-    """Rescue nothing."""
-
-
 class ScratchFolder:
     """A temporary folder; leftovers of processes of this user that died on this host are removed.
 
-    A folder is never taken for a leftover where there is no boot id or no lock,
-    or where it was made through another mount. At its end, also that of the interpreter,
-    it goes, but not with a process that was forked from the one that made it.
+    A folder is no leftover where there is no boot id or no lock, or where it was made through another
+    mount. The folder is removed with this object, at the latest when the interpreter of its process ends.
 
     Parameters
     ----------
     prefix : str
-        Of its name, and of those among which leftovers are looked for.
+        Of its name, and of the names of leftovers.
     place : str or None
-        The folder that it is made in, which need not be there yet; None for the
-        default of `tempfile`.
+        The folder that it is made in, which need not exist; None for the default of `tempfile`.
     rescue : callable (Path) -> None
         Called with every folder before it is removed, this one or a leftover; where it
         raises, the folder stays.
@@ -57,7 +50,9 @@ class ScratchFolder:
         It cannot be made.
     """
 
-    def __init__(self, prefix: str, place: str | None, rescue: Callable[[Path], None] = _nothing) -> None:
+    def __init__(
+        self, prefix: str, place: str | None, rescue: Callable[[Path], None] = lambda folder: None
+    ) -> None:
         above = Path(tempfile.gettempdir() if place is None else place)
         above.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
@@ -74,9 +69,9 @@ class ScratchFolder:
             raise
 
     def remove(self) -> None:
-        """Remove it with all that it holds."""
+        """Remove the folder with all that it holds."""
         if os.getpid() == self._maker:
-            self._rescue(self.path)  # As long as nobody else takes it for a leftover.
+            self._rescue(self.path)  # While it is locked: nobody else takes it for a leftover yet.
         if self._lock is not None:
             self._lock.close()
         self._finalizer()
@@ -89,7 +84,7 @@ def _remove_own(folder: Path, maker: int, rescue: Callable[[Path], None]) -> Non
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last, so that what is left by a kill meanwhile is a leftover still."""
+    """Remove a folder, its lock last, so that after a kill meanwhile it is still a leftover."""
     with suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -100,14 +95,14 @@ def _remove(folder: Path) -> None:
 
 
 def _mount(folder: Path) -> str:
-    """Return the kernel's number for a folder's file system; mounts with locks of their own differ in it."""
+    """Return the kernel's number of a folder's file system; it differs where locks are separate."""
     return f"{folder.stat().st_dev:x}"
 
 
 def _locked(folder: Path) -> BinaryIO | None:
     """Return a folder's lock, held until it is closed; None where there can be none.
 
-    It has its name only once it is locked, lest it be taken for a leftover's.
+    It gets its name only when it is locked; else another process could take the folder for a leftover.
     """
     with suppress(OSError), ExitStack() as opened:
         file = opened.enter_context((folder / UNLOCKED).open("xb"))
@@ -119,15 +114,12 @@ def _locked(folder: Path) -> BinaryIO | None:
 
 
 def _remove_leftovers(place: Path, prefix: str, rescue: Callable[[Path], None]) -> None:
+    """Remove this user's folders of that prefix whose lock nobody holds; each OSError leaves one as it is."""
     for folder in place.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError):
-            if folder.lstat().st_uid == os.getuid():
-                _remove_if_left(folder, rescue)
-
-
-def _remove_if_left(folder: Path, rescue: Callable[[Path], None]) -> None:
-    """Remove a folder whose lock nobody holds; raises `OSError` for one that has none, or a held one."""
-    with (folder / LOCK).open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        rescue(folder)
-        _remove(folder)
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            with (folder / LOCK).open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                rescue(folder)
+                _remove(folder)

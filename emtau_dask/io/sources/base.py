@@ -1,9 +1,8 @@
-"""Chunked data as the engine reads it: a port with few verbs, and its addressable form.
+"""Chunks of rows as a fit reads them: the interface `Source`, and sources whose tasks read rows themselves.
 
-A source is either *addressable* (a task gets a small reader and a chunk number
-and reads the chunk itself) or a *graph* (a chunk is computed by tasks of the
-user's own, on which the engine's task depends). The engine does not tell the
-two apart: an addressable source has no references and an empty graph.
+A source is either *addressable* (a task gets a small reader and the range of a chunk, and reads the chunk
+itself) or a *graph* (tasks of the user's own compute a chunk, and the fit's task depends on them). Both are
+used alike: an addressable source has no references and an empty graph.
 """
 
 from __future__ import annotations
@@ -42,18 +41,13 @@ def chunk_ranges(chunk_rows: Sequence[int]) -> dict[int, ChunkRange]:
 
 
 class ChunkReader(Protocol):
-    """What travels into a task to turn a chunk's range into rows; small and picklable."""
+    """What tasks take along to turn a chunk's range into rows; small and picklable."""
 
     def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Return a chunk's values and the bytes read for them.
+        """Return a chunk's values and the number of bytes read for them.
 
-        Parameters
-        ----------
-        chunk_range : ChunkRange
-        blocks : sequence of ndarray
-            The computed references of the chunk; empty for an addressable source.
+        ``blocks`` are the computed references of the chunk; an addressable source has none.
         """
-        ...
 
 
 class Source(Protocol):
@@ -62,86 +56,72 @@ class Source(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows, and features where there are any."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As stored."""
-        ...
+        """Of the rows as they are stored."""
 
     @property
     def chunk_rows(self) -> tuple[int, ...]:
         """Rows of each chunk; chunks of 0 rows are allowed."""
-        ...
 
     @property
     def addressable(self) -> bool:
         """Whether tasks read chunks by themselves."""
-        ...
 
     def reader(self) -> ChunkReader:
         """Return the reader that tasks take along."""
-        ...
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the tasks that a chunk's task depends on."""
-        ...
 
     def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
-        """Return the tasks behind the references of ``chunks``, and no others."""
-        ...
+        """Return the tasks that compute the references of ``chunks``, and no others."""
 
     def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
         """Return the same rows in chunks of ``chunk_rows`` rows."""
-        ...
 
 
 class RangeReader(ChunkReader, Protocol):
     """Reads any range of rows of something addressable; picklable."""
 
     def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Return the rows of a chunk and the stored bytes read for them."""
+        """Return the rows of a chunk and the number of stored bytes read for them."""
         return self.read(chunk_range.start, chunk_range.stop)
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return rows ``start`` to ``stop`` and the stored bytes read for them.
+        """Return rows ``start`` to ``stop`` and the number of stored bytes read for them.
 
         Raises
         ------
         InvalidDataError
-            They cannot be read, or are not those that were opened.
+            The rows cannot be read, or are not those that were opened.
         """
-        ...
 
     def identity(self) -> str:
-        """Return a short text that identifies what this process sees there, from metadata alone.
+        """Return a short text that identifies the data that this process sees, from metadata alone.
 
         Raises
         ------
         InvalidDataError
-            It cannot be seen.
+            The data cannot be found or read.
         """
-        ...
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes held while rows are read, the rows included."""
-        ...
 
 
 @dataclass(frozen=True)
 class RangeSource:
-    """An addressable source over a `RangeReader`; ``names`` are its features', where they have any."""
+    """An addressable source over a `RangeReader`; ``names`` are its features', if they have any."""
+
+    addressable = True
 
     ranges: RangeReader
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk_rows: tuple[int, ...]
     names: tuple[str, ...] | None = None
-
-    @property
-    def addressable(self) -> bool:
-        """Yes."""
-        return True
 
     @property
     def in_memory(self) -> bool:
@@ -161,25 +141,19 @@ class RangeSource:
         return {}
 
     def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
-        """Return the same rows cut elsewhere; nothing is read."""
+        """Return the same rows in other chunks; nothing is read."""
         return replace(self, chunk_rows=chunk_rows)
 
 
 def is_stored(source: Source) -> bool:
-    """Return whether tasks read the source's chunks from storage.
-
-    Not where they lie in memory, nor those of graph sources, which come with their tasks.
-    """
+    """Return whether tasks read the source's chunks from storage, not from memory or a graph."""
     return isinstance(source, RangeSource) and not source.in_memory
 
 
 class RowsInMemory(RangeReader):
-    """Reads arrays in memory (or memory maps that the user made), of which each continues the one before.
+    """Reads the rows of one or more consecutive arrays in memory, or memory maps that the user made.
 
-    Parameters
-    ----------
-    *blocks : ndarray
-        At least one; of one dtype, and alike but for their number of rows.
+    They have one dtype, and their shapes differ in the number of rows only.
     """
 
     def __init__(self, *blocks: NDArray[Any]) -> None:
@@ -198,7 +172,7 @@ class RowsInMemory(RangeReader):
         return rows, rows.nbytes
 
     def identity(self) -> str:
-        """Return ``"memory"``: wherever the reader is, the arrays are with it."""
+        """Return ``"memory"``: the reader takes its arrays along."""
         return "memory"
 
     def peak_bytes(self, start: int, stop: int) -> int:
@@ -208,7 +182,5 @@ class RowsInMemory(RangeReader):
 
 def memory_source(array: NDArray[Any]) -> RangeSource:
     """Return an in-memory array as a source, in chunks of about 16 MiB."""
-    row_bytes = array.nbytes // max(len(array), 1)
-    return RangeSource(
-        RowsInMemory(array), array.shape, array.dtype, even_chunks(len(array), row_bytes, "the array")
-    )
+    chunk_rows = even_chunks(len(array), array.nbytes // max(len(array), 1), "the array")
+    return RangeSource(RowsInMemory(array), array.shape, array.dtype, chunk_rows)

@@ -1,4 +1,4 @@
-"""Checks of array-likes that every source shares."""
+"""Checks of dtypes, shapes, chunks and values that sources share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 
 CHUNK_BYTES = 2**24
 MAX_CHUNKS = 2**20
-"""Chunks of rows that are read; a fit keeps some hundred bytes of each."""
+"""The most chunks that are read; a fit keeps some hundred bytes for each."""
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:
@@ -32,11 +32,9 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
 def check_shape(shape: tuple[int, ...], ndim: int, what: str) -> None:
     """Raise `InvalidDataError` unless ``shape`` has ``ndim`` axes and at least one column."""
     if len(shape) != ndim:
-        wanted, remedy = (
-            ("rows x features", "array.reshape(-1, 1) for a single feature")
-            if ndim == 2
-            else ("one value a row", "array.ravel()")
-        )
+        wanted, remedy = "one value a row", "array.ravel()"
+        if ndim == 2:
+            wanted, remedy = "rows x features", "array.reshape(-1, 1) for a single feature"
         raise InvalidDataError(
             f"{what} has shape {tuple(shape)} ({len(shape)} axes); expected {ndim} ({wanted}). "
             f"Reshape your data, for example with {remedy}."
@@ -69,13 +67,9 @@ def equal_chunks(n_rows: int, chunk_rows: int, what: str) -> tuple[int, ...]:
 
 
 def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, str]:
-    """Return the position of the first row with a value not within ``limit``, and what it is.
+    """Return the position of the first row with a bad value, and a text that describes the value.
 
-    Parameters
-    ----------
-    values : ndarray of shape (n, d)
-        At least one of them NaN, or above ``limit`` in magnitude.
-    limit : float
+    At least one of the ``values``, of shape (n, d), must be bad: NaN, or above ``limit`` in magnitude.
     """
     bad = ~(np.abs(values) <= limit)
     position, feature = divmod(int(np.argmax(bad)), values.shape[1])

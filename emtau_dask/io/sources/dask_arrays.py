@@ -1,4 +1,4 @@
-"""Dask arrays as sources: their own tasks compute chunks, unless they plainly are what is stored."""
+"""Dask arrays as sources: their own tasks compute chunks, unless an array is just a stored one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any
 
 import dask
 import dask.array as da
@@ -26,9 +26,9 @@ from emtau_dask.io.sources.zarr_arrays import source_in
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Puts the blocks of a chunk, which may be split over features, together.
+    """Joins the blocks of a chunk, which may be split over features.
 
-    What is stored ``beneath`` the blocks is proved to be the same wherever that happens.
+    Every process that does so first proves that it sees the same stored data ``beneath`` them.
     """
 
     row_shape: tuple[int, ...]
@@ -69,51 +69,29 @@ class BlockReader:
         )
 
 
-def _holds_futures(array: da.Array) -> bool:
-    distributed = sys.modules.get("distributed")
-    return distributed is not None and bool(distributed.client.futures_of(array))
-
-
 class GraphSource:
     """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
 
-    Parameters
-    ----------
-    array : dask.array.Array
-    beneath : tuple of SharedRows
-        What is stored beneath it, where several processes compute it.
+    ``beneath`` is what is stored beneath it, where several processes compute it.
     """
+
+    addressable = False
 
     def __init__(self, array: da.Array, beneath: tuple[SharedRows, ...] = ()) -> None:
         self.array = array
         self.beneath = beneath
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = array.dtype
+        self.chunk_rows: tuple[int, ...] = array.chunks[0]
+        distributed = sys.modules.get("distributed")
+        persisted = distributed is not None and distributed.client.futures_of(array)
         # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
-        (kept,) = (array,) if _holds_futures(array) else dask.optimize(array)
+        (kept,) = (array,) if persisted else dask.optimize(array)
         self._graph: HighLevelGraph = kept.__dask_graph__()
         self._keys = kept.__dask_keys__()
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows, and features where there are any."""
-        return cast("tuple[int, ...]", self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dask array's dtype."""
-        return cast("np.dtype[Any]", self.array.dtype)
-
-    @property
-    def chunk_rows(self) -> tuple[int, ...]:
-        """The dask array's row chunks."""
-        return cast("tuple[int, ...]", self.array.chunks[0])
-
-    @property
-    def addressable(self) -> bool:
-        """No: other tasks compute its chunks."""
-        return False
-
     def reader(self) -> ChunkReader:
-        """Return a reader that only puts blocks together."""
+        """Return a reader that only joins blocks."""
         return BlockReader(self.shape[1:], self.beneath)
 
     def references(self, chunk: int) -> list[Hashable]:
@@ -129,7 +107,7 @@ class GraphSource:
         return dict(self._graph.cull(wanted))
 
     def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
-        """Return the rows rechunked by dask, where they do not have these chunks already."""
+        """Return the rows rechunked by dask, or this source where it has these chunks already."""
         if chunk_rows == self.chunk_rows:
             return self
         return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath)
@@ -138,8 +116,8 @@ class GraphSource:
 def plain_memory_of(array: da.Array) -> RangeSource | None:
     """Return the rows of a dask array whose blocks are NumPy arrays, None where they are anything else.
 
-    Of ``dask.array.from_array`` on such an array, or persisted in this process. As tasks of a graph they
-    would be sent to a cluster's workers in every pass.
+    Such are ``dask.array.from_array`` of a NumPy array, and arrays persisted in this process. As tasks of a
+    graph they would be sent to a cluster's workers in every pass.
     """
     (layer, *others) = array.__dask_graph__().layers.values()
     if others or not isinstance(layer, MaterializedLayer) or any(n != 1 for n in array.numblocks[1:]):
@@ -158,7 +136,7 @@ def plain_memory_of(array: da.Array) -> RangeSource | None:
 def array_of_blocks(source: RangeSource, name: str) -> da.Array:
     """Return the chunks of rows in memory as the blocks of a dask array called ``name``."""
     chunks = (source.chunk_rows, *((size,) for size in source.shape[1:]))
-    ends = [0, *accumulate(source.chunk_rows)]
+    ends = accumulate(source.chunk_rows, initial=0)
     features = [0] * (len(source.shape) - 1)
     blocks = {
         (name, chunk, *features): source.ranges.read(start, stop)[0]
@@ -168,10 +146,10 @@ def array_of_blocks(source: RangeSource, name: str) -> da.Array:
 
 
 def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:
-    """Return the zarr array that a dask array plainly is, None where it is anything else.
+    """Return the zarr array whose rows a dask array is without any change, None where it is anything else.
 
-    Plainly: made by ``dask.array.from_zarr`` or ``from_array``, inline or not,
-    and nothing done to it since, so that block i is exactly its rows i.
+    It was made by ``dask.array.from_zarr`` or ``from_array``, inline or not, and nothing was done to it
+    since: block i has exactly the rows of chunk i.
     """
     layers = array.__dask_graph__().layers
     last = layers.get(array.name)
@@ -182,13 +160,12 @@ def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:
     if any(isinstance(layer, Blockwise) for name, layer in layers.items() if name != array.name):
         return None
     found = _zarr_arrays_in(array)
-    if len(found) != 1 or found[0].shape != array.shape or found[0].dtype != array.dtype:
-        return None
-    return found[0]
+    same = len(found) == 1 and (found[0].shape, found[0].dtype) == (array.shape, array.dtype)
+    return found[0] if same else None
 
 
 def zarr_beneath(array: da.Array) -> list[RangeSource]:
-    """Return the zarr arrays that the tasks of a dask array read, by whatever paths these read them."""
+    """Return the zarr arrays that the tasks of a dask array read, each through the store of its task."""
     return [source_in(found.store, found) for found in _zarr_arrays_in(array)]
 
 

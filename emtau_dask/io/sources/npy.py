@@ -1,4 +1,4 @@
-"""``.npy`` files as addressable sources: mapped where they are local, else read by byte ranges."""
+"""``.npy`` files as addressable sources: local ones are mapped, others are read by byte ranges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_ar
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What a ``.npy`` file says of its array: ``begin`` is where the values begin, in bytes."""
+    """The header of a ``.npy`` file; ``begin`` is the byte at which the values begin."""
 
     shape: tuple[int, ...]
     by_column: bool
@@ -34,7 +34,7 @@ class NpyHeader:
 
     @property
     def end(self) -> int:
-        """Where the values end, in bytes."""
+        """The byte at which the values end."""
         return self.begin + math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -43,11 +43,11 @@ class NpyHeader:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def peak_bytes(self, n_rows: int) -> int:
-        """Return an upper bound of the bytes that reading rows holds: the rows twice, and a map's pages."""
+        """Return an upper bound of the bytes that reading holds: twice the rows, and pages of a map."""
         return 2 * self.row_bytes * n_rows + 2**20
 
     def mapped(self, path: str) -> NDArray[Any]:
-        """Return the values of a file with this header, as a memory map."""
+        """Return the values of the local file ``path``, which has this header, as a memory map."""
         if not math.prod(self.shape):
             return np.empty(self.shape, self.dtype)
         order: Literal["F", "C"] = "F" if self.by_column else "C"
@@ -73,7 +73,7 @@ def _header(beginning: bytes) -> NpyHeader:
     file = io.BytesIO(beginning)
     try:
         shape, by_column, dtype = _HEADERS[npy_format.read_magic(file)](file)
-    except (Exception, RecursionError) as error:  # whatever Python's parser says of what it is given
+    except Exception as error:  # whatever Python's parser raises
         raise ValueError(f"it has no header of a .npy file: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
@@ -83,7 +83,7 @@ def _header(beginning: bytes) -> NpyHeader:
 
 
 def _local_header(path: str | Path) -> NpyHeader:
-    """Return the header of a file that holds what it says; raises ValueError or OSError."""
+    """Return the header of a file that is as long as it declares; else raises ValueError or OSError."""
     with opened_regular(path) as (descriptor, size):
         header = _header(os.pread(descriptor, HEADER_BYTES, 0))
     header.check_size(size)
@@ -92,31 +92,26 @@ def _local_header(path: str | Path) -> NpyHeader:
 
 @dataclass(frozen=True)
 class NpyReader(RangeReader):
-    """Reads a local ``.npy`` file, through a memory map that lives only as long as one read.
+    """Reads a local ``.npy`` file through a memory map that is closed after each read.
 
-    A file too large for the page cache is read past it, if by row.
+    A file stored by row that is too large for the page cache is read past it.
     """
 
     path: str
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
         """Return a copy of the rows."""
+        path, found = Path(self.path), None
         with read_errors(self.path, remote=False):
-            rows = self._directly(start, stop)
-            if rows is None:
-                rows = np.array(self._header().mapped(self.path)[start:stop])
+            header = _local_header(path)
+            size = (stop - start) * header.row_bytes
+            if passes_cache(path.stat().st_size) and size >= LEAST_BYTES and not header.by_column:
+                found = read_directly(path, header.begin + start * header.row_bytes, size)
+            if found is not None:
+                rows = found.view(header.dtype).reshape(-1, *header.shape[1:])
+            else:
+                rows = np.array(header.mapped(self.path)[start:stop])
         return rows, rows.nbytes
-
-    def _directly(self, start: int, stop: int) -> NDArray[Any] | None:
-        path = Path(self.path)
-        if not passes_cache(path.stat().st_size):
-            return None
-        header = self._header()
-        size = (stop - start) * header.row_bytes
-        if size < LEAST_BYTES or header.by_column:
-            return None
-        found = read_directly(path, header.begin + start * header.row_bytes, size)
-        return None if found is None else found.view(header.dtype).reshape(-1, *header.shape[1:])
 
     def identity(self) -> str:
         """Return the file's size and header."""
@@ -139,16 +134,15 @@ class UrlNpyReader(RangeReader):
     header: NpyHeader
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows, from one range; from one for each feature where the file is by column."""
-        header = self.header
+        """Return the rows, read as one range; as one for each feature where the file is by column."""
+        header, width = self.header, math.prod(self.header.shape[1:])
         if stop <= start:
             return np.empty((0, *header.shape[1:]), header.dtype), 0
         if header.by_column:
-            n_rows, n_columns = header.shape[0], math.prod(header.shape[1:])
-            columns = each(lambda j: self._values(j * n_rows + start, stop - start), range(n_columns))
+            n_rows = header.shape[0]
+            columns = each(lambda j: self._values(j * n_rows + start, stop - start), range(width))
             rows = np.stack(columns, axis=1)
         else:
-            width = math.prod(header.shape[1:])
             rows = self._values(start * width, (stop - start) * width)
         rows = rows.reshape(stop - start, *header.shape[1:])
         return rows, rows.nbytes
@@ -170,7 +164,7 @@ class UrlNpyReader(RangeReader):
 
 
 def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
-    """Return the header, and the file's size where the server tells it."""
+    """Return the header, and the file's size in bytes, None where the server does not tell it."""
     with read_errors(f"the header of {url}", remote=True):
         size = url.info()["size"]
         first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)
@@ -181,7 +175,7 @@ def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
 
 
 def npy_source(path: str) -> RangeSource:
-    """Return a ``.npy`` file as a source, in chunks of about 16 MiB; nothing is read but its header.
+    """Return a ``.npy`` file as a source, in chunks of at most 16 MiB; only its header is read.
 
     Parameters
     ----------
@@ -191,7 +185,7 @@ def npy_source(path: str) -> RangeSource:
     Raises
     ------
     InvalidDataError
-        It is no ``.npy`` file, or one that holds Python objects.
+        It is no ``.npy`` file, or it holds Python objects.
     InvalidDtypeError
         It does not hold real numbers.
     """

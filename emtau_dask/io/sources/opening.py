@@ -1,4 +1,4 @@
-"""Anything a user has to a `Source`: arrays of any kind, and paths."""
+"""From whatever a user has (arrays of any kind, paths, URLs) to a `Source`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
     Returns
     -------
     Source
-        Nothing but metadata has been read.
+        Only metadata have been read.
 
     Raises
     ------
     InvalidDataError
-        Nothing is there, it is none of these, or it cannot be read.
+        Nothing is there, or it is none of these, or it cannot be read.
     """
     path = plain_path(path)
     with read_errors(path, remote=False):
@@ -92,7 +92,12 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
         check_shape(data.shape, ndim, what)
         check_dtype(data.dtype, what)
         if np.isnan(data.shape).any():
-            data = _with_known_chunks(data, what)
+            warnings.warn(
+                f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass "
+                f"over it. Call {what}.compute_chunk_sizes() once to avoid that.",
+                stacklevel=3,
+            )
+            data = data.copy().compute_chunk_sizes()
         plain = plain_zarr_of(data)
         if plain is not None:
             return zarr_source(plain, data.chunks[0])
@@ -111,15 +116,6 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
     return source
 
 
-def _with_known_chunks(array: da.Array, what: str) -> da.Array:
-    warnings.warn(
-        f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass over it. "
-        f"Call {what}.compute_chunk_sizes() once to avoid that.",
-        stacklevel=4,
-    )
-    return array.copy().compute_chunk_sizes()
-
-
 def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
     here = block_info[None]
     rows, _ = reader.load(ChunkRange(here["chunk-location"][0], *here["array-location"][0]), [])
@@ -127,25 +123,13 @@ def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
 
 
 def as_dask(data: Any) -> da.Array:
-    """Return chunked data (a source, a zarr array, a dask array) as a lazy dask array.
-
-    Returns
-    -------
-    dask.array.Array
-        Of the source's shape and dtype, one chunk for each of its chunks.
-    """
+    """Return a source, zarr array or dask array as a lazy dask array of its shape, dtype and chunks."""
     if isinstance(data, da.Array):
         return data
     if isinstance(data, zarr.Array):
         data = zarr_source(data)
     if isinstance(data, GraphSource):
         return data.array
-    reader = data.reader()
     chunks = (data.chunk_rows, *((size,) for size in data.shape[1:]))
-    return da.map_blocks(
-        _load_block,
-        reader,
-        chunks=chunks,
-        dtype=data.dtype,
-        meta=np.empty((0,) * len(data.shape), data.dtype),
-    )
+    meta = np.empty((0,) * len(data.shape), data.dtype)
+    return da.map_blocks(_load_block, data.reader(), chunks=chunks, dtype=data.dtype, meta=meta)

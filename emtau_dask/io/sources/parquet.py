@@ -1,4 +1,4 @@
-"""Parquet files and folders as addressable sources: found, checked, one chunk for each row group."""
+"""Parquet files and folders as addressable sources, with one chunk for each row group."""
 
 from __future__ import annotations
 
@@ -24,33 +24,37 @@ ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 
 def _parts(path: str) -> list[ParquetPart]:
-    """Return the file, or all files of a folder in name order."""
+    """Return the file, or all files of a folder in name order; raises `InvalidDataError` for none."""
+    path = plain_path(path)
     place = Url.of(path) if is_url(path) else str(Path(path).absolute())
     one = part_at(place) if suffix_of(path) in SUFFIXES else None
     if one is not None:
         return [one]
     if isinstance(place, Url):
         with read_errors(str(place), remote=True):
-            return [ParquetPart(place / name, size) for name, size in place.find(".parquet")]
-    files = sorted(Path(place).rglob("*.parquet"))
-    return [ParquetPart(str(file), check_regular(file)) for file in files]
+            parts = [ParquetPart(place / name, size) for name, size in place.find(".parquet")]
+    else:
+        files = sorted(Path(place).rglob("*.parquet"))
+        parts = [ParquetPart(str(file), check_regular(file)) for file in files]
+    if not parts:
+        raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
+    return parts
 
 
-def _check_lengths(group: StoredGroup, columns: Sequence[str], where: str) -> None:
-    """Raise `InvalidDataError` unless each column has as many values as there are rows.
+def _row_group(
+    part: int, number: int, start: int, group: StoredGroup, columns: Sequence[str], where: str
+) -> RowGroup:
+    """Return a row group; raises `InvalidDataError` unless its columns have as many values as it has rows.
 
-    pyarrow believes the rows, and would read a part of a column, or the one after it.
+    pyarrow trusts the number of rows: it would read a part of a column, or of the one after it.
     """
-    for chunk in group.columns:
-        if chunk.path in columns and chunk.n_values != group.n_rows:
+    chunks = [chunk for chunk in group.columns if chunk.path in columns]
+    for chunk in chunks:
+        if chunk.n_values != group.n_rows:
             raise InvalidDataError(
                 f"the parquet file {where} contradicts itself: of {group.n_rows:,} rows, its column "
                 f"{chunk.path!r} has {chunk.n_values:,}. Restore it, or write it again."
             )
-
-
-def _row_group(part: int, number: int, start: int, group: StoredGroup, columns: Sequence[str]) -> RowGroup:
-    chunks = [chunk for chunk in group.columns if chunk.path in columns]
     nulls = any(chunk.null_count != 0 for chunk in chunks)
     stored = sum(chunk.stored for chunk in chunks)
     return RowGroup(part, number, start, start + group.n_rows, stored, nulls)
@@ -69,58 +73,30 @@ def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
 
 
 def is_parquet(path: str) -> bool:
-    """Return whether ``path`` is a parquet file, or a folder that holds any at any depth.
+    """Return whether a path or URL is a parquet file, or a folder that holds any at any depth.
 
-    Parameters
-    ----------
-    path : str
-        A local path or a URL. Where its name says what it is, nothing is looked at.
-
-    Raises
-    ------
-    InvalidDataError
-        It cannot be looked at.
+    Where its suffix decides, nothing is opened. Raises `InvalidDataError` where it cannot be looked at.
     """
     path = plain_path(path)
     if suffix_of(path) in SUFFIXES:
         return True
-    if is_url(path):
-        return suffix_of(path) not in (".zarr", ".npy") and _holds_parquet(Url.of(path))
-    place = Path(path)
-    with read_errors(path, remote=False):
-        return (
-            place.is_dir()
-            and not any((place / name).exists() for name in ZARR_DOCUMENTS)
-            and any(place.rglob("*.parquet"))
-        )
-
-
-def _holds_parquet(url: Url) -> bool:
-    with read_errors(str(url), remote=True):
-        return not any((url / name).exists() for name in ZARR_DOCUMENTS) and bool(url.find(".parquet"))
+    if is_url(path) and suffix_of(path) in (".zarr", ".npy"):
+        return False
+    place = Url.of(path) if is_url(path) else Path(path)
+    with read_errors(str(place), remote=isinstance(place, Url)):
+        if any((place / name).exists() for name in ZARR_DOCUMENTS):
+            return False
+        return bool(place.find(".parquet")) if isinstance(place, Url) else any(place.rglob("*.parquet"))
 
 
 def parquet_names(path: str) -> list[str]:
-    """Return the column names of a parquet file, or of a folder's first.
-
-    Raises
-    ------
-    InvalidDataError
-        Nothing readable is there.
-    """
-    with _found(path)[0].opened() as file:
+    """Return the column names of a parquet file, or of a folder's first file; raises as `open_parquet`."""
+    with _parts(path)[0].opened() as file:
         return list(file.schema_arrow.names)
 
 
-def _found(path: str) -> list[ParquetPart]:
-    parts = _parts(plain_path(path))
-    if not parts:
-        raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
-    return parts
-
-
 def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
-    """Raise `InvalidDataError` unless every chosen column is there, once."""
+    """Raise `InvalidDataError` unless the file has every chosen column once."""
     if not chosen:
         raise InvalidDataError(f"{place} has no columns.")
     found = Counter(schema.names)
@@ -150,7 +126,7 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
         A column does not hold real numbers.
     """
     loaded_pyarrow()
-    parts = _found(path)
+    parts = _parts(path)
     groups: list[RowGroup] = []
     chosen: tuple[str, ...] = tuple(columns or ())
     dtypes: list[np.dtype[Any]] = []
@@ -161,8 +137,7 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
         _check_names(schema, chosen, place)
         dtypes += [_column_dtype(schema.field(name), place) for name in chosen]
         for number, group in enumerate(stored):
-            _check_lengths(group, chosen, place)
-            groups.append(_row_group(i, number, end, group, chosen))
+            groups.append(_row_group(i, number, end, group, chosen, place))
             end = groups[-1].stop
     if squeeze and len(chosen) != 1:
         raise InvalidDataError(f"{path}: one column is wanted, but {len(chosen)} are named: {chosen}.")

@@ -1,7 +1,7 @@
-"""What the footer of a parquet file says of its row groups, read here: a struct in thrift's compact protocol.
+"""The row groups that the footer of a parquet file declares; it is a struct in thrift's compact protocol.
 
-pyarrow has it too, but a footer that contradicts itself ends the process inside pyarrow's
-accessors of row groups and columns, where C++ exceptions are not expected.
+pyarrow reads footers too. But its accessors of row groups and columns do not expect C++ exceptions: a
+footer that contradicts itself ends the process there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ MAGIC = b"PAR1"
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 INTEGERS = (I32, I64, I16)
 FIXED = {TRUE: 1, FALSE: 1, BYTE: 1, DOUBLE: 8, UUID: 16}
-"""Bytes of an item of a list of these, or of a field."""
+"""Bytes of an item of a list, or of a field."""
 DEPTH = 32
-"""Of structs and lists in each other; the format has less than ten."""
+"""The deepest nesting of structs and lists that is read; the format has fewer than ten levels."""
 
 # Numbers of fields, as parquet.thrift has them.
 ROW_GROUPS = 4
@@ -42,23 +42,15 @@ WANTED: _Wanted = {
         NUM_ROWS: {},
     }
 }
-"""The fields that are kept, and those of the structs in them; a footer is mostly others."""
+"""The fields that are kept, and those of the structs in them; most of a footer is skipped."""
 
 
 @dataclass(frozen=True)
 class ColumnChunk:
-    """The values of one column in one row group.
+    """The values of one column in one row group: ``stored`` compressed bytes.
 
-    Attributes
-    ----------
-    path : str
-        Names of the column and of what holds it, joined by points.
-    n_values : int
-        Nulls included; of a column that is no list, the rows.
-    stored : int
-        Compressed bytes.
-    null_count : int or None
-        Where the file says it.
+    ``path`` joins the names of the column and of what holds it by points. ``n_values`` counts nulls too; it
+    is the number of rows, unless the column holds lists. ``null_count`` is None where it is not declared.
     """
 
     path: str
@@ -69,27 +61,14 @@ class ColumnChunk:
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """One row group.
-
-    Attributes
-    ----------
-    n_rows : int
-    columns : tuple of ColumnChunk
-        In the order of the schema's leaves.
-    """
+    """One row group; its columns are in the order of the schema's leaves."""
 
     n_rows: int
     columns: tuple[ColumnChunk, ...]
 
 
 def row_groups_of(file: BinaryIO, size: int) -> list[StoredGroup]:
-    """Return the row groups of a parquet file.
-
-    Parameters
-    ----------
-    file : binary file
-    size : int
-        Its bytes.
+    """Return the row groups of a parquet file of ``size`` bytes.
 
     Raises
     ------
@@ -136,7 +115,7 @@ def _check_depth(depth: int) -> None:
 class _Compact:
     """Reads thrift's compact protocol: structs as dicts by field number, lists as lists.
 
-    What is read is at most as long as the bytes are, whatever they say of lengths.
+    It never reads past the end of the bytes, whatever lengths they declare.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -177,7 +156,7 @@ class _Compact:
         if kind in INTEGERS:
             self._varint()
         elif kind == BINARY:
-            self._pass(self._varint())
+            self._bytes(self._varint())
         elif kind == STRUCT:
             self.struct({}, depth - 1)
         elif kind in (LIST, SET):
@@ -185,12 +164,12 @@ class _Compact:
             for _ in range(length):
                 self._skip(inner, depth - 1)
         elif kind in FIXED:
-            self._pass(FIXED[kind])
+            self._bytes(FIXED[kind])
         else:
             raise ValueError(f"its footer is damaged: it holds a value of type {kind}")
 
     def _list(self) -> tuple[int, int]:
-        """Return the kind of a list's items and their number, no more than there can be."""
+        """Return the kind of a list's items and their number."""
         head = self._byte()
         length = self._varint() if head >> 4 == 15 else head >> 4
         if length > len(self._data) - self._at:
@@ -218,11 +197,7 @@ class _Compact:
         return (value >> 1) ^ -(value & 1)
 
     def _bytes(self, length: int) -> bytes:
-        begin = self._at
-        self._pass(length)
-        return self._data[begin : self._at]
-
-    def _pass(self, length: int) -> None:
         if length > len(self._data) - self._at:
             raise ValueError(f"its footer is damaged: {length:,} bytes where fewer are left")
         self._at += length
+        return self._data[self._at - length : self._at]

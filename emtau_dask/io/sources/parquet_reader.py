@@ -1,4 +1,4 @@
-"""Rows of parquet files, read by row groups; needs pyarrow, the ``[parquet]`` extra."""
+"""Rows of parquet files, read by row groups. It needs pyarrow, the extra ``[parquet]``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ParquetPart:
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Open the file with pyarrow; whatever goes wrong, here or in the block, is an `InvalidDataError`."""
+        """Open the file with pyarrow; any error, here or in the block, becomes an `InvalidDataError`."""
         pq = loaded_pyarrow().parquet
         with read_errors(f"the parquet file {self.place}", remote=self.remote):
             source = opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place
@@ -80,8 +80,7 @@ class ParquetPart:
 class RowGroup:
     """Row group ``number`` of file ``part``, with rows ``start`` to ``stop``.
 
-    Of the columns that are read, ``stored`` are the compressed bytes; ``nulls`` says whether they may hold
-    nulls.
+    The columns that are read have ``stored`` compressed bytes, and may hold nulls if ``nulls``.
     """
 
     part: int
@@ -96,17 +95,8 @@ class RowGroup:
 class ParquetReader(RangeReader):
     """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type.
 
-    Attributes
-    ----------
-    parts : tuple of ParquetPart
-    groups : tuple of RowGroup
-    columns : tuple of str
-    dtype : dtype
-        Of the rows, where there are no nulls.
-    decoded : int
-        Bytes of a row as pyarrow holds it.
-    squeeze : bool
-        Whether the single column is given as shape (n,).
+    ``dtype`` is that of rows without nulls, ``decoded`` the bytes of a row as pyarrow holds it. With
+    ``squeeze``, rows of the single column have shape (n,).
     """
 
     parts: tuple[ParquetPart, ...]
@@ -125,7 +115,7 @@ class ParquetReader(RangeReader):
                 table = file.read_row_group(group.number, columns=list(self.columns))
                 if table.num_rows != group.stop - group.start:
                     raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
-                if rows is None:  # only now: how many there are was the file's word alone
+                if rows is None:  # Only now is it known that the file has as many rows as it declares.
                     rows = self._room(start, stop)
                 rows = self._filled(rows, start, group, table)
         if rows is None:
@@ -150,15 +140,15 @@ class ParquetReader(RangeReader):
         return [group for group in self.groups if group.stop > start and group.start < stop]
 
     def identity(self) -> str:
-        """Return the files' sizes and their numbers of rows and row groups, digested."""
+        """Return a digest of the files' sizes and their numbers of rows and row groups."""
         shapes = each(_shape_of, [part.place for part in self.parts])
         return f"{len(shapes)} parquet file(s), SHA-256 {sha256(repr(shapes).encode()).hexdigest()}"
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds.
 
-        The rows, and of one row group after the other what is stored (from a
-        network also in pieces), what is decoded, and the columns being decoded.
+        That is the rows and, for one row group at a time, its stored bytes (twice from a network, also in
+        pieces), its decoded rows, and the columns that are being decoded.
         """
         touched = self._touched(start, stop)
         nulls = any(group.nulls for group in touched)
@@ -173,7 +163,7 @@ class ParquetReader(RangeReader):
 
 
 def _shape_of(place: str | Url) -> tuple[int, int, int]:
-    """Return bytes, rows and row groups of the file that this process sees."""
+    """Return the numbers of bytes, rows and row groups of the file that this process sees."""
     part = part_at(place)
     if part is None:
         raise InvalidDataError(f"the parquet file {place} is a folder now; open the data anew.")

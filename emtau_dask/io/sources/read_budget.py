@@ -1,9 +1,8 @@
-"""A bound on the memory that reads under way take in one process.
+"""A bound on the memory that concurrent reads take in one process.
 
-While zarr reads a chunk it holds the stored bytes, the decoded chunk and, where
-several make a result, the array that it copies into: two or three times the chunk.
-With chunks of 128 MB two such reads at once cost more than the fit itself, so reads
-share a budget; small chunks are still read side by side.
+While zarr reads a chunk it holds the stored bytes, the decoded chunk and, where a result has several
+chunks, the array that it copies into: two or three times the chunk. With chunks of 128 MB two reads at
+once take more than the fit itself. So reads share a budget; small chunks are still read side by side.
 """
 
 from __future__ import annotations
@@ -14,13 +13,7 @@ from contextlib import contextmanager
 
 
 class ReadBudget:
-    """Lets reads begin while their bytes together stay within ``limit``; one alone always may.
-
-    Parameters
-    ----------
-    limit : int
-        Bytes.
-    """
+    """Lets reads begin while they take at most ``limit`` bytes together; one alone always may."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -29,7 +22,7 @@ class ReadBudget:
 
     @contextmanager
     def reading(self, size: int) -> Iterator[None]:
-        """Hold ``size`` bytes of the budget, waiting for them if need be."""
+        """Take ``size`` bytes of the budget; wait until they are free."""
         with self._freed:
             self._freed.wait_for(lambda: self._taken == 0 or self._taken + size <= self.limit)
             self._taken += size
@@ -42,4 +35,4 @@ class ReadBudget:
 
 
 READ_BUDGET = ReadBudget(2**28)
-"""Of this process."""
+"""The budget of this process: 256 MiB."""

@@ -1,7 +1,7 @@
-"""Rows that several processes read: each of them first proves that it sees what the first one saw.
+"""Rows that several processes read: each first proves that it sees the same data as the first one.
 
-Equal metadata do not tell two arrays apart, so a few rows are compared as well. A process does so
-before it first reads, also one that joined when all others had long begun.
+Two arrays may have equal metadata, so a few rows are compared as well. Every process does so before it
+first reads, also a worker that joins late.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from emtau_dask.versions import other_versions, software
 
 SAMPLES = 4
 SAMPLE_BYTES = 2**22
-"""Of the rows of a sample, at most, unless a single one is longer."""
+"""The most bytes of a sample, unless a single row is longer."""
 HELD_BYTES = 2**28
-"""What reading all samples may hold; one is read whatever it holds."""
+"""The most bytes that reading all samples may take; the first sample is read in any case."""
 REMEDY = "Put it where every worker sees it under the same path, or into an object store."
 
 
 def values_digest(values: NDArray[Any]) -> str:
-    """Return the SHA-256 of rows, in C order."""
+    """Return the SHA-256 of values in C order, hexadecimal."""
     found, step = sha256(), max(1, SAMPLE_BYTES * len(values) // max(1, values.nbytes))
-    for begin in range(0, len(values) if values.size else 0, step):  # what is not in C order is copied
+    for begin in range(0, len(values) if values.size else 0, step):  # by steps: other orders are copied
         found.update(np.ascontiguousarray(values[begin : begin + step]).data.cast("B"))
     return found.hexdigest()
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows, and the SHA-256 of their values."""
+    """Numbers of rows, and the SHA-256 of their values."""
 
     start: int
     stop: int
@@ -53,19 +53,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class SharedRows(RangeReader):
-    """A `RangeReader` that reads only where a process sees the same as the one that made it.
+    """A `RangeReader` that reads only in processes that see the same data as the one that made it.
 
-    Attributes
-    ----------
-    ranges : RangeReader
-    name : str
-        What users call the rows.
-    seen : str
-        Identity of what was seen.
-    samples : tuple of Sample
-    made_with : mapping of str to str
-        The `software` of the process that made it.
-    token : str
+    That process saw the identity ``seen`` and the ``samples``, with the versions ``made_with``. Users call
+    the rows ``name``.
     """
 
     ranges: RangeReader
@@ -76,29 +67,28 @@ class SharedRows(RangeReader):
     token: str
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Read where this process sees the same; raises `InvalidDataError` where it sees other data."""
+        """Prove, see `prove`, then read."""
         self.prove()
         return self.ranges.read(start, stop)
 
     def identity(self) -> str:
-        """Return that of the rows."""
+        """Return the identity of the rows."""
         return self.ranges.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return those of the rows."""
+        """Return the bound of ``ranges``; the proof is not in it."""
         return self.ranges.peak_bytes(start, stop)
 
     def prove(self) -> None:
-        """Raise `InvalidDataError` where this process sees other data, or none; look once."""
+        """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
         PROOFS.once(self.token, self._prove)
 
     def _prove(self) -> None:
-        difference = self.difference()
-        if difference:
+        if difference := self.difference():
             raise InvalidDataError(f"{this_process()} {difference}")
 
     def difference(self) -> str:
-        """Return what this process sees otherwise and what to do, to follow its name; "" for nothing."""
+        """Return how this process's data differ and the remedy, to follow its name; "" where they do not."""
         why = other_versions(software(), self.made_with)
         try:
             found = self._otherwise()
@@ -109,7 +99,7 @@ class SharedRows(RangeReader):
         return found and f"{found}. {why}{REMEDY}"
 
     def _otherwise(self) -> str:
-        """Return what of the data is otherwise than it was seen; "" for nothing."""
+        """Return how the data differ from those that were seen; "" where they do not."""
         other = f"sees other data than the process that fits as {self.name}"
         identity = self.ranges.identity()
         if identity != self.seen:
@@ -125,14 +115,10 @@ class SharedRows(RangeReader):
 
 
 def shared_rows(source: RangeSource, name: str) -> SharedRows:
-    """Return a reader of stored rows for many processes; ``name`` is what users call them.
+    """Return a reader for many processes of stored rows, which users call ``name``.
 
-    Reads at most four samples, from the beginnings of chunks that are spread evenly.
-
-    Raises
-    ------
-    InvalidDataError
-        They cannot be read.
+    At most four samples are read, at the beginnings of evenly spread chunks. Raises `InvalidDataError`
+    where they cannot be read.
     """
     ranges, chunks = source.ranges, list(chunk_ranges(source.chunk_rows).values())
     identity = ranges.identity()

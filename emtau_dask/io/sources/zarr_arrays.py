@@ -1,4 +1,4 @@
-"""zarr arrays and groups as addressable sources: found, checked, and cut into chunks of rows."""
+"""zarr arrays and groups as addressable sources in chunks of rows."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from emtau_dask.io.zarr_format import (
 )
 
 MANY_CHUNKS = 2**16
-"""Row chunks of an array from which on small ones are grouped."""
+"""Of more row chunks than these, small ones are read in groups."""
 GROUPED = 2**12
-"""The most chunks that are read as one for that reason: each takes zarr some kilobytes."""
+"""The most chunks in such a group: zarr takes some kilobytes for each."""
 MAX_MEMBERS = 2**16
 
 
 def _wherever_it_is_read(store: Store) -> Store:
-    """Return a store of local files by its absolute path: workers have working directories of their own."""
+    """Return a store with its absolute path if it is local: workers have other working directories."""
     if type(store) is LocalStore:
         return LocalStore(store.root.absolute(), read_only=store.read_only)
     if type(store) is ZipStore and store.read_only:
@@ -43,26 +43,20 @@ def _wherever_it_is_read(store: Store) -> Store:
 
 
 def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
-    """Return a zarr array as a source.
+    """Return a zarr array as a source with these row chunks, by default its own, see `own_chunk_rows`.
 
-    Its own stored document says how it is read, whatever ``array`` was opened by.
-
-    Parameters
-    ----------
-    array : zarr.Array
-    chunk_rows : tuple of int, optional
-        By default its own row chunks, see `own_chunk_rows`.
+    The array's own stored document says how it is read, however ``array`` was opened.
 
     Raises
     ------
     InvalidDataError
-        The document is gone, or another, or says what is not read.
+        The document is gone or has changed, or it describes an array that is not read.
     """
     return source_in(_wherever_it_is_read(array.store), array, chunk_rows)
 
 
 def source_in(store: Store, array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
-    """Do as `zarr_source`, but read through ``store``, whatever paths it has."""
+    """Do as `zarr_source`, but read through ``store``, also where its path is relative."""
     with read_errors(f"the zarr array {StorePath(store, array.path)}", remote=is_remote(store)):
         found = document_at(store, array.path, (array.metadata.zarr_format,))
         if found is None or found.kind != "array":
@@ -83,15 +77,10 @@ def _source(store: Store, path: str, found: Found, chunk_rows: tuple[int, ...] |
 
 
 def own_chunk_rows(layout: ZarrLayout, where: str) -> tuple[int, ...]:
-    """Return the rows of an array's own row chunks; of a sharded array's shards, so that each is read once.
+    """Return the rows of an array's own row chunks, or of its shards, so that each is read once.
 
-    Of more than 65,536 small ones, some consecutive ones are read as one: what a fit keeps of
-    each would take more memory than the rows.
-
-    Raises
-    ------
-    InvalidDataError
-        There are too many, along rows or along features.
+    If there are more than 65,536, several consecutive small ones are one: what a fit keeps for each would
+    take more memory than its rows. Raises `InvalidDataError` for too many, along rows or along features.
     """
     if not layout.shape:
         return ()
@@ -171,7 +160,7 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
 
 
 def _names(store: Store, path: str, group: Found) -> list[str]:
-    """Return the names of what is in a group, as the store lists them, or consolidated metadata does."""
+    """Return the names in a group, from the store's list and from consolidated metadata."""
 
     async def listed() -> list[str]:
         names = []

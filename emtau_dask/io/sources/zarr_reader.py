@@ -1,4 +1,4 @@
-"""Rows of a zarr array: read past the page cache where they should be, their stored bytes counted."""
+"""Rows of a zarr array: stored bytes are counted, and large local data are read past the page cache."""
 
 from __future__ import annotations
 
@@ -26,22 +26,10 @@ from emtau_dask.io.zarr_format import MAX_DOCUMENT_BYTES, StoredArray, ZarrLayou
 
 
 class CountingStore(WrapperStore[Store]):
-    """The store as one read sees it: counts what is read, and bounds it.
+    """The store during one read: it counts ``bytes_read``, and notes whether an object was ``missing``.
 
-    Parameters
-    ----------
-    store : zarr.abc.store.Store
-    limit : int
-        Bytes that an object has at most.
-    n_objects : int
-        Objects like those that are read, which hold all the data: local files that together are too large
-        for the page cache are read past it. 0 where they are not to be.
-
-    Attributes
-    ----------
-    bytes_read : int
-    missing : bool
-        Whether an object was not there.
+    No object may have more than ``limit`` bytes. ``n_objects`` hold all the data, each like the one that is
+    read: local files that together are too large for the page cache are read past it; never where it is 0.
     """
 
     def __init__(self, store: Store, limit: int, n_objects: int) -> None:
@@ -54,7 +42,7 @@ class CountingStore(WrapperStore[Store]):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Read, and count."""
+        """Read and count."""
         value = None
         if self._n_objects and byte_range is None and isinstance(self._store, LocalStore):
             found = await asyncio.to_thread(self._read_large, self._store.root / key)
@@ -68,7 +56,7 @@ class CountingStore(WrapperStore[Store]):
         return value
 
     def _read_large(self, path: Path) -> NDArray[np.uint8] | None:
-        """Return a file's bytes; None where all files may be in the page cache, or it cannot be read so."""
+        """Return a file's bytes; None where the page cache may hold all files, or has to be used."""
         try:
             about = path.stat()
         except OSError:
@@ -96,7 +84,7 @@ class ZarrReader(RangeReader):
         with self._errors(f"rows {start} to {stop} of "), READ_BUDGET.reading(self.peak_bytes(start, stop)):
             rows = self._rows(self.stored.within(store), start, stop)
         if store.missing:
-            # A chunk that is not stored holds the fill value; but is the array itself still there?
+            # A chunk that is not stored holds the fill value. This raises where the whole array is gone.
             self.identity()
         return rows, store.bytes_read
 
@@ -105,7 +93,7 @@ class ZarrReader(RangeReader):
         return read_errors(f"{part}the zarr array {where}", remote=is_remote(self.stored.store))
 
     def _rows(self, array: zarr.Array[Any], start: int, stop: int) -> NDArray[Any]:
-        """Return the rows, of more chunks than zarr should begin with at once one part after another."""
+        """Return the rows; those of very many chunks are read in parts."""
         step = self._layout.rows_at_once(start)
         if stop - start <= step:
             buffers = self._layout.prototype(start, stop)
@@ -131,9 +119,9 @@ class ZarrReader(RangeReader):
         return self._layout.peak_bytes(start, stop, remote=is_remote(self.stored.store))
 
     def _may_pass_cache(self, start: int, stop: int) -> bool:
-        """Return whether these rows are whole, large objects, too many, decoded, for the page cache.
+        """Return whether the rows are whole, large objects, and all the data decoded exceed the page cache.
 
-        Parts of an object are soon followed by its other parts.
+        After a part of an object its other parts are read soon, so the cache helps.
         """
         layout = self._layout
         large = layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * layout.object_bytes)

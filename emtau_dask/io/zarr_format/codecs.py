@@ -1,9 +1,8 @@
-"""What stored numbers may be encoded with, and decoding that makes no more than is declared.
+"""The codecs that stored numbers may have, and decoding to no more bytes than are declared.
 
-zarr looks codecs up by name in a registry that any package may add to, and one that
-it ships, ``pickle``, runs whatever a chunk says. So names and configurations are
-compared with a list before zarr sees them. A compressed chunk says itself how long it
-is; what decompresses one here knows beforehand.
+zarr looks codecs up by name in a registry that any package may add to. One that it ships, ``pickle``,
+runs the code in a chunk. So names and configurations are compared with a list before zarr sees them. A
+compressed chunk itself states its decoded size; the decompressors here are told the size beforehand.
 """
 
 from __future__ import annotations
@@ -31,31 +30,27 @@ Bytes = NDArray[np.uint8]
 _BLOSC, _LZ4, _ZSTD = Blosc(), LZ4(), Zstd()
 
 PIECE = 2**18
-"""Compressed bytes that are decompressed at a time, where that goes by pieces."""
+"""Compressed bytes that are decompressed at a time, where a decompressor takes pieces."""
 LZMA_DICTIONARY = 2**27
-"""The most that a stream of lzma may ask for beside its values; its highest preset takes half of that."""
+"""Bytes that a stream of lzma may take beside its values; its highest preset takes half of that."""
 
 CHECKSUMS = frozenset({"crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"})
 """Each adds four bytes."""
 FILTERS = frozenset(
     {"delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits", "shuffle", "transpose"}
 )
-"""What turns numbers into other numbers; all by NumPy, but for shuffle, which reorders bytes."""
+"""Codecs that turn numbers into other numbers, all by NumPy, and shuffle, which reorders bytes."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """How many bytes a chunk has at one step of its decoding: exactly, or at most."""
+    """The bytes of a chunk at one step of its decoding: exactly ``size``, or at most."""
 
     size: int
     exact: bool = True
 
-    def compressed(self) -> Encoded:
-        """Return what these bytes have at most when they are compressed."""
-        return Encoded(self.size + self.size // 64 + 2**12, exact=False)
-
     def check(self, size: int) -> int:
-        """Return ``size``; raises ValueError where it is not what is declared."""
+        """Return ``size``; raises ValueError where it contradicts this declaration."""
         if size > self.size or (self.exact and size != self.size):
             raise ValueError(f"a chunk decodes to {size:,} bytes where {self.size:,} are declared")
         return size
@@ -73,14 +68,14 @@ def number_type(name: object) -> np.dtype[Any]:
 
 
 def allowed(codec: object, names: frozenset[str], where: str) -> tuple[str, dict[str, Any]]:
-    """Return name and configuration of a codec, as format 2 or 3 describes it, if it is among ``names``.
-
-    Names have no ``numcodecs.`` before them.
+    """Return name (without ``numcodecs.``) and configuration of a codec described as in format 2 or 3.
 
     Raises
     ------
     InvalidDataError
-        It is not one of them, or is told to make anything but numbers.
+        The name is not among ``names``.
+    ValueError
+        The description is damaged, or makes anything but numbers.
     """
     name, configuration = _parsed(codec)
     if name not in names:
@@ -115,9 +110,9 @@ def _parsed(codec: object) -> tuple[str, dict[str, Any]]:
 
 
 def encoded_by(name: str, configuration: Mapping[str, Any], before: Encoded, n_values: int) -> Encoded:
-    """Return what the bytes of a chunk of ``n_values`` are once a codec, see `allowed`, has encoded them."""
+    """Return the bytes of a chunk of ``n_values`` after a codec, see `allowed`, has encoded them."""
     if name in COMPRESSORS:
-        return before.compressed()
+        return Encoded(before.size + before.size // 64 + 2**12, exact=False)
     if name in CHECKSUMS:
         return Encoded(before.size + 4, before.exact)
     if name == "packbits":
@@ -141,9 +136,9 @@ def _lz4(data: Bytes, made: Encoded) -> Any:
 
 
 def _zstd(data: Bytes, made: Encoded) -> Any:
-    """Decompress into room of the declared size, or of that which the frame states.
+    """Decompress into an array of the declared size, or of the size that the frame states.
 
-    In a frame that is followed by others, or does not state its size, nothing else limits it.
+    The array alone limits a frame that does not state its size, or that others follow.
     """
     stated = _zstd_size(data)
     if stated is None and not made.exact:
@@ -160,7 +155,7 @@ def _zstd(data: Bytes, made: Encoded) -> Any:
 
 
 def _fits(data: Bytes, size: int) -> bool:
-    """Return whether frames of zstd, of which there may be several, decompress to at most ``size`` bytes."""
+    """Return whether one or more frames of zstd decompress to at most ``size`` bytes."""
     try:
         _ZSTD.decode(data, np.empty(size, np.uint8))
     except (RuntimeError, ValueError):
@@ -169,7 +164,7 @@ def _fits(data: Bytes, size: int) -> bool:
 
 
 def _zstd_size(data: Bytes) -> int | None:
-    """Return the size that the header of a frame states, if it does (RFC 8878, 3.1.1.1)."""
+    """Return the size that a frame's header states, None if it states none (RFC 8878, 3.1.1.1)."""
     head = data[:18].tobytes()
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:
         raise ValueError("a chunk is no frame of zstd")
@@ -183,7 +178,7 @@ def _zstd_size(data: Bytes) -> int | None:
 
 
 def _by_pieces(begin: Callable[[], Any], data: Bytes, made: Encoded) -> Bytes:
-    """Decompress one stream after another, as much as there is room for."""
+    """Decompress one stream after another, up to the declared size."""
     room, held, start = np.empty(made.size, np.uint8), 0, 0
     stream = begin()
     while start < len(data):
@@ -214,13 +209,7 @@ COMPRESSORS = frozenset(_DECODERS)
 
 
 def decompressed(name: str, data: Any, made: Encoded) -> Bytes:
-    """Return what a compressor of `COMPRESSORS` made these bytes of; allocates what ``made`` says.
-
-    Raises
-    ------
-    ValueError
-        The bytes are not a chunk of this size.
-    """
+    """Return what a compressor of `COMPRESSORS` made these bytes of; ValueError unless it is ``made``."""
     given = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     try:
         found = _DECODERS[name](given, made)
@@ -233,7 +222,7 @@ def decompressed(name: str, data: Any, made: Encoded) -> Bytes:
 
 @dataclass(frozen=True)
 class Decompressor(BytesBytesCodec):
-    """A compressor of zarr's format 3, for reading only, that makes no more than is declared."""
+    """A decompressor for zarr's format 3 that makes no more bytes than ``made`` declares."""
 
     is_fixed_size = False
 
@@ -241,7 +230,7 @@ class Decompressor(BytesBytesCodec):
     made: Encoded
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description, for messages."""
+        """Return a description for messages."""
         return {"name": self.name, "configuration": {"bytes": self.made.size}}
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
@@ -252,12 +241,12 @@ class Decompressor(BytesBytesCodec):
         raise NotImplementedError
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
-        """Refuse: nobody knows."""
+        """Refuse: the size is not known."""
         raise NotImplementedError
 
 
 class FormatTwoDecompressor(Numcodec):  # type: ignore[misc]
-    """The same for zarr's format 2."""
+    """A `Decompressor` for zarr's format 2."""
 
     codec_id = "emtau_dask.decompressor"
 
@@ -277,9 +266,9 @@ class FormatTwoDecompressor(Numcodec):  # type: ignore[misc]
 def checked_chain(
     codecs: Sequence[object], names: frozenset[str], chunk: Encoded, n_values: int, where: str
 ) -> list[tuple[str, object, Encoded]]:
-    """Return name, description and what it makes when it decodes, of each of a chunk's codecs.
+    """Return, for each codec of a chunk, its name, its description and the bytes that it decodes to.
 
-    They are in the order in which they encode a ``chunk`` of ``n_values``; raises as `allowed` does.
+    ``codecs`` are in the order in which they encode a ``chunk`` of ``n_values``. Raises as `allowed` does.
     """
     found, made = [], chunk
     for codec in codecs:

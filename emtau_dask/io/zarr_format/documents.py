@@ -1,7 +1,7 @@
-"""Metadata documents of zarr arrays and groups: read and checked here before zarr believes them.
+"""Metadata documents of zarr arrays and groups, read and checked before zarr sees them.
 
-Only a node's own document counts. Consolidated metadata, which may describe another
-array than the one whose chunks are read, is a list of names at most.
+Only a node's own document counts. Consolidated metadata may describe other arrays than those whose
+chunks are read, so at most its names are used.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import zarr
 import zarr.abc.store
-from numpy.typing import NDArray
 from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
@@ -52,10 +52,12 @@ KEYS_OF_FORMAT_THREE = frozenset(
         *("codecs", "attributes", "storage_transformers", "dimension_names", "consolidated_metadata"),
     }
 )
-V3_NAMES = {
-    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    **{name: name for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")},
-}
+V3_NAMES = frozenset(
+    {
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("bool", "float16", "float32", "float64", "complex64", "complex128"),
+    }
+)
 
 
 async def get_within(
@@ -79,7 +81,10 @@ async def get_within(
             "declared. Restore it, or write it again."
         )
     if type(store) is LocalStore:
-        return await _get_local(store, key, prototype, start, stop, limit)
+        with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            found = await asyncio.to_thread(read_regular, store.root / key, start, stop, limit)
+            return prototype.buffer.from_array_like(found)
+        return None
     if isinstance(store, UrlStore):
         data = await store.get_within(key, start, stop, limit)
         return None if data is None else prototype.buffer.from_bytes(data)
@@ -92,18 +97,8 @@ async def get_within(
     return value
 
 
-async def _get_local(
-    store: LocalStore, key: str, prototype: BufferPrototype, start: int, stop: int | None, limit: int
-) -> Buffer | None:
-    try:
-        data: NDArray[Any] = await asyncio.to_thread(read_regular, store.root / key, start, stop, limit)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return None
-    return prototype.buffer.from_array_like(data)
-
-
 def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, bytes] | None:
-    """Return a JSON object and the bytes it was read from, None where there are none; see `document_at`."""
+    """Return a JSON object and the bytes it was read from, None where there is none; see `document_at`."""
     found = sync(get_within(store, key, default_buffer_prototype(), MAX_DOCUMENT_BYTES))
     if found is None:
         return None
@@ -119,7 +114,7 @@ def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, byt
 
 @dataclass(frozen=True)
 class Found:
-    """A document of an ``"array"`` or ``"group"``, its ``kind``, and the bytes that it was read from."""
+    """A document, its ``kind`` (``"array"`` or ``"group"``), and the bytes that it was read from."""
 
     zarr_format: int
     kind: str
@@ -128,16 +123,16 @@ class Found:
 
 
 def document_at(store: zarr.abc.store.Store, path: str, formats: tuple[int, ...] = (3, 2)) -> Found | None:
-    """Return what is at a path of a store, None where nothing is.
+    """Return what is at a path of a store, None where nothing is; format 3 is looked for before 2.
 
-    Format 3 is looked for before 2; objects are asked for, not whether they exist: some may not ask that.
+    Documents are read without asking first whether they exist: some stores do not permit the question.
 
     Raises
     ------
     InvalidDataError
         A document is too long, or no regular file.
     ValueError
-        It is of no array or group.
+        It describes neither an array nor a group.
     """
     for zarr_format in formats:
         names = {"zarr.json": ""} if zarr_format == 3 else {".zarray": "array", ".zgroup": "group"}
@@ -155,20 +150,10 @@ def document_at(store: zarr.abc.store.Store, path: str, formats: tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class ArrayDocument:
-    """A checked description of an array, which zarr can be given.
+    """A checked description of an array, called ``where`` in messages.
 
-    Attributes
-    ----------
-    document : mapping
-        What of the stored one zarr needs, its codecs still as they are stored.
-    where : str
-        Names the array in messages.
-    shape, chunks : tuple of int
-        ``chunks`` are what is decoded at a time.
-    shards : tuple of int or None
-        What is stored in one object, where that is not a chunk.
-    itemsize : int
-        Bytes.
+    ``document`` has the part of the stored document that zarr needs, its codecs unchanged. A chunk is
+    decoded at a time; a shard is stored in one object, where there are shards. ``itemsize`` is in bytes.
     """
 
     document: Document
@@ -185,12 +170,14 @@ class ArrayDocument:
         Raises
         ------
         InvalidDataError
-            A codec is none that is read, or chunks are larger than the array accounts for.
+            A codec is not read, or chunks are much larger than the array.
         InvalidDtypeError
             The array is not of numbers.
         ValueError
-            It is damaged.
+            The document is damaged.
         """
+        if "fill_value" not in document:
+            raise ValueError("it has no fill_value")
         make = _format_three if document.get("zarr_format") == 3 else _format_two
         found = make(document, where)
         found._check_sizes()
@@ -229,7 +216,7 @@ class ArrayDocument:
 
     @property
     def object_limit(self) -> int:
-        """Bytes that a stored object has at most: what it holds, encoded, and what writers waste."""
+        """The most bytes that a stored object may have: its values, encoded, and what writers waste."""
         return 2 * math.prod(self.shards or self.chunks) * self.itemsize + 16 * self._chunks_in_shard + 2**20
 
     def given_to_zarr(self) -> dict[str, Any]:
@@ -277,7 +264,7 @@ def _sizes(document: Document, key: str, least: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _dtype(name: object, where: str) -> int:
+def _itemsize(name: object, where: str) -> int:
     try:
         return number_type(name).itemsize
     except ValueError as error:
@@ -287,19 +274,17 @@ def _dtype(name: object, where: str) -> int:
         ) from error
 
 
-def _alike(shape: tuple[int, ...], *others: tuple[int, ...]) -> None:
+def _check_axes(shape: tuple[int, ...], *others: tuple[int, ...]) -> None:
     if len(shape) > 32 or any(len(other) != len(shape) for other in others):
         raise ValueError(f"shape {shape} and chunks {others} differ in their axes")
 
 
 def _format_two(document: Document, where: str) -> ArrayDocument:
     shape, chunks = _sizes(document, "shape", 0), _sizes(document, "chunks", 1)
-    _alike(shape, chunks)
-    itemsize = _dtype(document.get("dtype"), where)
+    _check_axes(shape, chunks)
+    itemsize = _itemsize(document.get("dtype"), where)
     if document.get("order") not in ("C", "F"):
         raise ValueError(f"order is {str(document.get('order'))[:60]!r}, neither 'C' nor 'F'")
-    if "fill_value" not in document:
-        raise ValueError("it has no fill_value")
     filters = document.get("filters")
     if filters is not None and not isinstance(filters, (list, tuple)):
         raise ValueError(f"filters are {str(filters)[:60]!r}")
@@ -309,7 +294,7 @@ def _format_two(document: Document, where: str) -> ArrayDocument:
         "chunks": chunks,
         "dtype": document["dtype"],
         "order": document["order"],
-        "fill_value": document.get("fill_value"),
+        "fill_value": document["fill_value"],
         "dimension_separator": document.get("dimension_separator", "."),
         "filters": filters,
         "compressor": document.get("compressor"),
@@ -330,7 +315,7 @@ def _configuration(document: Document, key: str, names: tuple[str, ...]) -> Mapp
 
 
 def _check_known(document: Document, keys: frozenset[str]) -> None:
-    """Raise ValueError where a document says what is not understood, and may change what chunks mean.
+    """Raise ValueError where a document has an unknown key that may change what chunks mean.
 
     https://zarr-specs.readthedocs.io/en/latest/v3/core/v3.0.html#extension-definition
     """
@@ -346,24 +331,14 @@ def _format_three(document: Document, where: str) -> ArrayDocument:
     _configuration(document, "chunk_key_encoding", ("default", "v2"))
     _check_known(document, KEYS_OF_FORMAT_THREE)
     data_type, codecs = document.get("data_type"), document.get("codecs")
-    itemsize = _dtype(V3_NAMES.get(data_type) if isinstance(data_type, str) else data_type, where)
+    known = not isinstance(data_type, str) or data_type in V3_NAMES
+    itemsize = _itemsize(data_type if known else None, where)
     if document.get("storage_transformers"):
         raise ValueError("storage transformers are not supported")
-    if "fill_value" not in document:
-        raise ValueError("it has no fill_value")
     if not isinstance(codecs, (list, tuple)):
         raise ValueError(f"codecs are {str(codecs)[:60]!r}")
-    kept: dict[str, Any] = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": data_type,
-        "chunk_grid": document["chunk_grid"],
-        "chunk_key_encoding": document["chunk_key_encoding"],
-        "fill_value": document.get("fill_value"),
-        "codecs": list(codecs),
-        "attributes": {},
-    }
+    kept = {key: document[key] for key in ("data_type", "chunk_grid", "chunk_key_encoding", "fill_value")}
+    kept |= {"zarr_format": 3, "node_type": "array", "shape": shape, "codecs": list(codecs), "attributes": {}}
     chunks, shards = stored, None
     first = codecs[0] if codecs else None
     if isinstance(first, Mapping) and first.get("name") == "sharding_indexed":
@@ -375,13 +350,13 @@ def _format_three(document: Document, where: str) -> ArrayDocument:
         ):
             raise ValueError("shards are encoded once more, or not described")
         chunks, shards = _sizes(sharding, "chunk_shape", 1), stored
-    _alike(shape, stored, chunks)
+    _check_axes(shape, stored, chunks)
     return ArrayDocument(kept, where, shape, chunks, shards, itemsize)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
-    """An array in a store, opened by its checked description; pickled as that."""
+    """An array in a store, opened by its checked description and pickled as this."""
 
     store: zarr.abc.store.Store
     path: str
@@ -389,15 +364,12 @@ class StoredArray:
 
     @cached_property
     def array(self) -> zarr.Array[Any]:
-        """The array, for reading; raises whatever zarr says of a document that it cannot use."""
+        """The array, for reading; raises whatever zarr raises for a document that it cannot use."""
         return zarr.Array.from_dict(StorePath(self.store, self.path), self.description.given_to_zarr())
 
     def within(self, store: zarr.abc.store.Store) -> zarr.Array[Any]:
-        """Return the array as it is read through another store, without reading its document again."""
+        """Return the array as read through another store; its document is not read again."""
         return zarr.Array(zarr.AsyncArray(self.array.metadata, StorePath(store, self.path)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store, "path": self.path, "description": self.description}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredArray, (self.store, self.path, self.description)

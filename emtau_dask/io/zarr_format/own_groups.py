@@ -1,12 +1,11 @@
-"""Zarr groups that this package wrote, such as saved models: read back without believing them.
+"""Zarr groups that this package wrote, such as saved models, read without trust.
 
-A model may come from a stranger. Only format 3 is read, only each array's own document, only
-the data types and codecs that are written here; and arrays that are large only on paper are refused.
+A model may come from a stranger. Only format 3 is read, only each array's own document, and only the
+data types and codecs that this package writes. Arrays that declare far more than is stored are refused.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ DTYPES = frozenset({"float64", "int64", "int32", "bool"})
 CODECS = frozenset({"bytes", "zstd"})
 MAX_CHUNKS = 2**16
 PLAIN_BYTES, MOST_COMPRESSED = 2**26, 100
-"""From how many bytes on arrays may not be more than so many times what is stored of them."""
+"""Arrays may declare so many bytes, and beyond that so many times their stored bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +45,10 @@ class OwnGroup:
         Raises
         ------
         InvalidDataError
-            One is missing or of another kind than is written here, or they are too large for what is stored.
+            An array is missing or is not as this package writes it, or they declare too many bytes for
+            those stored.
         Exception
-            Whatever zarr and codecs say of damage.
+            Whatever zarr and codecs raise for damage.
         """
         read = {name: self._read(name) for name in names}
         declared = sum(array.description.n_bytes for array, _ in read.values())
@@ -60,7 +60,7 @@ class OwnGroup:
         return {name: np.asarray(array.array[...]) for name, (array, _) in read.items()}
 
     def _read(self, name: str) -> tuple[StoredArray, int]:
-        """Return an array, in memory as it is stored, and how many bytes that takes."""
+        """Return an array whose stored bytes were copied to memory, and their number."""
         path = f"{self.path}/{name}".lstrip("/")
         found = document_at(self.store, path, (3,))
         if found is None or found.kind != "array":
@@ -75,7 +75,11 @@ class OwnGroup:
             )
         memory: dict[str, Buffer] = {}
         there = StoredArray(MemoryStore(memory), "", description)
-        for key in _chunk_keys(there, name):
+        counts = [-(-n // step) for n, step in zip(description.shape, description.chunks, strict=True)]
+        if math.prod(counts) > MAX_CHUNKS:
+            raise InvalidDataError(f"{name} has {math.prod(counts):,} chunks, more than emtau writes")
+        for place in np.ndindex(*counts):
+            key = there.array.metadata.encode_chunk_key(place)
             data = sync(
                 get_within(self.store, f"{path}/{key}", default_buffer_prototype(), description.object_limit)
             )
@@ -84,22 +88,13 @@ class OwnGroup:
         return there, sum(map(len, memory.values()))
 
 
-def _chunk_keys(stored: StoredArray, name: str) -> Iterable[str]:
-    description = stored.description
-    counts = [-(-n // step) for n, step in zip(description.shape, description.chunks, strict=True)]
-    if math.prod(counts) > MAX_CHUNKS:
-        raise InvalidDataError(f"{name} has {math.prod(counts):,} chunks, more than emtau writes")
-    metadata = stored.array.metadata
-    return (metadata.encode_chunk_key(place) for place in itertools.product(*map(range, counts)))
-
-
 def own_group(where: object) -> OwnGroup | None:
     """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None where there is none.
 
     Raises
     ------
     InvalidDataError
-        There is another thing, or one that cannot be read.
+        What is there is something else, or cannot be read.
     """
     store, path = _store_of(where)
     try:
@@ -107,9 +102,8 @@ def own_group(where: object) -> OwnGroup | None:
     except EmtauError:
         raise
     except Exception as error:  # whatever a store says
-        raise InvalidDataError(f"{where} cannot be read ({type(error).__name__}: {error}).") from cause_of(
-            error
-        )
+        message = f"{where} cannot be read ({type(error).__name__}: {error})."
+        raise InvalidDataError(message) from cause_of(error)
     if found is None or found.kind != "group":
         return None
     attributes = found.document.get("attributes", {})
