@@ -20,10 +20,10 @@ from emtau_dask.mixture.estep import Accumulated, ScoredBlock
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
 
 LARGEST = np.float64(1e150)
-"""Largest magnitude of a value: its square, summed over rows and features, stays within float64.
-NumPy would make a plain float one of float32, infinity, to compare float32 values with it."""
+"""Largest magnitude of a value: its square, summed over rows and features, stays within float64. It is not a
+plain float, which NumPy would convert to float32 (infinity) to compare it with float32 values."""
 ROW_BYTES = 16
-"""Of a loaded row beside its values: its position, and its row state."""
+"""Bytes of a loaded row's position and row state."""
 DOUBLE = np.dtype(np.float64)
 
 
@@ -38,18 +38,17 @@ class LoadedChunk:
     weights : ndarray of shape (n,) or None
         None where every row weighs 1.
     present : ndarray of intp or None
-        Positions of the rows of positive weight; None where all are.
+        Positions of the rows of positive weight; None for all rows.
     start : int or None
         Global number of the first row; None where chunk sizes are unknown.
     bytes_read : int
     chunk : int
     subset : ndarray of intp or None
-        Positions in the chunk of the only rows that are here, ascending; None
-        where all are.
+        Positions in the chunk of ``rows``, ascending; None for all rows.
     source_bytes : int
         Bytes that were read from the source for the whole chunk.
     contents : bytes
-        Its `chunk_contents`; empty where nobody asked.
+        Its `chunk_contents`; empty where they are not wanted.
     """
 
     rows: NDArray[Any]
@@ -69,15 +68,7 @@ class LoadedChunk:
     def blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
     ) -> Iterator[tuple[slice, Floats]]:
-        """Give rows a block at a time, in C order, whose values have been checked.
-
-        Parameters and what is given are those of `unchecked_blocks`.
-
-        Raises
-        ------
-        UnusableRowError
-            A row holds NaN, infinity or a number too large to be squared.
-        """
+        """Yield what `unchecked_blocks` yields, after `check_values`."""
         for where, rows in self.unchecked_blocks(positions, size, dtype):
             self.check_values(positions[where], rows, squared_length(rows))
             yield where, rows
@@ -85,24 +76,15 @@ class LoadedChunk:
     def unchecked_blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
     ) -> Iterator[tuple[slice, Floats]]:
-        """Give rows a block at a time, in C order.
-
-        Parameters
-        ----------
-        positions : ndarray of intp
-            Rows of the chunk, in order.
-        size : int
-            Rows of a block.
-        dtype : dtype
-            What they are converted to.
+        """Yield the rows at ``positions`` (ascending) as ``dtype``, in C order, a block at a time.
 
         Yields
         ------
         where : slice
             The block's place in ``positions``.
         rows : ndarray of shape (at most ``size``, d)
-            Not to be changed, and valid until the next block: a view of the
-            chunk where that will do, else of one buffer into which rows are gathered.
+            Read-only, and valid until the next block: a view of the chunk where
+            possible, else of a buffer that is used again.
         """
         everything = len(positions) == len(self.rows)
         direct = (
@@ -130,13 +112,7 @@ class LoadedChunk:
     def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
         """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.
 
-        Parameters
-        ----------
-        positions : ndarray of intp
-            Of the rows.
-        rows : ndarray
-        squared : float
-            The sum of their squares: where it is small enough, so is every value.
+        ``squared`` is the sum of all squares: where it is small enough, so is every value.
         """
         if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
             return
@@ -190,14 +166,14 @@ class ChunkLoader:
     weights : ChunkReader or None
         None where every row weighs 1.
     cache : RowCache or None
-        Where active rows are kept between passes; None where they are not.
+        Of active rows, between passes.
     positions : Positions
     made_in : str
-        The process that made it, and holds what its tasks need for as long as the fit lasts.
+        The fitting process.
     known : mapping of int to bytes
-        What chunks held in a run that is resumed, by chunk; those are compared.
+        The contents of chunks in the run that is resumed, with which they are compared.
     noted : frozenset of int
-        The chunks whose contents are noted.
+        The chunks whose contents are computed for the checkpoint.
     """
 
     rows: ChunkReader
@@ -214,13 +190,7 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the chunk.
-
-        Raises
-        ------
-        CheckpointMismatchError
-            It does not hold what it held in the run that is resumed.
-        """
+        """Return the chunk; `CheckpointMismatchError` where it changed since the run that is resumed."""
         self._hold()
         rows, bytes_read = self.rows.load(chunk_range, row_blocks)
         weights, present = None, self.positions.of(len(rows))
@@ -230,6 +200,11 @@ class ChunkLoader:
             bytes_read += weight_bytes
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
+        known, contents = self.known.get(chunk_range.chunk), b""
+        if known is not None or chunk_range.chunk in self.noted:
+            contents = chunk_contents(rows, weights)
+        if known is not None:
+            check_contents(chunk_range, contents, known)
         return LoadedChunk(
             rows,
             weights,
@@ -238,17 +213,8 @@ class ChunkLoader:
             bytes_read,
             chunk_range.chunk,
             source_bytes=bytes_read,
-            contents=self._contents(chunk_range, rows, weights),
+            contents=contents,
         )
-
-    def _contents(self, chunk_range: ChunkRange, rows: NDArray[Any], weights: Floats | None) -> bytes:
-        known = self.known.get(chunk_range.chunk)
-        if known is None and chunk_range.chunk not in self.noted:
-            return b""
-        contents = chunk_contents(rows, weights)
-        if known is not None:
-            check_contents(chunk_range, contents, known)
-        return contents
 
     def load_active(
         self,
@@ -257,7 +223,7 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the chunk, or only some rows of it from the cache, among them those at ``positions``."""
+        """Return the cached rows of the chunk, at least those at ``positions``, or else the whole chunk."""
         found = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
         if found is None:
             return self.load(chunk_range, row_blocks, weight_blocks)
@@ -290,15 +256,7 @@ class ChunkLoader:
 
 
 def loaded_bytes(sources: Sequence[Source], chunk_rows: Sequence[int]) -> dict[int, int]:
-    """Return the bytes that each chunk takes when it is loaded, by chunk.
-
-    Parameters
-    ----------
-    sources : sequence of Source
-        The rows, and what is read beside them.
-    chunk_rows : sequence of int
-        Rows of each chunk.
-    """
+    """Return the bytes that each chunk of ``chunk_rows`` rows of all sources takes in memory, by chunk."""
     width = ROW_BYTES + sum(
         math.prod(source.shape[1:]) * max(source.dtype.itemsize, DOUBLE.itemsize) for source in sources
     )

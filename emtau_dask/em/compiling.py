@@ -1,4 +1,4 @@
-"""Whether the rows of a fit go by compiled tiles, in this process and in those that run its tasks."""
+"""Whether a fit uses the compiled loops, in this process and in those that run its tasks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from emtau_dask.settings import read_settings
 
 KEY = "emtau.compiled"
 WORTH_IT = 2**26
-"""Products of features and coefficients, in an iteration, from which on a fit is compiled for: some ten
-milliseconds of a core, beside half a second to import numba and, once on a machine, a few to compile."""
+"""Fewest products of features and coefficients in an iteration for which a fit is compiled. They take some
+ten milliseconds; the import of numba takes half a second, and the first compilation a few seconds."""
 
 
 def compile_setting() -> str:
@@ -35,10 +35,10 @@ def compile_setting() -> str:
 
 
 def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
-    """Return whether a fit goes by compiled tiles where it can: as dask's ``emtau.compiled`` says.
+    """Return whether a fit uses the compiled loops where it can.
 
-    By default fits of some size, where this process and all workers there are can compile,
-    but none whose components go centred.
+    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `WORTH_IT`,
+    unless the form is centred, or this process or a worker cannot compile.
 
     Parameters
     ----------
@@ -60,17 +60,11 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
     size = n_rows * n_components * structure_named(covariance_type).n_row_features(n_features)
     if size < WORTH_IT or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
         return False
-    return why_not_compiled() is None and _workers_can_compile(client)
-
-
-def _workers_can_compile(client: Any) -> bool:
-    """Return whether all workers of a client can, True where there is no client.
-
-    One that goes away meanwhile does not count; should it only have seemed to, `check_compiler` says so.
-    """
+    if why_not_compiled() is not None:
+        return False
     if client is None:
         return True
-    with cluster_errors():
+    with cluster_errors():  # a worker that is lost meanwhile (OSError) is left to `check_compiler`
         answers = client.run(why_not_compiled, on_error="return")
     return all(answer is None or isinstance(answer, OSError) for answer in answers.values())
 

@@ -1,7 +1,7 @@
-"""What the chunks of the data held when they were first read, so that a resume knows them again.
+"""Digests of what chunks held when they were first read, by which a resume recognises the data.
 
-A part of every chunk is looked at, in strips that are spread evenly: so much as takes less than a
-hundredth of a pass. The chunks that `fingerprint` samples are looked at whole, beside this.
+Of every chunk evenly spread strips are digested, in less than a hundredth of the time of a pass. The
+few chunks that `fingerprint` samples are also digested whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.numerics import Floats
 
 LINE, LINES, STRIPS = 64, 16, 32
-"""Words of 8 bytes to a line, lines to a strip of 8 KiB, and of how many strips one is looked at."""
+"""Words of 8 bytes in a line, lines in a strip of 8 KiB, and of how many strips one is digested."""
 STRIP_BYTES = 8 * LINE * LINES
 PERIOD_BYTES = STRIPS * STRIP_BYTES
 HALF_BYTES = 16
@@ -26,22 +26,12 @@ CONTENTS_BYTES = 2 * HALF_BYTES
 
 
 def strips_digest(values: NDArray[Any]) -> bytes:
-    """Return 16 bytes that depend on one strip of values in 32.
+    """Return 16 bytes that depend on one strip in 32 of an array of any dtype and memory order.
 
-    Of the values' bytes in C order each strip of 8 KiB that begins a period of 256 KiB is taken as 16
-    lines of 64 words, little-endian integers of 8 bytes, which are added up modulo 2⁶⁴: such sums do
-    not depend on the machine, and take a tenth of the time of a hash.
-
-    Parameters
-    ----------
-    values : ndarray
-        Of any dtype and memory order.
-
-    Returns
-    -------
-    bytes
-        The beginning of the SHA-256 of the sums, 64 of each period in order, of what of the strip that
-        begins the last, shorter period is there, and of the number of bytes.
+    The array's bytes in C order are divided into periods of 256 KiB. The first 8 KiB of each period are
+    16 lines of 64 little-endian words of 8 bytes; the lines are added modulo 2⁶⁴, which takes a tenth of
+    the time of a hash and is the same on any machine. Returned is the beginning of the SHA-256 of these
+    sums, of the first 8 KiB of the last, shorter period, and of the number of bytes.
     """
     periods = values.nbytes // PERIOD_BYTES
     if values.flags.c_contiguous:
@@ -61,7 +51,7 @@ def strips_digest(values: NDArray[Any]) -> bytes:
 
 
 def _bytes_at(values: NDArray[Any], begin: int) -> NDArray[np.uint8]:
-    """Return a strip of the bytes that ``values`` would have in C order."""
+    """Return the strip at byte ``begin`` of ``values`` in C order."""
     row_bytes = max(1, values.nbytes // max(1, len(values)))
     first, end = begin // row_bytes, -(-(begin + STRIP_BYTES) // row_bytes)
     found = np.ascontiguousarray(values[first:end]).reshape(-1).view(np.uint8)
@@ -88,17 +78,9 @@ def check_contents(chunk: ChunkRange, found: bytes, known: bytes) -> None:
 
 
 class ReadContents:
-    """What the chunks of a fit's data hold, as far as the fit has read them.
+    """The `chunk_contents` in ``known``, by chunk: those of earlier processes of the run, and of this one.
 
-    Parameters
-    ----------
-    known : mapping of int to bytes
-        The `chunk_contents` that an earlier process of the run found, by chunk.
-
-    Attributes
-    ----------
-    known : mapping of int to bytes
-        Also what this process found; another object whenever it says more.
+    A new chunk makes ``known`` another object.
     """
 
     def __init__(self, known: Mapping[int, bytes]) -> None:
@@ -106,11 +88,11 @@ class ReadContents:
         self._looked_at: set[int] = set()
 
     def to_compare(self) -> dict[int, bytes]:
-        """Return what chunks should hold that this process has not yet looked at, by chunk."""
+        """Return the known contents of chunks that this process has not compared yet, by chunk."""
         return {chunk: told for chunk, told in self.known.items() if chunk not in self._looked_at}
 
     def found(self, contents: Mapping[int, bytes]) -> None:
-        """Take note of what chunks hold, which has been compared."""
+        """Take note of contents that have been compared."""
         self._looked_at |= contents.keys()
         new = {chunk: told for chunk, told in contents.items() if chunk not in self.known}
         if new:

@@ -1,4 +1,4 @@
-"""What the passes of a fit use beside rows and parameters."""
+"""What the passes of a fit need besides rows and parameters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ from emtau_dask.io.cache import RowCache
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What belongs to a fit while it goes on, and ends with it; `fit.open_context` makes one.
-
-    Attributes
-    ----------
-    observer : FitObserver
-    cache : RowCache or None
-        Where row state and active rows are kept between passes; None where they are not.
-    read_ahead : int
-        Bytes that a pass may hold read ahead.
-    positions : Positions
-    """
+    """What belongs to a process while a fit lasts, see `fit.open_context`; ``read_ahead`` is in bytes."""
 
     observer: FitObserver = field(default_factory=SilentObserver)
     cache: RowCache | None = None

@@ -42,18 +42,7 @@ class FrozenRows:
 
 @dataclass(frozen=True)
 class ChunkOutcome:
-    """What a partial E-step leaves of one chunk.
-
-    Attributes
-    ----------
-    chunk : int
-    remaining : int
-        Rows left active.
-    state : SlotState or None
-        Where its row state was written; None for policies that keep none.
-    contents : bytes
-        What it holds, see `LoadedChunk`.
-    """
+    """A chunk after a partial E-step: how many rows remain active, and where its row state is, if any."""
 
     chunk: int
     remaining: int
@@ -63,28 +52,28 @@ class ChunkOutcome:
 
 @dataclass(frozen=True, eq=False)
 class PassTotals:
-    """The merged result of a pass.
+    """The merged result of a pass; by default that of a pass over no rows.
 
     Attributes
     ----------
     statistics : SufficientStatistics or None
-        Of the rows scored; None where a chunk had none.
+        Of the rows scored; None where there were none.
     log_likelihood : float
         ``Σ s_n ln p(x_n)`` over them, nats.
     leaving : FrozenRows or None
-        Those of them that go inactive now.
+        Those of them that become inactive now.
     scored : int
         Rows scored.
     chunks : tuple of ChunkOutcome
     bytes_read : int
     """
 
-    statistics: SufficientStatistics | None
-    log_likelihood: float
-    leaving: FrozenRows | None
-    scored: int
-    chunks: tuple[ChunkOutcome, ...]
-    bytes_read: int
+    statistics: SufficientStatistics | None = None
+    log_likelihood: float = 0.0
+    leaving: FrozenRows | None = None
+    scored: int = 0
+    chunks: tuple[ChunkOutcome, ...] = ()
+    bytes_read: int = 0
 
 
 def merge_frozen(
@@ -125,17 +114,7 @@ def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) ->
 
 @dataclass(frozen=True, eq=False)
 class RowTracking:
-    """Who decides about rows, and where tasks leave row state, for policies that keep any.
-
-    Attributes
-    ----------
-    policy : ActivityPolicy
-    writer : RowStateWriter
-    kept : frozenset of str
-        Arrays whose values inactive rows keep; others are stored as zero there.
-    cache : RowCache or None
-        Where the state of chunks with active rows is kept beside.
-    """
+    """A policy and where its row state is stored; for inactive rows all arrays but ``kept`` are set to 0."""
 
     policy: ActivityPolicy
     writer: RowStateWriter
@@ -143,7 +122,7 @@ class RowTracking:
     cache: RowCache | None
 
     def fresh(self, n_rows: int, positions: Ints) -> Mapping[str, NDArray[Any]]:
-        """Return the state of a chunk's rows of which those at ``positions`` are active, all else 0."""
+        """Return new state for a chunk: the rows at ``positions`` are active, all else is 0."""
         state: dict[str, NDArray[Any]] = {
             name: np.zeros(n_rows, dtype) for name, dtype in self.writer.fields.by_name.items()
         }
@@ -151,13 +130,7 @@ class RowTracking:
         return state
 
     def last(self, chunk_range: ChunkRange, slot: SlotState) -> Mapping[str, NDArray[Any]]:
-        """Return the state that ``slot`` says, by name.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            It cannot be read.
-        """
+        """Return the arrays at ``slot``, by name; `CheckpointCorruptError` where they cannot be read."""
         found = None if self.cache is None else self.cache.find_state(chunk_range.chunk, slot.sha256)
         if found is None:
             stored = self.writer.read(slot, chunk_range.n_rows)
@@ -167,12 +140,25 @@ class RowTracking:
                 self.cache.keep_state(chunk_range.chunk, slot.sha256, found)
         return found
 
-    def leave(self, chunk: int, state: Mapping[str, NDArray[Any]]) -> SlotState:
-        """Write the state of a chunk's rows, which is not to be changed any more."""
-        slot = self.writer.write(chunk, state)
+    def write(
+        self,
+        chunk: int,
+        state: Mapping[str, NDArray[Any]],
+        after: Mapping[str, NDArray[Any]],
+        positions: Ints,
+        stays: Bools,
+    ) -> SlotState:
+        """Write a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
+        written = {ACTIVE: np.zeros_like(state[ACTIVE])}
+        written[ACTIVE][positions] = stays
+        for name, values in after.items():
+            kept = name in self.kept
+            written[name] = state[name].copy() if kept else np.zeros_like(state[name])
+            written[name][positions] = values if kept else np.where(stays, values, 0)
+        slot = self.writer.write(chunk, written)
         if self.cache is not None:
-            if state[ACTIVE].any():
-                self.cache.keep_state(chunk, slot.sha256, state)
+            if stays.any():
+                self.cache.keep_state(chunk, slot.sha256, written)
             else:
                 self.cache.drop_state(chunk)
         return slot
@@ -180,14 +166,7 @@ class RowTracking:
 
 @dataclass(frozen=True)
 class EStepItem:
-    """What the task of a chunk is told.
-
-    Attributes
-    ----------
-    chunk_range : ChunkRange
-    state : SlotState or None
-        Its row state; None where it starts afresh, every row active.
-    """
+    """The chunk of a task, and its row state: None where every row is active and none is stored yet."""
 
     chunk_range: ChunkRange
     state: SlotState | None
@@ -195,25 +174,11 @@ class EStepItem:
 
 @dataclass(frozen=True, eq=False)
 class FoundRows:
-    """What is read of a chunk for its E-step.
-
-    Attributes
-    ----------
-    loaded : LoadedChunk
-        The chunk, or some of its rows, among them the active ones.
-    positions : ndarray of intp
-        Of the active rows.
-    state : mapping of str to ndarray or None
-        Row arrays as they were; None for policies that keep none.
-    """
+    """At least the active rows of a chunk, their positions, and the row state, None where none is kept."""
 
     loaded: LoadedChunk
     positions: Ints
     state: Mapping[str, NDArray[Any]] | None
-
-
-def _same(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> bool:
-    return all(np.array_equal(values, after[name]) for name, values in before.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,13 +220,16 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             n = len(positions)
             outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
             return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
-        statistics, log_likelihood, evidence = self._evidence(loaded, positions)
+        n = len(positions)
+        label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
+        evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
+        statistics, log_likelihood = self._score(loaded, positions, evidence)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
         after, stays = checked_update(self.tracking.policy, before, evidence)
-        if item.state is not None and stays.all() and _same(before, after):
-            written = item.state
-        else:
-            written = self._write(self.tracking, loaded.chunk, state, after, positions, stays)
+        unchanged = stays.all() and all(np.array_equal(before[name], after[name]) for name in before)
+        written = item.state
+        if written is None or not unchanged:
+            written = self.tracking.write(loaded.chunk, state, after, positions, stays)
         self.loader.keep_active(loaded, positions[stays])
         return PassTotals(
             statistics,
@@ -272,24 +240,6 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             loaded.bytes_read,
         )
 
-    def _write(
-        self,
-        tracking: RowTracking,
-        chunk: int,
-        state: Mapping[str, NDArray[Any]],
-        after: Mapping[str, NDArray[Any]],
-        positions: Ints,
-        stays: Bools,
-    ) -> SlotState:
-        active = np.zeros_like(state[ACTIVE])
-        active[positions] = stays
-        written = {ACTIVE: active}
-        for name, values in after.items():
-            kept = name in tracking.kept
-            written[name] = state[name].copy() if kept else np.zeros_like(state[name])
-            written[name][positions] = values if kept else np.where(stays, values, 0)
-        return tracking.leave(chunk, written)
-
     def _frozen(self, loaded: LoadedChunk, positions: Ints) -> FrozenRows | None:
         if not len(positions):
             return None
@@ -298,14 +248,6 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
         entropy = log_likelihood - expected_log_density(statistics, self.kernels.plan.parameters)
         return FrozenRows(statistics, max(0.0, entropy))
-
-    def _evidence(
-        self, loaded: LoadedChunk, positions: Ints
-    ) -> tuple[SufficientStatistics | None, float, Evidence]:
-        n = len(positions)
-        label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
-        evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
-        return *self._score(loaded, positions, evidence), evidence
 
     def _score(
         self, loaded: LoadedChunk, positions: Ints, evidence: Evidence | None

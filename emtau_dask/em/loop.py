@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from emtau_dask.em.estep_task import (
     EStepItem,
@@ -42,7 +42,7 @@ from emtau_dask.policies import (
 
 @dataclass(frozen=True)
 class EmSettings:
-    """How a run of EM goes on, and when it ends.
+    """How EM proceeds, and when it ends.
 
     Attributes
     ----------
@@ -72,11 +72,10 @@ def iterate(
     ----------
     problem : Problem
     state : RunState
-        Of a run that begins, or of one that is resumed.
+        Of a new run, or of one that is resumed.
     settings : EmSettings
     writer : callable () -> RowStateWriter or None
-        Called for each pass; gives where its tasks leave row state, None where
-        the policy keeps none.
+        Called for each pass; writes its row state. None where the policy keeps none.
     after : callable (RunState) -> None
         Called after each iteration.
 
@@ -111,10 +110,10 @@ def advance(
     frozen = None if state.afresh else state.frozen
     chunks = problem.chunks if state.afresh else [chunk for chunk, rows in state.remaining.items() if rows]
 
-    def score(plan: KernelPlan) -> PassTotals | None:
+    def score(plan: KernelPlan) -> PassTotals:
         return _e_step(problem, state, plan, settings, chunks, writer())
 
-    def maximise(totals: PassTotals | None) -> MixtureParameters:
+    def maximise(totals: PassTotals) -> MixtureParameters:
         statistics = _all_rows(problem, totals, frozen)
         return m_step(statistics, problem.structure, settings.reg_covar, problem.executor.threads)
 
@@ -122,15 +121,14 @@ def advance(
         score, maximise, plan_kernel(state.parameters, problem.rows.dtype)
     )
     bound = _lower_bound(problem, state.parameters, totals, frozen)
-    scored = 0 if totals is None else totals.scored
     record = IterationRecord(
         iteration=state.iteration + 1,
         lower_bound=bound,
-        active_rows=scored,
-        full_pass=scored == problem.n_present,
+        active_rows=totals.scored,
+        full_pass=totals.scored == problem.n_present,
         chunks_processed=len(chunks),
         chunks_skipped=len(problem.chunks) - len(chunks),
-        bytes_read=0 if totals is None else totals.bytes_read,
+        bytes_read=totals.bytes_read,
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
     )
@@ -156,13 +154,8 @@ def advance(
     )
 
 
-def _following(
-    problem: Problem, state: RunState, totals: PassTotals | None, frozen: FrozenRows | None
-) -> RunState:
-    """Return the state with what a pass left of the rows: who is active, and what the others contribute."""
-    since_reset = 1 if state.afresh else state.since_reset + 1
-    if totals is None:
-        return replace(state, frozen=frozen, since_reset=since_reset, remaining={})
+def _following(problem: Problem, state: RunState, totals: PassTotals, frozen: FrozenRows | None) -> RunState:
+    """Return the state with the active rows that a pass left, and the statistics of the others."""
     if problem.contents is not None:
         problem.contents.found(
             {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
@@ -171,7 +164,7 @@ def _following(
     return replace(
         state,
         frozen=merge_frozen(problem.structure, frozen, totals.leaving),
-        since_reset=since_reset,
+        since_reset=1 if state.afresh else state.since_reset + 1,
         remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
         slots={**state.slots, **written},
     )
@@ -184,11 +177,11 @@ def _stop_reason(schedule: Schedule, change: float | None, tol: float) -> str | 
 
 
 def _with_enough_digits(
-    score: Callable[[KernelPlan], PassTotals | None],
-    maximise: Callable[[PassTotals | None], MixtureParameters],
+    score: Callable[[KernelPlan], PassTotals],
+    maximise: Callable[[PassTotals], MixtureParameters],
     plan: KernelPlan,
-) -> tuple[PassTotals | None, MixtureParameters]:
-    """Return the totals of a pass by ``plan``, or of a second, centred one where it lost too much; and Θ."""
+) -> tuple[PassTotals, MixtureParameters]:
+    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass."""
     totals = score(plan)
     try:
         parameters = maximise(totals)
@@ -198,8 +191,7 @@ def _with_enough_digits(
         if not plan.together.any():
             raise
     again = score(plan.centred)
-    if totals is not None and again is not None:
-        again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
+    again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
     return again, maximise(again)
 
 
@@ -210,7 +202,7 @@ def _e_step(
     settings: EmSettings,
     chunks: Sequence[int],
     writer: RowStateWriter | None,
-) -> PassTotals | None:
+) -> PassTotals:
     tracking = None
     if writer is not None:
         arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
@@ -220,7 +212,7 @@ def _e_step(
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
     iteration = state.iteration + 1
-    return problem.map_reduce(
+    totals = problem.map_reduce(
         EStepTask(problem.loader(noting=True), Kernels(plan, compiled=problem.compiled), iteration, tracking),
         partial(merge_totals, problem.structure),
         name="estep",
@@ -228,25 +220,23 @@ def _e_step(
         items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
     )
+    return totals or PassTotals()
 
 
-def _all_rows(problem: Problem, totals: PassTotals | None, frozen: FrozenRows | None) -> SufficientStatistics:
+def _all_rows(problem: Problem, totals: PassTotals, frozen: FrozenRows | None) -> SufficientStatistics:
     parts = [part.statistics for part in (frozen, totals) if part is not None and part.statistics is not None]
     if not parts:
         raise CheckpointCorruptError(
             "row state has no active row where the checkpoint says that there are some."
         )
-    statistics = parts[0]
-    for part in parts[1:]:
-        statistics = merge(problem.structure, statistics, part)
-    return statistics
+    return reduce(partial(merge, problem.structure), parts)
 
 
 def _lower_bound(
-    problem: Problem, parameters: MixtureParameters, totals: PassTotals | None, frozen: FrozenRows | None
+    problem: Problem, parameters: MixtureParameters, totals: PassTotals, frozen: FrozenRows | None
 ) -> float:
     """Return Neal and Hinton's free energy F(Θ, q), nats per (weighted) row."""
-    total = 0.0 if totals is None else totals.log_likelihood
+    total = totals.log_likelihood
     if frozen is not None:
         total += expected_log_density(frozen.statistics, parameters) + frozen.entropy
     return total / problem.total_weight

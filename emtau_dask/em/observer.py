@@ -1,4 +1,4 @@
-"""How a fit tells of its progress."""
+"""How a fit reports its progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emtau_dask.mixture.model import MixtureParameters
 
 
 class FitObserver(PassObserver, Protocol):
-    """Told of every pass, chunk and iteration; must not raise."""
+    """Is notified of every pass, chunk and iteration; must not raise."""
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """An iteration is complete; ``parameters`` are those of its M-step."""
@@ -26,7 +26,7 @@ class FitObserver(PassObserver, Protocol):
 
 
 class SilentObserver:
-    """Tells nobody."""
+    """Ignores all that it is notified of."""
 
     def stage(self, name: str, chunks: int) -> None:
         """Ignore."""

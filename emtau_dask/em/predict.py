@@ -43,13 +43,7 @@ class Scoring:
         return (n_components,) if self.per_component else ()
 
     def __call__(self, rows: NDArray[Any], plan: KernelPlan, block_info: Any = None) -> NDArray[Any]:
-        """Return it for ``rows`` (n, d); ``block_info`` is dask's, for messages.
-
-        Raises
-        ------
-        InvalidDataError
-            A row holds NaN or infinity.
-        """
+        """Return it for ``rows`` (n, d), see `score_chunk`; ``block_info`` is dask's, for messages."""
         start: int | None = 0
         chunk = 0
         if block_info:
@@ -61,7 +55,7 @@ class Scoring:
 
 
 def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:
-    """Return several things about every row of a chunk, in one pass over it, by a plan for float64.
+    """Return an array (n,) or (n, K) for each of ``scorings``, from one pass by a plan for float64.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ SCAN_ROWS = 2**12
 
 
 def chunk_costs(source: Source) -> dict[int, float]:
-    """Return the numbers that each chunk holds, by chunk."""
+    """Return how many values each chunk with rows holds, by chunk."""
     width = math.prod(source.shape[1:])
     return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
 
@@ -50,9 +50,9 @@ class Problem:
         Runs the passes over the rows.
     context : Context
     compiled : bool
-        Whether rows go by compiled tiles where they can.
+        Whether the compiled loops are used where they can be.
     contents : ReadContents or None
-        What chunks hold, for a checkpoint; None where there is none.
+        For a checkpoint; None where there is none.
     """
 
     rows: Source
@@ -83,7 +83,7 @@ class Problem:
 
     @cached_property
     def costs(self) -> dict[int, float]:
-        """The numbers that each chunk holds, by chunk."""
+        """See `chunk_costs`."""
         return chunk_costs(self.rows)
 
     @property
@@ -93,18 +93,15 @@ class Problem:
 
     @cached_property
     def ahead(self) -> AheadBudget | None:
-        """What a pass over the rows may read ahead; None for rows that are not stored, or no bytes."""
+        """What a pass may read ahead; None where rows are not stored, or no bytes are allowed."""
         if not self.context.read_ahead or not is_stored(self.rows):
             return None
         return AheadBudget(self.context.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
     def loader(self, *, noting: bool = False) -> ChunkLoader:
-        """Return what tasks take along to load chunks; rows that are not stored gain nothing from a cache.
+        """Return what loads chunks in tasks, with a cache for stored rows.
 
-        Parameters
-        ----------
-        noting : bool
-            Whether the pass tells what chunks hold of which that is not known.
+        With ``noting`` it computes the contents of chunks whose contents are unknown.
         """
         weights = None if self.weights is None else self.weights.reader()
         cache = self.context.cache if is_stored(self.rows) else None
@@ -125,19 +122,10 @@ class Problem:
         costs: Mapping[int, float] | None = None,
         beside: ChunkInput | None = None,
     ) -> T | None:
-        """Run a pass over the rows, and tell the observer of it; see `execution.Pass`.
+        """Run a pass over the rows, see `execution.Pass`; return the merged result, None without items.
 
-        Parameters
-        ----------
-        task, merge, name, stage
-            See `execution.Pass`. A task gets the blocks of ``beside``, of the rows, and of
-            the weights.
-        items : mapping of int to object, optional
-            By default the chunk_range of every chunk that holds rows.
-        costs : mapping of int to float, optional
-            By default the numbers that each chunk holds.
-        beside : ChunkInput, optional
-            What tasks read beside the rows; where that is anything, nothing is read ahead.
+        By default ``items`` are `chunk_ranges`, and ``costs`` are `Problem.costs`. A task gets the blocks of
+        ``beside`` (if given), of the rows, and of the weights. With ``beside`` nothing is read ahead.
         """
         sources = self.sources if beside is None else [beside, *self.sources]
         work = Pass(
@@ -153,16 +141,14 @@ class Problem:
         return self.executor.map_reduce(work, self.context.observer)
 
 
-@dataclass(frozen=True)
-class _WeightTotals:
+class _WeightTotals(NamedTuple):
     weight: float
     present: int
     first_bad: str | None
 
-    def plus(self, other: _WeightTotals) -> _WeightTotals:
-        return _WeightTotals(
-            self.weight + other.weight, self.present + other.present, self.first_bad or other.first_bad
-        )
+
+def _merge_weights(a: _WeightTotals, b: _WeightTotals) -> _WeightTotals:
+    return _WeightTotals(a.weight + b.weight, a.present + b.present, a.first_bad or b.first_bad)
 
 
 @dataclass(frozen=True)
@@ -218,7 +204,7 @@ def make_problem(
         weights = weights.aligned(rows.chunk_rows)
         work = Pass(
             _WeightTask(weights.reader()),
-            partial(reduce, _WeightTotals.plus),
+            partial(reduce, _merge_weights),
             [weights],
             chunk_ranges(rows.chunk_rows),
             name="weights",
@@ -227,10 +213,10 @@ def make_problem(
         )
         totals = executor.map_reduce(work, context.observer)
         assert totals is not None
-        n_present, total_weight = totals.present, totals.weight
-        if totals.first_bad is not None:
+        total_weight, n_present, first_bad = totals
+        if first_bad is not None:
             raise InvalidDataError(
-                f"{totals.first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g})."
+                f"{first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g})."
             )
         if n_present == 0:
             raise InvalidDataError(
@@ -273,10 +259,9 @@ class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
 
 @contextmanager
 def first_unusable_row_named(problem: Problem) -> Iterator[None]:
-    """Raise the `UnusableRowError` of the first unusable row, whichever a pass stumbled over.
+    """Raise the `UnusableRowError` of the first unusable row of all.
 
-    Chunks run side by side, so a pass may meet a later one first; another pass
-    then looks at them all.
+    Tasks run side by side, so a pass may find a later one; a second pass then checks all rows.
     """
     try:
         yield

@@ -1,8 +1,4 @@
-"""All that a fit remembers between one pass and the next, as frozen records.
-
-A fit is a function from such a record and the data to the next one, so that to
-go on after an interruption is nothing but to begin from an earlier record.
-"""
+"""The state of a fit between two passes, as frozen records; a fit is resumed from such a record."""
 
 from __future__ import annotations
 
@@ -48,11 +44,11 @@ class RunState:
         What the next iteration's bound is compared with.
     records : tuple of IterationRecord
     frozen : FrozenRows or None
-        What the rows that are not active contribute.
+        Of the inactive rows.
     since_reset : int
         Iterations since every row was last made active.
     afresh : bool
-        Whether the next iteration scores every row, its state begun anew.
+        Whether the next iteration scores every row, with new row state.
     remaining : mapping of int to int
         Rows left active, by chunk; chunks without any may be absent.
     slots : mapping of int to SlotState
@@ -96,7 +92,7 @@ class FitState:
     run : int
         The run under way, from 0.
     start : KMeansProgress or None
-        Where its k-means start has got to.
+        Of a k-means start under way.
     current : RunState or None
         None until its Θ₀ is known.
     best : RunState or None

@@ -1,4 +1,4 @@
-"""What a fit owns while it goes on, and gives back when it ends."""
+"""What belongs to a process while a fit lasts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,10 @@ RELEASE_SECONDS = 5.0
 def open_context(
     executor: Executor, observer: FitObserver, settings: Settings, *, keeps_rows: bool
 ) -> Iterator[Context]:
-    """Give the context of a fit; of what it owns nothing stays after the end.
+    """Open the context of a fit: BLAS is limited to one thread, and active rows are cached between passes.
 
-    It owns the limit of BLAS to one thread, and what this process and workers keep of rows between passes.
-
-    Parameters
-    ----------
-    executor : Executor
-    observer : FitObserver
-    settings : Settings
-    keeps_rows : bool
-        Whether the policy keeps row state, so that active rows are worth keeping too.
+    At the end the limit and all caches, those of workers too, are removed. ``keeps_rows`` says whether
+    the policy keeps row state; only then are active rows cached.
     """
     with (
         interrupts_as_they_are(),
@@ -43,10 +36,9 @@ def open_context(
 
 @contextmanager
 def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
-    """Give a cache of active rows and row state; None where it would hold nothing.
+    """Open a cache of active rows and row state, None where ``limit`` is 0.
 
-    There is none where tasks run in a pool of processes, which need not outlast a pass and cannot be told
-    of the end.
+    Also None for a pool of processes: they may end with a pass, and cannot be notified of the fit's end.
     """
     client = executor.client
     if not limit or (client is None and not executor.in_process):
@@ -62,7 +54,7 @@ def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
 
 
 def _release_on(client: Any, token: str) -> None:
-    """Let workers remove what they keep; one that does not answer does so when other fits follow."""
+    """Let workers remove their caches; one that does not answer removes them in a later fit."""
 
     def tell() -> None:
         with suppress(Exception):

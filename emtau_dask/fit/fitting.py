@@ -43,13 +43,13 @@ class FitSettings:
     init_params : str
         A name of `STARTS`.
     given : GivenParameters
-        Starting parameters that win over the start's.
+        Starting parameters that replace those of the start.
     seeds : tuple of int
         One for each run.
     previous_bound : float or None
         What the first iteration's bound is compared with, for a warm start.
     compiled : bool
-        Whether rows go by compiled tiles where they can: decided once for a fit.
+        Whether the compiled loops are used where they can be; decided once for a fit.
     """
 
     n_components: int
@@ -64,21 +64,14 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class FitSources:
-    """What a fit reads.
-
-    Attributes
-    ----------
-    rows : Source
-    weights, responsibilities : Source or None
-        In the chunks of the rows. Given responsibilities win over every other start.
-    """
+    """What a fit reads, in the chunks of the rows. Given responsibilities replace every other start."""
 
     rows: Source
     weights: Source | None = None
     responsibilities: Source | None = None
 
     def named(self) -> dict[str, Source]:
-        """Return those that there are, by what users call them."""
+        """Return the sources that are given, by the names of the estimator's arguments."""
         values = {
             "X": self.rows,
             "sample_weight": self.weights,
@@ -90,7 +83,7 @@ class FitSources:
 def fit(
     settings: FitSettings, sources: FitSources, executor: Executor, journal: Journal, context: Context
 ) -> FitState:
-    """Go on with a fit until all its runs have ended; the best final bound wins.
+    """Run a fit until all its runs have ended; the best is the one with the highest final bound.
 
     Parameters
     ----------
@@ -99,9 +92,9 @@ def fit(
     executor : Executor
         Runs the passes over the rows.
     journal : Journal
-        Its ``state`` is where the fit begins: a new one, or one that is resumed.
+        The fit begins from its ``state``: a new one, or one that is resumed.
     context : Context
-        What the fit owns while it goes on, see `open_context`.
+        See `open_context`.
 
     Returns
     -------
@@ -154,7 +147,7 @@ class _Task:
 
 
 def _run_left_out(task: _Task, state: FitState, error: SingularComponentError) -> FitState:
-    """Return the state before the next run; raises ``error`` where there is none, and none before."""
+    """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
     n_runs = len(task.settings.seeds)
     if state.run == n_runs - 1 and state.best is None:
         raise error

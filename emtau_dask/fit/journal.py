@@ -1,4 +1,4 @@
-"""How a fit is remembered: the port, and a journal whose memory ends with the process."""
+"""How the states of a fit are saved: the port, and a journal that ends with the process."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ WITNESS = "witness"
 
 
 class Journal(Protocol):
-    """Remembers a fit while it goes on."""
+    """Saves the states of a fit."""
 
     @property
     def state(self) -> FitState:
-        """The state of which it last took note: where the fit begins, or is resumed."""
+        """The last state saved: where the fit begins, or is resumed."""
         ...
 
     @property
     def fields(self) -> RowFields | None:
-        """The row state that is kept; None for policies that keep none."""
+        """The fields of row state; None for policies that keep none."""
         ...
 
     @property
     def contents(self) -> ReadContents | None:
-        """What the data is found to hold; None where nothing outlasts this process."""
+        """The digests of the data read so far; None where nothing outlasts this process."""
         ...
 
     def writer(self) -> RowStateWriter | None:
-        """Return where the next iteration's tasks leave row state; None where none is kept."""
+        """Return what writes the next iteration's row state; None where none is kept."""
         ...
 
     def save(self, state: FitState, *, commit: bool) -> None:
-        """Take note of a new state; it must outlast this process where ``commit`` says so."""
+        """Save a new state; with ``commit`` it must outlast this process."""
         ...
 
     def due(self, step: int) -> bool:
@@ -53,7 +53,7 @@ class Journal(Protocol):
         ...
 
     def watched(self) -> AbstractContextManager[None]:
-        """Say in errors of the store what can be resumed, or that another process has gone on."""
+        """Add to errors of the store what can be resumed, or that another process has continued the fit."""
         ...
 
 
@@ -69,13 +69,7 @@ def row_fields(rows: Source, n_components: int, policy: ActivityPolicy, max_iter
 class TemporaryJournal:
     """Row state in a temporary folder; nothing outlasts the process.
 
-    Parameters
-    ----------
-    objects : LocalObjects or None
-    fields : RowFields or None
-        None where the policy keeps no row state.
-    n_slots : int
-        Chunks of the data.
+    ``objects`` and ``fields`` are None where the policy keeps no row state; ``n_slots`` counts the chunks.
     """
 
     contents: ReadContents | None = None
@@ -103,8 +97,7 @@ class TemporaryJournal:
     def save(self, state: FitState, *, commit: bool) -> None:
         """Remove the row state that the new one replaces."""
         self.state = state
-        runs = [run for run in (state.current, state.best) if run is not None]
-        self.retain(*runs)
+        self.retain(*(run for run in (state.current, state.best) if run is not None))
 
     def retain(self, *runs: RunState) -> None:
         """Remove all row state but that of ``runs``."""
@@ -132,15 +125,15 @@ class TemporaryJournal:
 
 @contextmanager
 def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[TemporaryJournal]:
-    """Hold a temporary local store for row state, where ``fields`` say that there is any.
+    """Open a journal, with a temporary local folder for row state unless ``fields`` is None.
 
-    It lies in dask's ``temporary-directory``, or the system's; what fits of
-    killed processes left there is removed first.
+    The folder is in dask's ``temporary-directory``, or the system's; what killed processes left there
+    is removed first.
 
     Raises
     ------
     ConfigError
-        There is no place for it.
+        The folder cannot be created.
     """
     if fields is None:
         yield TemporaryJournal(None, None, n_slots)

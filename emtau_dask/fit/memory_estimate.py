@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -22,11 +23,11 @@ COMPILER_BYTES = 150 * 10**6
 FLOAT = 8
 STATISTICS_KEPT = 32
 ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
-"""Of a row while its chunk is processed: positions twice, two values of evidence, its weight, masks."""
+"""Bytes of a row while its chunk is processed: positions twice, two values of evidence, weight, masks."""
 STATE_COPIES = 6
 SAMPLE_COPIES = 6
 READING_SLACK = 2**22
-"""What a read holds beside what is in proportion to its rows, for chunks as they are not yet."""
+"""Bytes that a read of chunks of another length may take, beside those in proportion to its rows."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class FitDemand:
     Attributes
     ----------
     memory : int
-        Bytes resident in one process, an upper bound; of graph sources only the
-        engine's own part, and the chunks.
+        Upper bound of the resident bytes of one process, without the tasks of
+        graph sources.
     largest_read : int
         Bytes that reading the longest chunk holds at once, of ``memory``.
     cache : int
@@ -52,7 +53,7 @@ class FitDemand:
         Chunks that hold rows.
     complete : bool
         Whether ``memory`` covers all: False for graph sources, whose own tasks
-        need what they need.
+        need an unknown amount.
     """
 
     memory: int
@@ -67,7 +68,7 @@ class FitDemand:
 
 @dataclass(frozen=True)
 class FitOutline:
-    """What a fit's demand depends on beside its data.
+    """What a fit's demand depends on besides its data.
 
     Attributes
     ----------
@@ -83,7 +84,7 @@ class FitOutline:
         Bytes of chunks that the process may hold before their tasks ask for
         them; 0 where other processes run the tasks.
     compiled : bool
-        Whether rows go by compiled tiles where they can.
+        Whether the compiled loops are used where they can be.
     """
 
     n_components: int
@@ -96,14 +97,7 @@ class FitOutline:
 
 
 def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
-    """Return what a fit of these sources needs.
-
-    Parameters
-    ----------
-    sources : mapping of str to Source
-        The rows under ``"X"``, and what is read beside them, in the same chunks.
-    outline : FitOutline
-    """
+    """Return what a fit needs; ``sources`` are the rows, ``"X"``, and others in the same chunks."""
     rows = sources["X"]
     reading = sum(_reading(source) for source in sources.values())
     costs = chunk_costs(rows)
@@ -145,16 +139,10 @@ def _memory(
 
 
 def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:
-    """Return how many rows chunks may have, as stored and as read, for a fit to stay within ``limit`` bytes.
+    """Return how many rows a chunk, as stored and read, may have for a fit to stay within ``limit`` bytes.
 
-    Of numbers a twentieth apart; 0 where none will do. Reading a chunk is taken
-    to hold as many bytes for each of its rows as it does now.
-
-    Parameters
-    ----------
-    sources : mapping of str to Source
-    outline : FitOutline
-    limit : int
+    Lengths a twentieth apart are tried; 0 means that none fits. It is assumed that a read takes as many
+    bytes for each row as it does now.
     """
     longest = max(sources["X"].chunk_rows, default=0)
     reading = sum(_reading(source) for source in sources.values())
@@ -243,9 +231,7 @@ def _merges(leaves: set[tuple[int, int]]) -> int:
     merges, level, nodes = 0, 0, {number for depth, number in leaves if depth == 0}
     highest = max((depth for depth, _ in leaves), default=0)
     while len(nodes) > 1 or level < highest:
-        groups: dict[int, int] = {}
-        for number in nodes:
-            groups[number // FAN_IN] = groups.get(number // FAN_IN, 0) + 1
+        groups = Counter(number // FAN_IN for number in nodes)
         merges += sum(count > 1 for count in groups.values())
         level += 1
         nodes = set(groups) | {number for depth, number in leaves if depth == level}

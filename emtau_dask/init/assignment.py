@@ -1,12 +1,10 @@
-"""Passes that turn responsibilities from elsewhere than an E-step into sufficient statistics.
+"""The pass that computes sufficient statistics without an E-step.
 
-K-means assignments, random and given responsibilities differ only in how a
-block of rows gets its responsibilities; the pass over chunks is one.
+Its responsibilities come from k-means, from random numbers or from the user.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,18 +37,7 @@ DRAWN_AT_ONCE = 2**12
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Rows of one chunk that are assigned together.
-
-    Attributes
-    ----------
-    rows : ndarray of shape (n, d), float64
-    weights : ndarray of shape (n,) or None
-        None where every row weighs 1.
-    positions : ndarray of shape (n,), intp
-        The rows' positions in the chunk, ascending.
-    start : int
-        Global number of the chunk's first row.
-    """
+    """Rows (n, d) of one chunk, at ascending ``positions``; ``start`` is the chunk's first row number."""
 
     rows: Floats
     weights: Floats | None
@@ -77,18 +64,6 @@ def _under(structure: CovarianceStructure, block: RowBlock, responsibilities: Fl
     return block_statistics(structure, block.rows, np.ascontiguousarray(responsibilities.T))
 
 
-class _Soft(ABC):
-    """Gives every row a responsibility for every component, whatever its values are."""
-
-    @abstractmethod
-    def responsibilities(self, block: RowBlock) -> Floats:
-        """Return those of the block's rows, (n, K)."""
-
-    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
-        """Return the statistics of a block."""
-        return _under(structure, block, self.responsibilities(block))
-
-
 def nearest(rows: Floats, centres: Floats) -> Ints:
     """Return the index of each row's nearest centre; ties go to the lowest."""
     origin = centres.mean(axis=0)
@@ -100,9 +75,9 @@ def nearest(rows: Floats, centres: Floats) -> Ints:
 
 
 def distinct_rows(rows: Floats) -> tuple[Ints, Ints]:
-    """Return the first of each group of equal rows, and the group of each row; groups are in sorted order.
+    """Return the index of the first of each group of equal rows, and the group of each row, in sorted order.
 
-    As `numpy.unique` along an axis, which makes a TypeError of an interrupt.
+    `numpy.unique` along an axis does the same, but raises TypeError when it is interrupted.
     """
     order = np.lexsort(rows.T[::-1])
     in_order = rows[order]
@@ -115,14 +90,14 @@ def distinct_rows(rows: Floats) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class NearestCentre:
-    """Hard assignment to the nearest centre; equal centres share their rows equally.
+    """Assignment to the nearest centre; equal centres share their rows equally.
 
     Attributes
     ----------
     distinct : ndarray of shape (m, d)
         The centres, each once.
     shares : ndarray of shape (m, K)
-        What a row of each gives to each component: 1, or 1/n to each of n equal centres.
+        Responsibilities of a row of each: 1, or 1/n for each of n equal centres.
     """
 
     distinct: Floats
@@ -145,7 +120,7 @@ class NearestCentre:
         return self.shares[nearest(rows, self.distinct)]
 
     def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
-        """Return the statistics of the centres' own rows."""
+        """Return the statistics of a block."""
         n_distinct, n_components = self.shares.shape
         if n_distinct < n_components:
             return _under(structure, block, self.responsibilities(block.rows))
@@ -154,8 +129,8 @@ class NearestCentre:
 
 
 @dataclass(frozen=True)
-class RandomResponsibilities(_Soft):
-    """Uniform draws, addressed by global row number and normalised to 1 per row."""
+class RandomResponsibilities:
+    """Uniform random numbers, a function of the row's number, divided by their sum in each row."""
 
     seed: int
     n_components: int
@@ -164,8 +139,8 @@ class RandomResponsibilities(_Soft):
         """Return itself."""
         return self
 
-    def responsibilities(self, block: RowBlock) -> Floats:
-        """Return the draws of rows, (n, K)."""
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of a block."""
         positions, start = block.positions, block.start
         result = np.empty((len(positions), self.n_components))
         begin = 0
@@ -177,12 +152,12 @@ class RandomResponsibilities(_Soft):
             result[begin:end] = draws[positions[begin:end] - first]
             begin = end
         result /= result.sum(axis=1, keepdims=True)
-        return result
+        return _under(structure, block, result)
 
 
 @dataclass(frozen=True, eq=False)
-class GivenResponsibilities(_Soft):
-    """Responsibilities that the user gives, read chunk by chunk and checked."""
+class GivenResponsibilities:
+    """Responsibilities that the user gives; ``values`` are those of the chunk."""
 
     reader: ChunkReader
     values: NDArray[Any] | None = None
@@ -192,14 +167,8 @@ class GivenResponsibilities(_Soft):
         values, _ = self.reader.load(chunk_range, blocks)
         return GivenResponsibilities(self.reader, values)
 
-    def responsibilities(self, block: RowBlock) -> Floats:
-        """Return the responsibilities of rows, (n, K).
-
-        Raises
-        ------
-        InvalidDataError
-            A value is negative or not finite, or a row does not sum to 1 within 1e-6.
-        """
+    def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
+        """Return the statistics of a block; for errors see `start_from_responsibilities`."""
         assert self.values is not None
         values = self.values[block.positions].astype(np.float64)
         sums = values.sum(axis=1)
@@ -211,7 +180,7 @@ class GivenResponsibilities(_Soft):
                 f"(sum {sums[i]:.6g}); each must be at least 0 and finite, and they must sum to 1 within "
                 "1e-6."
             )
-        return values
+        return _under(structure, block, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,8 +204,8 @@ class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientSt
         n_rows = even_length(len(positions), wanted)
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
-            of_block = None if weights is None else weights[where]
-            block = RowBlock(rows, of_block, positions[where], item.start)
+            block_weights = None if weights is None else weights[where]
+            block = RowBlock(rows, block_weights, positions[where], item.start)
             merger.push(assignment.statistics(self.structure, block))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
@@ -244,17 +213,7 @@ class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientSt
 def statistics_under(
     problem: Problem, assignment: Assignment, *, stage: str, source: Source | None = None
 ) -> SufficientStatistics:
-    """Return the statistics of all rows under an assignment, in one pass.
-
-    Parameters
-    ----------
-    problem : Problem
-    assignment : Assignment
-    stage : str
-        Names the pass to the observer.
-    source : Source, optional
-        What the assignment reads, in the problem's chunks.
-    """
+    """Return the statistics of all rows, in one pass; the assignment reads ``source``, in the same chunks."""
     total: SufficientStatistics | None = problem.map_reduce(
         _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
         partial(merged, problem.structure),

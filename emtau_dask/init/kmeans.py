@@ -21,23 +21,16 @@ SEED_LIMIT = 2**32
 
 @dataclass(frozen=True, eq=False)
 class KMeansOutcome:
-    """A finished run.
+    """The statistics of all rows under the last assignment, and the number of passes over the rows."""
 
-    Attributes
-    ----------
-    centres : ndarray of shape (K, d)
-        The means of the last assignment.
-    statistics : SufficientStatistics
-        Of all rows under the last assignment, in the problem's covariance structure.
-    n_iter : int
-        Passes over the rows.
-    converged : bool
-    """
-
-    centres: Floats
     statistics: SufficientStatistics
     n_iter: int
     converged: bool
+
+    @property
+    def centres(self) -> Floats:
+        """The means of the last assignment, (K, d)."""
+        return self.statistics.means
 
 
 def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
@@ -59,8 +52,8 @@ def _on_sample(problem: Problem, seed: int) -> KMeansProgress:
     return KMeansProgress(read_only_copy(start.cluster_centers_), tolerance, 0)
 
 
-def _forget(progress: KMeansProgress) -> None:
-    """Remember nothing between passes."""
+def forget(progress: KMeansProgress) -> None:
+    """Do not save the progress."""
 
 
 def lloyd(
@@ -69,28 +62,24 @@ def lloyd(
     *,
     max_iter: int = 300,
     progress: KMeansProgress | None = None,
-    after: Callable[[KMeansProgress], None] = _forget,
+    after: Callable[[KMeansProgress], None] = forget,
 ) -> KMeansOutcome:
     """Run k-means: to convergence on a bounded sample, then by Lloyd passes over all rows.
 
-    Stops when the centres' squared movement is at most 1e-4 of the features'
-    mean variance (scikit-learn's default). A centre left without rows moves onto
-    the occupied one with the most rows, and shares them in one more pass.
+    It stops when the centres' squared movement is at most 1e-4 of the features'
+    mean variance (scikit-learn's default). A centre without rows moves onto the
+    centre with the most rows, and the two share them in one more pass.
 
     Parameters
     ----------
     problem : Problem
     seed : int
     max_iter : int
-        Passes over the rows, at least 1; up to K more where centres keep losing their rows.
+        Passes over the rows, at least 1; up to K more where centres lose all their rows.
     progress : KMeansProgress, optional
-        Where to go on; by default the sample is drawn first.
+        Of a run that is resumed.
     after : callable (KMeansProgress) -> None
         Called after the sample and after each pass but the last.
-
-    Returns
-    -------
-    KMeansOutcome
     """
     if progress is None:
         progress = _on_sample(problem, seed)
@@ -108,8 +97,8 @@ def lloyd(
             progress = replace(progress, centres=read_only_copy(moved), n_iter=n_iter)
         else:
             movement = float(((statistics.means - centres) ** 2).sum())
-            if movement <= progress.tolerance or n_iter >= max_iter:
-                converged = movement <= progress.tolerance
-                return KMeansOutcome(statistics.means, statistics, n_iter, converged)
+            converged = movement <= progress.tolerance
+            if converged or n_iter >= max_iter:
+                return KMeansOutcome(statistics, n_iter, converged)
             progress = replace(progress, centres=statistics.means, n_iter=n_iter)
         after(progress)

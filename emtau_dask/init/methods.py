@@ -17,7 +17,7 @@ from emtau_dask.init.assignment import (
     distinct_rows,
     statistics_under,
 )
-from emtau_dask.init.kmeans import lloyd, plusplus_seeds
+from emtau_dask.init.kmeans import forget, lloyd, plusplus_seeds
 from emtau_dask.init.sampling import sample_rows, sample_size
 from emtau_dask.io.sources import Source
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step
@@ -27,39 +27,21 @@ KMEANS_PASSES = 10
 SPARE_ROWS = 64
 
 
-def _forget(progress: KMeansProgress) -> None:
-    """Remember nothing of a start under way."""
-
-
 @dataclass(frozen=True, eq=False)
 class StartRequest:
-    """What a start needs to know.
-
-    Attributes
-    ----------
-    problem : Problem
-    seed : int
-    progress : KMeansProgress or None
-        Where an interrupted start is resumed.
-    after : callable (KMeansProgress) -> None
-        Called where an interrupted start could go on.
-    """
+    """What a start depends on; ``progress`` and ``after`` are those of `lloyd`."""
 
     problem: Problem
     seed: int
     progress: KMeansProgress | None = None
-    after: Callable[[KMeansProgress], None] = _forget
+    after: Callable[[KMeansProgress], None] = forget
 
 
 @dataclass(frozen=True, eq=False)
 class GivenParameters:
-    """Starting parameters that the user gives; None where the start decides.
+    """Starting parameters that the user gives, None for the others.
 
-    Attributes
-    ----------
-    weights : ndarray of shape (K,) or None
-    means : ndarray of shape (K, d) or None
-    precisions : (covariances, precisions_cholesky) or None
+    Weights (K,), means (K, d), and as ``precisions`` the covariances and the precision factors.
     """
 
     weights: Floats | None = None
@@ -67,7 +49,7 @@ class GivenParameters:
     precisions: tuple[Floats, Floats] | None = None
 
     def complete(self, covariance_type: str) -> MixtureParameters | None:
-        """Return Θ₀ where all of it is given, None where a start must supply the rest."""
+        """Return Θ₀ where all parameters are given, else None."""
         if self.weights is None or self.means is None or self.precisions is None:
             return None
         return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
@@ -90,10 +72,9 @@ def _plusplus_start(request: StartRequest) -> SufficientStatistics:
 
 
 def _random_rows_start(request: StartRequest) -> SufficientStatistics:
-    problem, seed = request.problem, request.seed
-    n_components = problem.n_components
+    problem, n_components = request.problem, request.problem.n_components
     size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
-    sample = sample_rows(problem, seed, size)
+    sample = sample_rows(problem, request.seed, size)
     first, _ = distinct_rows(sample.rows)
     distinct = sample.rows[np.sort(first)[:n_components]]
     return _seeded_start(problem, read_only_copy(np.resize(distinct, (n_components, problem.n_features))))
@@ -112,7 +93,7 @@ STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingPr
         "random_from_data": _random_rows_start,
     }
 )
-"""What ``init_params`` names: each returns the statistics whose M-step is Θ₀."""
+"""The starts by their ``init_params``; each returns the statistics whose M-step is Θ₀."""
 
 
 def check_responsibilities_shape(responsibilities: Source | None, rows: Source, n_components: int) -> None:

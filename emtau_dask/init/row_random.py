@@ -1,8 +1,6 @@
-"""Random numbers addressed by global row number.
+"""Random numbers that depend on seed, purpose and row number alone, not on the chunks.
 
-A row's numbers are a function of (seed, purpose, row), drawn from the
-counter-based generator Philox (Salmon et al. 2011), so that a seed gives the
-same start under any chunking.
+They are drawn from the counter-based generator Philox (Salmon et al. 2011).
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ def row_uniforms(seed: int, purpose: int, start: int, stop: int, width: int) -> 
     seed : int
         Non-negative, below 2**64.
     purpose : int
-        `RESPONSIBILITY` or `PRIORITY`; different streams of one seed.
+        `RESPONSIBILITY` or `PRIORITY`; each is a stream of its own.
     start, stop : int
     width : int
-        Numbers a row.
+        How many numbers a row has.
 
     Returns
     -------

@@ -23,24 +23,16 @@ ROWS_PER_COMPONENT = 16
 
 
 def sample_size(n_components: int, n_features: int) -> int:
-    """Return how many rows a sample has at most.
-
-    16 MiB of float64, within 4,096 to 65,536 rows, and at least 16 rows a component.
-    """
+    """Return the largest size of a sample: 16 MiB, but 4,096 to 65,536 rows, and at least 16 a component."""
     rows = max(MIN_SAMPLE_ROWS, min(MAX_SAMPLE_ROWS, SAMPLE_ELEMENTS // n_features))
     return max(rows, ROWS_PER_COMPONENT * n_components)
 
 
 @dataclass(frozen=True, eq=False)
 class RowSample:
-    """Rows drawn without replacement, each row of positive weight equally likely, in random order.
+    """Rows (m, d) drawn without replacement, with their weights and numbers (m,).
 
-    Attributes
-    ----------
-    rows : ndarray of shape (m, d), float64
-    weights : ndarray of shape (m,)
-    numbers : ndarray of shape (m,)
-        Global row numbers.
+    Each row of positive weight is equally likely.
     """
 
     rows: Floats
@@ -53,14 +45,12 @@ class _Draw:
     priorities: Floats
     numbers: Ints
 
-    def lowest(self, size: int) -> _Draw:
-        order = np.lexsort((self.numbers, self.priorities))[:size]
-        return _Draw(self.priorities[order], self.numbers[order])
-
 
 def _merge_draws(size: int, a: _Draw, b: _Draw) -> _Draw:
-    both = _Draw(np.append(a.priorities, b.priorities), np.append(a.numbers, b.numbers))
-    return both.lowest(size)
+    """Return the ``size`` rows of the lowest priorities, in their order."""
+    priorities, numbers = np.append(a.priorities, b.priorities), np.append(a.numbers, b.numbers)
+    order = np.lexsort((numbers, priorities))[:size]
+    return _Draw(priorities[order], numbers[order])
 
 
 @dataclass(frozen=True)
@@ -123,11 +113,10 @@ def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
 
 
 def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
-    """Return ``size`` rows, or all of them where there are fewer.
+    """Return ``size`` rows, or all of them where there are fewer, in random order.
 
-    The rows with the lowest of random priorities addressed by global row
-    number: the first pass draws and reads no rows, the second reads only the
-    chunks that hold chosen ones.
+    Each row number has a random priority, and the lowest are chosen. The first pass draws them and
+    reads no rows, the second reads the chunks of the chosen rows.
 
     Raises
     ------
@@ -146,15 +135,13 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
     )
     draw = problem.executor.map_reduce(work, problem.context.observer)
     assert draw is not None
-    chosen = draw.lowest(size).numbers
-    ascending = np.sort(chosen)
     sample = problem.map_reduce(
         _TakeTask(problem.loader()),
         partial(reduce, _join),
         name="take",
         stage="sample rows",
-        items=_by_chunk(problem, ascending),
+        items=_by_chunk(problem, np.sort(draw.numbers)),
     )
     assert sample is not None
-    order = np.searchsorted(sample.numbers, chosen)
-    return RowSample(sample.rows[order], sample.weights[order], chosen)
+    order = np.searchsorted(sample.numbers, draw.numbers)
+    return RowSample(sample.rows[order], sample.weights[order], draw.numbers)
