@@ -194,10 +194,9 @@ class BlockKernel:
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
-        structure = self._plan.parameters.structure
         some = None if self._products is None else self._products.statistics()
         centred = None if self._centred is None else self._centred.total()
         if some is None:
             return centred
-        found = spread_out(structure, some, self._plan.together)
-        return found if centred is None else merge(structure, found, centred)
+        found = spread_out(some, self._plan.together)
+        return found if centred is None else merge(self._plan.parameters.structure, found, centred)
