@@ -28,7 +28,7 @@ from emtau_dask.mixture.covariance.squares import Squares
 from emtau_dask.mixture.numerics import Floats, Step, summed_product
 
 Moments = tuple[Floats, ...]
-"""``Σ_n r_kn φ_n``, (K, F), and what a covariance type needs besides; adds up over blocks."""
+"""``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
 
 
 @dataclass(frozen=True, eq=False)
