@@ -10,60 +10,36 @@ from emtau_dask.mixture.numerics import AnyArray, Ints
 
 
 class FeatureConstants(NamedTuple):
-    """What is the same for all blocks under one Θ; F features, of the dtype of the products.
+    """What is the same for all blocks under one Θ; arrays of numbers have the dtype of the products.
 
-    Attributes
-    ----------
-    centre : ndarray of shape (d,)
-    turned : ndarray of shape (d, d)
-        Transpose of the frame's transform; (0, 0) for the identity.
-    first, i, j : ndarray of intp
-        Square s is the sum of ``y_i y_j`` over pairs ``first[s]`` to ``first[s + 1]``.
-    coefficients : ndarray of shape (K, F)
-    least : float
-        Exponentials of anything below it are 0.
-    ceiling : float, nats
-        What log-densities are above scores by.
+    Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
     """
 
-    centre: AnyArray
-    turned: AnyArray
+    centre: AnyArray  # (d,)
+    turned: AnyArray  # the transpose of the frame's transform, (d, d); (0, 0) for the identity
     first: Ints
     i: Ints
     j: Ints
-    coefficients: AnyArray
-    least: float
-    ceiling: float
+    coefficients: AnyArray  # (K, F)
+    least: float  # the exponentials of smaller numbers are taken for 0
+    ceiling: float  # log-densities less scores, nats
 
 
 class FeatureBuffers(NamedTuple):
-    """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
+    """Buffers of one thread for tiles of T rows; T numbers fill a multiple of three cache lines.
 
-    T numbers fill a multiple of three cache lines.
-
-    Attributes
-    ----------
-    differences : ndarray of shape (d, T)
-        The same as the features' coordinates where nothing is transformed. Finite where a block begins.
-    features : ndarray of shape (F, T)
-        The first is 1 throughout. Finite where a block begins.
-    scores : ndarray of shape (K, T)
-    sums, peaks : ndarray of shape (T,)
-    part : ndarray of shape (K, F')
-        Sums of the first F' of the F features.
-    weighted : ndarray of shape (d, T), or (0, T)
-        Where squares over all components are wanted.
-    square : ndarray of shape (d, d) or (0, 0)
+    In a tile of fewer rows, the other columns keep what an earlier tile left, and are multiplied by 0.
+    Differences and features must therefore be finite where a block begins.
     """
 
-    differences: AnyArray
-    features: AnyArray
-    scores: AnyArray
-    sums: AnyArray
-    peaks: AnyArray
-    part: AnyArray
-    weighted: AnyArray
-    square: AnyArray
+    differences: AnyArray  # (d, T); without a transform, the coordinates among the features
+    features: AnyArray  # (F, T); the first is 1 throughout
+    scores: AnyArray  # (K, T)
+    sums: AnyArray  # (T,)
+    peaks: AnyArray  # (T,)
+    part: AnyArray  # sums of the first F' features, (K, F')
+    weighted: AnyArray  # (d, T) where squares over all components are wanted, else (0, T)
+    square: AnyArray  # (d, d) there, else (0, 0)
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:

@@ -1,8 +1,8 @@
 """The joint form of compiled tiles: rows whitened by each component, and scatters about its old mean.
 
-As `mixture.estep.joint`, but that nothing is kept of the whitened rows but the squares of their lengths, and
-that scatters are summed on and above their diagonals alone, some rows at a time that a component is
-responsible for.
+As `mixture.estep.joint`, with two differences. Of the whitened rows only their squared lengths are kept. And
+scatters are summed only on and above their diagonals, over a few rows at a time for which the component has
+responsibility.
 """
 
 from __future__ import annotations
@@ -22,58 +22,29 @@ from emtau_dask.mixture.numerics import AnyArray
 
 
 class JointConstants(NamedTuple):
-    """What is the same for all blocks under one Θ.
+    """What is the same for all blocks under one Θ."""
 
-    Attributes
-    ----------
-    centre : ndarray of shape (d,)
-        c.
-    means : ndarray of shape (K, d)
-        ``μ_k − c``.
-    log_scales : ndarray of shape (K,), nats
-    whitening : ndarray of shape (K, d, 1 + d)
-        ``[−P_kᵀ (μ_k − c), P_kᵀ]``, 0 above the diagonal of the second.
-    least : float
-        Exponentials of anything below it are 0.
-    ceiling : float, nats
-        What log-densities are above scores by.
-    negligible : float
-        Responsibilities that scatters leave out, as a part of the mean one for the component in the tile.
-    """
-
-    centre: AnyArray
-    means: AnyArray
-    log_scales: AnyArray
-    whitening: AnyArray
-    least: float
-    ceiling: float
-    negligible: float
+    centre: AnyArray  # c, (d,)
+    means: AnyArray  # μ_k − c, (K, d)
+    log_scales: AnyArray  # (K,), nats
+    whitening: AnyArray  # [−P_kᵀ (μ_k − c), P_kᵀ], (K, d, 1 + d); P_kᵀ is 0 above its diagonal
+    least: float  # the exponentials of smaller numbers are taken for 0
+    ceiling: float  # log-densities less scores, nats
+    negligible: float  # responsibility that scatters leave out, relative to the component's mean in the tile
 
 
 class JointBuffers(NamedTuple):
-    """Of one thread, for tiles of T rows; what is left of a longer tile is multiplied by 0.
+    """Buffers of one thread for tiles of T rows, as `FeatureBuffers`; coordinates must be finite.
 
-    T numbers fill a multiple of three cache lines. S is what `side_of` says of d features, and the results'
-    squares are of shape (K, S, S).
-
-    Attributes
-    ----------
-    coordinates : ndarray of shape (1 + d, T)
-        ``[1, x − c]``. Finite where a block begins.
-    scores : ndarray of shape (K, T)
-    sums, peaks : ndarray of shape (T,)
-    part : ndarray of shape (K, 1 + d)
-        Sums of the coordinates.
-    residuals : ndarray of shape (R, at least S)
-        ``√w (x − μ_k)`` of some rows that a component is responsible for; 0 in the columns after the first d.
+    S is what `side_of` returns for d features; the squares of the results are of shape (K, S, S).
     """
 
-    coordinates: AnyArray
-    scores: AnyArray
-    sums: AnyArray
-    peaks: AnyArray
-    part: AnyArray
-    residuals: AnyArray
+    coordinates: AnyArray  # [1, x − c], (1 + d, T)
+    scores: AnyArray  # (K, T)
+    sums: AnyArray  # (T,)
+    peaks: AnyArray  # (T,)
+    part: AnyArray  # sums of the coordinates, (K, 1 + d)
+    residuals: AnyArray  # √w (x − μ_k) of R rows, (R, at least S); 0 after the first d columns
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
@@ -109,18 +80,10 @@ def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any
 
 @loop
 def conclude(constants: Any, sums: Any, upper: Any, weights: Any, means: Any, scatter: Any) -> None:
-    """Write the statistics of rows, as `mixture.estep.joint.statistics_of_joint` finds them.
+    """Write weights (K,), means (K, d) and scatter (K, d, d); see `mixture.estep.joint.statistics_of_joint`.
 
-    Parameters
-    ----------
-    constants : JointConstants
-    sums : ndarray of shape (K, 1 + d)
-    upper : ndarray of shape (K, S, S)
-        Scatters about the constants' means, on and above the diagonals of their first d rows and columns.
-    weights : ndarray of shape (K,)
-    means : ndarray of shape (K, d)
-    scatter : ndarray of shape (K, d, d)
-        These three are written.
+    ``sums`` are those of the coordinates, (K, 1 + d); ``upper`` (K, S, S) are the scatters about the means of
+    the constants, on and above the diagonals of their first d rows and columns.
     """
     for k in range(len(weights)):
         weight, shift = sums[k, 0], means[k]

@@ -1,9 +1,9 @@
 """The E-step over a block of rows as one compiled loop, during which other threads may run.
 
-A block goes tile by tile through all that is done to it, so that a tile stays in the core's own
-cache. What depends on the form of products is in modules of their own, which say by `overload` how to
-`fill` tiles, to `score` and to `collect` for constants of their type. Only `mixture.compiled.tiles` imports
-these modules, where numba is installed.
+All work on one tile of a block is done before the next tile, so that a tile stays in the core's own cache.
+What depends on the form is in a module for each form, which says by `overload` how to `fill` tiles, to
+`score` and to `collect` for constants of its type. Only `mixture.compiled.tiles` imports these modules, where
+numba is installed.
 """
 
 from __future__ import annotations
@@ -21,43 +21,32 @@ from numba.extending import intrinsic, overload
 from emtau_dask.mixture.compiled.products import OPTIONS, loop, sum_loop
 from emtau_dask.mixture.numerics import Floats, Ints
 
-PARTS = "cd2832a066e786b8"
-"""Of the contents of the modules that `accumulate` is compiled from beside this one: what numba keeps of
-this one holds them too."""
+PARTS = "b6264af83dcf0bd4"
+"""Digest of the other modules that `accumulate` is compiled from. Numba recompiles it when this file changes:
+with the digest, also when they change."""
 TO_READ_SOON = 0, 2, 1
-"""To read, into the core's larger cache, data: what LLVM's prefetch is told."""
+"""Arguments of LLVM's prefetch: for reading, into the core's larger cache, of data."""
 LOG2_E = 1.0 / math.log(2.0)
 LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-"""ln 2 as a sum, of which a multiple of the first by an exponent is exact."""
+"""ln 2 as a sum; the product of the first term and an exponent is exact."""
 LN_2_HIGH_SINGLE, LN_2_LOW_SINGLE = np.float32(0.693359375), np.float32(-2.12194440e-4)
 TO_INTEGER, TO_INTEGER_SINGLE = 1.5 * 2.0**52 + 1023, np.float32(1.5 * 2.0**23 + 127)
-"""What is added to a number to have it rounded to an integer, in the last bits of the sum, less
-the bias of exponents."""
+"""Added to a number, they round it to an integer, which is in the last bits of the sum with the bias of
+exponents added."""
 C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) for i in range(2, 14))
 S1, S2, S3, S4, S5, S6, S7 = (np.float32(1.0 / math.factorial(i)) for i in range(1, 8))
 ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
-"""The bits of a number: those of one twice as large are 1 more in its exponent."""
+"""Its bits as an integer."""
 L1, L2, L3, L4, L5, L6, L7, L8, L9, L10 = (2.0 / (2 * i + 1) for i in range(1, 11))
 
 
 class Results(NamedTuple):
-    """What is written for a block of n rows.
+    """What is written for a block of n rows."""
 
-    Attributes
-    ----------
-    log_likelihoods : ndarray of float64, shape (n,), nats
-    labels : ndarray of intp, shape (n,) or (0,)
-        Most probable components, the first of equals.
-    largest : ndarray of float64, shape (n,) or (0,)
-        Their responsibilities.
-    moments, squares : ndarray of float64
-        Of the form's shapes.
-    """
-
-    log_likelihoods: Floats
-    labels: Ints
-    largest: Floats
-    moments: Floats
+    log_likelihoods: Floats  # (n,), nats
+    labels: Ints  # (n,), the lowest index of equals; (0,) where they are not wanted
+    largest: Floats  # the responsibilities of the labels, (n,) or (0,)
+    moments: Floats  # of the form's shapes, as squares
     squares: Floats
 
 
@@ -72,7 +61,7 @@ def implement(generic: Callable[..., None], kind: type, implementation: Callable
 
 
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
-    """Write what products need of at most T rows into the tile; compiled code only."""
+    """Write what the form's products need of at most T rows into the tile; compiled code only."""
     raise NotImplementedError
 
 
@@ -82,16 +71,16 @@ def score(constants: Any, buffers: Any) -> None:
 
 
 def collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
-    """Add the moments of the tile's rows, whose responsibilities are in the scores now, 0 after them.
+    """Add the moments of the tile's rows; compiled code only.
 
-    ``weights`` are those of the rows, or none; compiled code only.
+    The scores are their responsibilities now, times ``weights`` (m,) or (0,), and 0 in the other columns.
     """
     raise NotImplementedError
 
 
 @intrinsic
 def _power_of_two(context: Any, value: Any) -> Any:
-    """Return 2 to the power that is in the last bits of ``value``, with the exponents' bias."""
+    """Return 2 to the power that is in the last bits of ``value`` with the bias of exponents."""
 
     def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         width, fraction = (64, 52) if value == types.float64 else (32, 23)
@@ -105,7 +94,7 @@ def _power_of_two(context: Any, value: Any) -> Any:
 
 @intrinsic
 def _exponent(context: Any, value: Any) -> Any:
-    """Return the power of two by which ``value``, positive and normal, is between √½ and √2."""
+    """Return the integer p for which ``value / 2^p`` is between √½ and √2, of a positive normal number."""
 
     def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         integer = ir.IntType(64)
@@ -117,7 +106,7 @@ def _exponent(context: Any, value: Any) -> Any:
 
 @intrinsic
 def _fraction(context: Any, value: Any) -> Any:
-    """Return ``value`` over that power of two."""
+    """Return ``value / 2^p``, between √½ and √2, of a positive normal number."""
 
     def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         integer = ir.IntType(64)
@@ -130,7 +119,7 @@ def _fraction(context: Any, value: Any) -> Any:
 
 @intrinsic
 def _fetch(_: Any, values: Any, i: Any) -> Any:
-    """Have the cache line of ``values[i]`` brought near."""
+    """Prefetch the cache line of ``values[i]``."""
 
     def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -178,8 +167,8 @@ def _exponential_of(value: Any) -> Any:
 def logarithm(value: Any) -> Any:
     """Return the logarithm of a positive normal number, NaN of infinity and NaN; compiled code only.
 
-    Of 0, subnormal and negative numbers it returns anything.
-    With f the fraction less 1 and s = f / (2 + f), it is 2 artanh(s), as f less what is smaller.
+    The result is undefined for 0, subnormal and negative numbers. With f the fraction less 1 and
+    s = f / (2 + f), the logarithm of the fraction is 2 artanh(s), written as f less smaller terms.
     """
     power = _exponent(value)
     f = _fraction(value) - 1.0
@@ -198,7 +187,7 @@ def logarithm(value: Any) -> Any:
 def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
     """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total; peaks (0,) are none.
 
-    No sum is below the exponential of the least exponent, or 1 after peaks were subtracted.
+    No sum is below the exponential of the least exponent; with peaks, none is below 1.
     """
     total = 0.0
     for t in range(len(log_likelihoods)):
@@ -230,7 +219,7 @@ def _squared_length(values: Any) -> Any:
 
 @loop
 def _fetch_part(values: Any, part: Any, parts: Any) -> None:
-    """Have one of so many parts of (m,) values brought near."""
+    """Prefetch one of ``parts`` parts of (m,) values."""
     for i in range(len(values) * part // parts, len(values) * (part + 1) // parts, 64 // values.itemsize):
         _fetch(values, i)
 
@@ -239,7 +228,7 @@ def _fetch_part(values: Any, part: Any, parts: Any) -> None:
 def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> Any:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
-    Meanwhile the values ``ahead``, (a,), are brought near. Return how many were taken for 0.
+    Meanwhile prefetch the values ``ahead`` (a,). Return how many exponentials were taken for 0.
     """
     vanished = 0
     nothing = sums.dtype.type(0)
@@ -261,7 +250,7 @@ def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> Any:
 
 @loop
 def _subtract_peaks(scores: Any, peaks: Any) -> None:
-    """Write the largest score of each of the first m rows, and subtract it from all of the row."""
+    """Write the largest score of each of the first m rows, and subtract it from all scores of the row."""
     for t in range(len(peaks)):
         peaks[t] = scores[0, t]
     for k in range(1, len(scores)):
@@ -298,24 +287,11 @@ def add(part: Any, moments: Any) -> None:
 
 @loop
 def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Score a block of rows and sum its moments.
+    """Score a block of rows (n, d) and sum its moments; weights are (n,), or (0,) where every row weighs 1.
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-    weights : ndarray of shape (n,), or (0,) where every row weighs 1
-    constants, buffers : named tuples of a form
-        Log-densities are above scores by ``constants.ceiling``, in float64, and exponentials of anything
-        below ``constants.least`` are 0. ``buffers.scores`` are of shape (K, T), ``buffers.sums`` and
-        ``buffers.peaks``, of exponentials and before them, of shape (T,).
-    results : Results
-
-    Returns
-    -------
-    squared : float
-        The sum of the squares of all values of the rows.
-    total : float, nats
-        Of the log-likelihoods; not finite where one of these or of the moments is not.
+    Constants and buffers are named tuples of a form; results are `Results`. Return two numbers: the sum of
+    the squares of all values of the rows, and the sum of the log-likelihoods in nats, which is not finite
+    where one of these or of the moments is not.
     """
     scores = buffers.scores
     tile = scores.shape[1]

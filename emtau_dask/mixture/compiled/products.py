@@ -1,19 +1,19 @@
 """Products of few rows with a tile that lies in the core's own cache, in vectors of the machine's width.
 
-A BLAS packs its factors before it multiplies them, which takes as long as multiplying them by few rows
-does. A tile needs no packing: its rows are whole vectors, and near. Sums of four rows of one factor by three
-vectors, or rows, of the other stay in registers while one loop passes along what both have in common
-(Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
+A BLAS packs its factors before it multiplies them, which takes as long as multiplying them by few rows.
+A tile needs no packing: its rows are whole vectors, and they are in the cache. The sums for four rows of one
+factor by three vectors, or rows, of the other stay in registers while one loop passes along the dimension
+that both share (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
 So do the squares of such sums, and rows while they are transposed.
 Functions raise ValueError where shapes do not fit.
 
-Numba keeps what it compiled for as long as the file of a function is as it was, so `mixture.compiled.loop`
-names the contents of this one.
+Numba reuses what it compiled until the file of the function changes. Since other files compile these
+functions in, `mixture.compiled.loop` holds a digest of this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ from numba.extending import intrinsic
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 ROWS, COLUMNS = 4, 3
-"""Of the sums that are in registers: 12 vectors, beside 4 others, are as many as most machines have. There is
-a function for each number of rows up to 4, or of vectors up to 3."""
+"""Of the sums that are in registers: these 12 vectors and 4 others are as many as most machines have. Each
+number of rows up to 4, or of vectors up to 3, has a function of its own."""
 WIDTHS = (("+avx512f", 64), ("+avx", 32))
 SIDE = 4
 """Rows and features that are transposed at a time."""
@@ -35,7 +35,7 @@ INDEX = ir.IntType(64)
 
 
 def loop(function: Any, **options: Any) -> Any:
-    """Compile a function at its first call, and keep what comes of it on disk if there is a place."""
+    """Compile a function at its first call, and keep the result on disk where numba finds a place for it."""
     try:
         return njit(**OPTIONS | options, cache=True)(function)
     except RuntimeError:
@@ -117,11 +117,13 @@ class _Sums:
         for place in self._places.values():
             builder.store(nothing, place)
 
-    def add(self, i: int, j: int, a: Any, b: Any) -> None:
-        """Add the product of two vectors."""
-        so_far = self._builder.load(self._places[i, j], typ=self._like.vector)
-        total = self._like.call("fmuladd", self._like.vector, a, b, so_far)
-        self._builder.store(total, self._places[i, j])
+    def add(self, i: int, factor: Any, vectors: Sequence[Any]) -> None:
+        """Add to row i the products of a vector with one vector for each column."""
+        kind = self._like.vector
+        for j, vector in enumerate(vectors):
+            so_far = self._builder.load(self._places[i, j], typ=kind)
+            total = self._like.call("fmuladd", kind, factor, vector, so_far)
+            self._builder.store(total, self._places[i, j])
 
     def vectors(self) -> dict[tuple[int, int], Any]:
         """Return the sums, by row and column."""
@@ -129,142 +131,120 @@ class _Sums:
         return {where: self._builder.load(place, typ=kind) for where, place in self._places.items()}
 
 
-def _matrices(
-    context: Any, builder: Any, signature: Any, arguments: Any, lanes: int | None = None
-) -> tuple[_Matrix, ...]:
-    """Return the three matrices among the arguments, in vectors of so many numbers or the machine's width."""
-    kinds = zip(signature.args[:3], arguments[:3], strict=True)
-    return tuple(_Matrix(context, builder, kind, value, lanes) for kind, value in kinds)
+def _vectorised(write: Callable[..., None], lanes: int | None = None) -> Any:
+    """Return a function for compiled code, of three matrices and four numbers: places in them, and a depth.
+
+    ``write(builder, a, b, c, *numbers)`` writes its code, for vectors of ``lanes`` or the machine's width.
+    """
+
+    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
+        matrices = left, right, out
+        fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
+        if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
+            raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
+
+        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = zip(signature.args[:3], arguments[:3], strict=True)
+            seen = [_Matrix(context, builder, kind, value, lanes) for kind, value in kinds]
+            write(builder, *seen, *arguments[3:])
+            return context.get_dummy_value()
+
+        return types.void(*matrices, *[types.intp] * 4), built
+
+    return intrinsic(declared)
 
 
-def _signature(left: Any, right: Any, out: Any, places: int = 4) -> Any:
-    """Return the type of a function of three matrices and so many places in them."""
-    matrices = left, right, out
-    fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
-    if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
-        raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
-    return types.void(*matrices, *[types.intp] * places)
-
-
-def _product(builder: Any, rows: int, a: _Matrix, b: _Matrix, k: Any, t: Any, depth: Any) -> _Sums:
-    """Return ``a[k : k + rows, :depth] @ b[:depth, t : t + 3 vectors]``."""
-    sums = _Sums(builder, a, rows, COLUMNS)
+def _product(
+    builder: Any,
+    shape: tuple[int, int],
+    place: Callable[..., Any],
+    a: _Matrix,
+    b: _Matrix,
+    t: Any,
+    depth: Any,
+) -> dict[tuple[int, int], Any]:
+    """Return ``Σ_j a[place(j, row)] * b[j, t : t + columns vectors]`` over j < depth, for each row."""
+    rows, columns = shape
+    sums = _Sums(builder, a, rows, columns)
     with cgutils.for_range(builder, depth, intp=INDEX) as along:
-        vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(COLUMNS)]
+        vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(columns)]
         for row in range(rows):
-            coefficient = a.repeated(a.place(k, along.index, row))
-            for column, vector in enumerate(vectors):
-                sums.add(row, column, coefficient, vector)
-    return sums
+            sums.add(row, a.repeated(place(along.index, row)), vectors)
+    return sums.vectors()
 
 
 def _multiply_some(rows: int) -> Any:
     """Return what writes ``left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]`` to out[i:, t:]."""
 
-    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
-        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, b, c = _matrices(context, builder, signature, arguments)
-            k, t, i, depth = arguments[3:]
-            sums = _product(builder, rows, a, b, k, t, depth)
-            for (row, column), vector in sums.vectors().items():
-                c.store(vector, c.place(i, t, row, column))
-            return context.get_dummy_value()
+    def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
+        shape = rows, COLUMNS
+        sums = _product(builder, shape, lambda j, row: a.place(k, j, row), a, b, t, depth)
+        for (row, column), vector in sums.items():
+            c.store(vector, c.place(i, t, row, column))
 
-        return _signature(left, right, out), built
-
-    return intrinsic(declared)
+    return _vectorised(write)
 
 
 def _subtract_some(rows: int) -> Any:
     """Return what subtracts half the squares of that product, summed over its rows, from row i of out."""
 
-    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
-        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, b, c = _matrices(context, builder, signature, arguments)
-            k, t, i, depth = arguments[3:]
-            found = _product(builder, rows, a, b, k, t, depth).vectors()
-            minus_half = ir.Constant(c.vector, [-0.5] * c.lanes)
-            for column in range(COLUMNS):
-                total = ir.Constant(c.vector, [0.0] * c.lanes)
-                for row in range(rows):
-                    total = c.call("fmuladd", c.vector, found[row, column], found[row, column], total)
-                place = c.place(i, t, 0, column)
-                c.store(c.call("fmuladd", c.vector, total, minus_half, c.load(place)), place)
-            return context.get_dummy_value()
+    def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
+        shape = rows, COLUMNS
+        sums = _product(builder, shape, lambda j, row: a.place(k, j, row), a, b, t, depth)
+        minus_half = ir.Constant(c.vector, [-0.5] * c.lanes)
+        for column in range(COLUMNS):
+            total = ir.Constant(c.vector, [0.0] * c.lanes)
+            for row in range(rows):
+                total = c.call("fmuladd", c.vector, sums[row, column], sums[row, column], total)
+            place = c.place(i, t, 0, column)
+            c.store(c.call("fmuladd", c.vector, total, minus_half, c.load(place)), place)
 
-        return _signature(left, right, out), built
-
-    return intrinsic(declared)
+    return _vectorised(write)
 
 
 def _multiply_some_transposed(rows: int, columns: int) -> Any:
     """Return what writes ``left[k : k + rows, :depth] @ right[f : f + columns, :depth].T`` to out[k:, i:]."""
 
-    def declared(_: Any, left: Any, right: Any, out: Any, k: Any, f: Any, i: Any, depth: Any) -> Any:
-        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, b, c = _matrices(context, builder, signature, arguments)
-            k, f, i, depth = arguments[3:]
-            sums = _Sums(builder, a, rows, columns)
-            ends = INDEX(0), depth, INDEX(a.lanes)
-            with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
-                vectors = [b.load(b.place(f, t, column)) for column in range(columns)]
-                for row in range(rows):
-                    weights = a.load(a.place(k, t, row))
-                    for column, vector in enumerate(vectors):
-                        sums.add(row, column, weights, vector)
-            nothing = ir.Constant(c.element, 0.0)
-            for (row, column), vector in sums.vectors().items():
-                total = c.call("vector.reduce.fadd", c.element, nothing, vector, fastmath=("reassoc",))
-                builder.store(total, c.place(k, builder.add(i, INDEX(column)), row))
-            return context.get_dummy_value()
+    def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, f: Any, i: Any, depth: Any) -> None:
+        sums = _Sums(builder, a, rows, columns)
+        ends = INDEX(0), depth, INDEX(a.lanes)
+        with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
+            vectors = [b.load(b.place(f, t, column)) for column in range(columns)]
+            for row in range(rows):
+                sums.add(row, a.load(a.place(k, t, row)), vectors)
+        nothing = ir.Constant(c.element, 0.0)
+        for (row, column), vector in sums.vectors().items():
+            total = c.call("vector.reduce.fadd", c.element, nothing, vector, fastmath=("reassoc",))
+            builder.store(total, c.place(k, builder.add(i, INDEX(column)), row))
 
-        return _signature(left, right, out), built
-
-    return intrinsic(declared)
+    return _vectorised(write)
 
 
 def _square_some(columns: int) -> Any:
-    """Return what adds ``left[:depth, i : i + 4].T @ right[:depth, t : t + vectors]`` to out[i:, t:]."""
+    """Return what adds ``left[:depth, k : k + 4].T @ right[:depth, t : t + vectors]`` to out[i:, t:]."""
 
-    def declared(_: Any, left: Any, right: Any, out: Any, i: Any, t: Any, depth: Any) -> Any:
-        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, b, c = _matrices(context, builder, signature, arguments)
-            i, t, depth = arguments[3:]
-            sums = _Sums(builder, a, ROWS, columns)
-            with cgutils.for_range(builder, depth, intp=INDEX) as along:
-                vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(columns)]
-                for row in range(ROWS):
-                    number = a.repeated(a.place(along.index, builder.add(i, INDEX(row))))
-                    for column, vector in enumerate(vectors):
-                        sums.add(row, column, number, vector)
-            for (row, column), vector in sums.vectors().items():
-                place = c.place(i, t, row, column)
-                c.store(builder.fadd(c.load(place), vector), place)
-            return context.get_dummy_value()
+    def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
+        def place(j: Any, row: int) -> Any:
+            return a.place(j, builder.add(k, INDEX(row)))
 
-        return _signature(left, right, out, 3), built
+        for (row, column), vector in _product(builder, (ROWS, columns), place, a, b, t, depth).items():
+            where = c.place(i, t, row, column)
+            c.store(builder.fadd(c.load(where), vector), where)
 
-    return intrinsic(declared)
+    return _vectorised(write)
 
 
-def _transposed(_: Any, rows: Any, origin: Any, out: Any, t: Any, f: Any, i: Any) -> Any:
-    """Write ``(rows[t : t + 4, f : f + 4] - origin[0, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
-
-    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, c = _matrices(context, builder, signature, arguments, SIDE)
-        t, f, i = arguments[3:]
-        centre = b.load(b.place(INDEX(0), f))
-        one, two, three, four = (builder.fsub(a.load(a.place(t, f, row)), centre) for row in range(SIDE))
-        for begin, pairs in enumerate(([0, 4, 2, 6], [1, 5, 3, 7])):
-            first, last = a.mixed(one, two, pairs), a.mixed(three, four, pairs)
-            c.store(a.mixed(first, last, [0, 1, 4, 5]), c.place(i, t, begin))
-            c.store(a.mixed(first, last, [2, 3, 6, 7]), c.place(i, t, begin + 2))
-        return context.get_dummy_value()
-
-    return _signature(rows, origin, out, 3), built
+def _transpose(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, t: Any, f: Any, i: Any, row: Any) -> None:
+    """Write ``(left[t : t + 4, f : f + 4] - right[row, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
+    centre = b.load(b.place(row, f))
+    one, two, three, four = (builder.fsub(a.load(a.place(t, f, beyond)), centre) for beyond in range(SIDE))
+    for begin, pairs in enumerate(([0, 4, 2, 6], [1, 5, 3, 7])):
+        first, last = a.mixed(one, two, pairs), a.mixed(three, four, pairs)
+        c.store(a.mixed(first, last, [0, 1, 4, 5]), c.place(i, t, begin))
+        c.store(a.mixed(first, last, [2, 3, 6, 7]), c.place(i, t, begin + 2))
 
 
-_transpose_four = intrinsic(_transposed)
+_transpose_four = _vectorised(_transpose, SIDE)
 _one, _two, _three, _four = (_multiply_some(rows) for rows in range(1, 5))
 _subtract_one, _subtract_two, _subtract_three, _subtract_four = (_subtract_some(rows) for rows in range(1, 5))
 _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
@@ -273,34 +253,25 @@ _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
 _one_by_three, _two_by_three, _three_by_three, _four_by_three = (
     _multiply_some_transposed(rows, COLUMNS) for rows in range(1, 5)
 )
-
 _square_one, _square_two, _square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
 
 
 def side_of(n_features: int, itemsize: int) -> int:
-    """Return the side of the squares of vectors of so many features: whole vectors, and groups of four."""
+    """Return the least side for so many features that is a multiple of whole vectors and of four."""
     step = max(ROWS, VECTOR_BYTES // itemsize)
     return -(-n_features // step) * step
 
 
 @loop
 def subtract_transposed(rows: Any, origin: Any, first: Any, out: Any) -> None:
-    """Write ``(rows - origin).T`` into the rows of ``out`` from ``first`` on, where they begin.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-    origin : ndarray of shape (1, d)
-    first : int
-    out : ndarray of shape (at least first + d, at least n)
-    """
+    """Write ``(rows - origin).T``, of rows (n, d) and (1, d), into ``out[first : first + d, :n]``."""
     n, d = rows.shape
     m, whole = n - n % SIDE, d - d % SIDE
     if origin.shape[0] != 1 or origin.shape[1] != d or first < 0 or first + d > len(out) or n > out.shape[1]:
         raise ValueError("rows, origin and result do not fit each other")
     for t in range(0, m, SIDE):
         for f in range(0, whole, SIDE):
-            _transpose_four(rows, origin, out, t, f, first + f)
+            _transpose_four(rows, origin, out, t, f, first + f, 0)
     for f in range(d):
         of_feature, middle = out[first + f], origin[0, f]
         for t in range(m if f < whole else 0, n):
@@ -309,15 +280,9 @@ def subtract_transposed(rows: Any, origin: Any, first: Any, out: Any) -> None:
 
 @loop
 def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
-    """Write ``left @ right`` into the rows of ``out`` from ``first`` on.
+    """Write ``left @ right``, of (m, F) and (F, T), into ``out[first : first + m]``, of T columns.
 
-    Parameters
-    ----------
-    left : ndarray of shape (m, F)
-    right : ndarray of shape (F, T)
-        T numbers fill a multiple of `COLUMNS` cache lines.
-    first : int
-    out : ndarray of shape (at least first + m, T)
+    T numbers fill a multiple of `COLUMNS` cache lines.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     depth, rest = len(right), m % ROWS
@@ -341,13 +306,8 @@ def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
 def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
     """Subtract from ``out`` half the squared lengths of the columns of ``left @ right``.
 
-    Parameters
-    ----------
-    left : ndarray of shape (m, 1 + m)
-        Row j is 0 from column j + 2 on, which is not looked at beyond the end of its four rows.
-    right : ndarray of shape (1 + m, T)
-        T numbers fill a multiple of `COLUMNS` cache lines.
-    out : ndarray of shape (1, T)
+    They are of shapes (1, T), (m, 1 + m) and (1 + m, T); T numbers fill a multiple of `COLUMNS` cache lines.
+    Row j of ``left`` is 0 from column j + 2 on; what is beyond the end of a group of four rows is not read.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     rest = m % ROWS
@@ -399,15 +359,9 @@ def _one_column(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> 
 
 @loop
 def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
-    """Write ``left @ right[first : first + n].T`` into ``out``.
+    """Write ``left @ right[first : first + n].T``, of (m, T) and (n, T), into ``out`` (m, n).
 
-    Parameters
-    ----------
-    left : ndarray of shape (m, T)
-        T numbers fill a multiple of cache lines.
-    right : ndarray of shape (at least first + n, T)
-    first : int
-    out : ndarray of shape (m, n)
+    T numbers fill a multiple of cache lines.
     """
     (m, n), depth = out.shape, left.shape[1]
     whole = n - n % COLUMNS
@@ -425,15 +379,9 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
 def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     """Add ``vectors[:depth, :side].T @ vectors[:depth, :side]`` to ``out``, on and above its diagonal.
 
-    Entries below the diagonal are left undefined.
-
-    Parameters
-    ----------
-    vectors : ndarray of shape (N, at least side)
-        Best an odd number of cache lines apart, which spreads them over the nearest cache.
-    depth : int
-    out : ndarray of shape (side, side)
-        ``side`` numbers fill whole vectors, and groups of four (`side_of`).
+    Entries below the diagonal are left undefined. ``out`` is of shape (side, side), with a side from
+    `side_of`; ``vectors`` have at least so many columns. They are best an odd number of cache lines apart,
+    which spreads them over the nearest cache.
     """
     side, lanes = len(out), VECTOR_BYTES // vectors.itemsize
     if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:
@@ -445,8 +393,8 @@ def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
         first = i - i % lanes
         rest = (side - first) % step
         for t in range(first, side - rest, step):
-            _square_three(vectors, vectors, out, i, t, depth)
+            _square_three(vectors, vectors, out, i, t, i, depth)
         if rest == 2 * lanes:
-            _square_two(vectors, vectors, out, i, side - rest, depth)
+            _square_two(vectors, vectors, out, i, side - rest, i, depth)
         elif rest == lanes:
-            _square_one(vectors, vectors, out, i, side - rest, depth)
+            _square_one(vectors, vectors, out, i, side - rest, i, depth)

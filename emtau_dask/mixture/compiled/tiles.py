@@ -1,9 +1,8 @@
 """What sums the statistics of rows under a plan: compiled loops over tiles, or blocks by calls of NumPy.
 
-Compiled loops are worth a dependency because their products need no packing, and because they hold no
-lock: calls of NumPy meet at the interpreter's between any two of them, so that two threads are far from
-twice as fast as one.
-`docs/decisions/0009-compiled-tiles.md` has the figures.
+Compiled loops are worth a dependency because their products need no packing and because they hold no lock.
+Threads that call NumPy wait for the interpreter's lock between any two calls, so that two threads are far
+from twice as fast as one. `docs/decisions/0009-compiled-tiles.md` has the figures.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from emtau_dask.mixture.model import SufficientStatistics, merge
 from emtau_dask.mixture.numerics import AnyArray, Floats, read_only
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
-"""Products go by so many cache lines of each feature at a time (`mixture.compiled.products`)."""
+"""Products take so many cache lines of each feature at a time (`mixture.compiled.products`)."""
 TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
-"""Of the features of a tile (or coordinates), and cache lines of each: the more, the longer
-are the sums over rows, and up to 27 the responsibilities of 16 components stay in the nearest cache."""
+"""Bytes of a tile's features (or coordinates), and cache lines of each feature: with more, sums over rows are
+longer; with up to 27, the responsibilities of 16 components stay in the nearest cache."""
 ROWS_OF_SQUARES = 64
-"""Whose squares are summed at a time; a vector of the one factor and three of the other, of each of them,
-stay in the nearest cache."""
+"""Rows whose squares are summed at a time: for each, a vector of one factor and three of the other stay in
+the nearest cache."""
 OVERFLOWING_ROWS = 512
-"""Of a block that goes by NumPy after all, beside the tiles' own buffers."""
+"""Rows of a block that NumPy scores after all, with buffers beside those of the tiles."""
 
 
 class Accumulator(Protocol):
@@ -59,7 +58,7 @@ class Accumulator(Protocol):
         ...
 
     def accumulate(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Accumulated:
-        """Score a block of rows (n, d), add its statistics, and write what is to be seen of them."""
+        """Score a block of rows (n, d) with weights (n,), add its statistics, and write ``seen`` if given."""
         ...
 
     def statistics(self) -> SufficientStatistics | None:
@@ -97,30 +96,25 @@ def why_not_compiled() -> str | None:
 
 
 def tiled(plan: KernelPlan) -> bool:
-    """Return whether rows under ``plan`` can go by tiles: all components together."""
+    """Return whether tiles can score rows under ``plan``: where all components are scored together."""
     return plan.form in (Form.FEATURES, Form.JOINT) and bool(plan.together.all())
 
 
-def _rows_at_once(plan: KernelPlan) -> int:
-    """Return how many rows a block has, of which only a copy of the rows and what is seen of them grows."""
-    return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (plan.parameters.n_features + 8)))
-
-
 def rows_of_tile(n_features: int, itemsize: int) -> int:
-    """Return the rows of a tile: of each feature an odd number of lines, which spreads them over a cache."""
+    """Return the rows of a tile: an odd number of lines of each feature, which spreads them over a cache."""
     fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
     threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
     return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
 
 
 def _odd_lines(n_numbers: int, itemsize: int) -> int:
-    """Return as many numbers or more, which fill an odd number of cache lines."""
+    """Return the least number, ``n_numbers`` or more, whose numbers fill an odd number of cache lines."""
     whole = -(-n_numbers * itemsize // LINE_BYTES)
     return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
 
 
 def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
-    """Return an array of ones of this shape whose rows begin where cache lines do."""
+    """Return ones of shape (n_rows, tile); each row begins a cache line where ``tile`` fills whole lines."""
     size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
     numbers = np.ones(size + spare, dtype)
     begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
@@ -128,7 +122,7 @@ def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
 
 
 def _read_only(array: AnyArray) -> AnyArray:
-    """Return a view that is not to be written: numba compiles once more for one that may be."""
+    """Return a read-only view, since numba would compile once more for a writable one."""
     view = array.view()
     view.setflags(write=False)
     return view
@@ -136,26 +130,13 @@ def _read_only(array: AnyArray) -> AnyArray:
 
 @dataclass(frozen=True, eq=False)
 class _Tiling:
-    """What tiles of a form are made with.
+    """What depends on the form of the tiles."""
 
-    Attributes
-    ----------
-    loops : module
-        Those that blocks go by (`mixture.compiled.loop`).
-    constants, buffers : named tuple
-        Of the form.
-    finite : tuple of ndarray
-        The buffers that must hold finite numbers where a block begins.
-    shapes : tuple of tuple of int
-        Of the form's moments.
-    statistics : callable (Moments) -> SufficientStatistics
-    """
-
-    loops: ModuleType
-    constants: Any
-    buffers: Any
-    finite: tuple[AnyArray, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    loops: ModuleType  # `mixture.compiled.loop`
+    constants: Any  # a named tuple of the form
+    buffers: Any  # a named tuple of the form
+    finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
+    shapes: tuple[tuple[int, ...], ...]  # of the form's moments
     statistics: Callable[[Moments], SufficientStatistics]
 
 
@@ -186,7 +167,6 @@ def _by_features(plan: KernelPlan, compiled: _Loops) -> _Tiling:
         lines(d * over_all, tile, dtype),
         np.empty((d * over_all, d * over_all), dtype),
     )
-
     statistics = partial(statistics_of_moments, structure, plan.frame)
     return _Tiling(compiled.blocks, constants, buffers, (differences, features), shapes, statistics)
 
@@ -224,21 +204,9 @@ def _jointly(plan: KernelPlan, compiled: _Loops) -> _Tiling:
 
 
 class TileKernel:
-    """Absorbs blocks of rows by compiled loops.
+    """Accumulates blocks of at most ``n_rows`` rows by compiled loops, under a plan that is `tiled`.
 
-    Parameters
-    ----------
-    plan : KernelPlan
-        One that is `tiled`.
-    n_rows : int
-        Rows of the largest block.
-    tiling : _Tiling
-        Of the plan; in use until the kernel is done.
-
-    Attributes
-    ----------
-    n_rows : int
-    tiling : _Tiling
+    No other kernel may use the tiling until this one is finished.
     """
 
     def __init__(self, plan: KernelPlan, n_rows: int, tiling: _Tiling) -> None:
@@ -278,16 +246,16 @@ class TileKernel:
                 buffer.fill(1.0)
             if not np.isfinite(rows).all():
                 return Accumulated.nothing(n)
-            return self._absorb_by_blocks(rows, weights, seen)
+            return self._accumulate_by_blocks(rows, weights, seen)
         self._moments.push(n)
         if seen is not None:
             seen.labels[...] = results.labels
         return Accumulated(results.log_likelihoods, total, squared)
 
-    def _absorb_by_blocks(
+    def _accumulate_by_blocks(
         self, rows: Floats, weights: Floats | None, seen: MostProbable | None
     ) -> Accumulated:
-        """Absorb rows of which products, or the sums of their squares, overflow for some."""
+        """Accumulate by NumPy a block in which products, or sums of squares, overflow for some row."""
         if self._others is None:
             self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
         parts = []
@@ -313,27 +281,14 @@ class TileKernel:
 
 
 _spare: WeakValueDictionary[str, deque[_Tiling]] = WeakValueDictionary()
-"""Tiles that no task uses, for as long as there are `Kernels` of the name."""
+"""By the name of `Kernels`, for as long as there are such, the tiles that no task uses."""
 
 
 class Kernels:
-    """Makes the kernels of tasks under one plan; the tiles of those that are done serve others.
+    """Makes the kernels of tasks under one plan; later kernels reuse the tiles of finished ones.
 
-    Of what travelled to a process all copies share the tiles there.
-
-    Parameters
-    ----------
-    plan : KernelPlan
-    compiled : bool
-        Whether rows go by tiles where they can.
-    name : str, optional
-        Of the original, in a copy.
-
-    Attributes
-    ----------
-    plan : KernelPlan
-    by_tiles : bool
-        Whether they do.
+    All copies that a process unpickles share its tiles: they have the ``name`` of the original. Rows are
+    scored by tiles (``by_tiles``) where ``compiled`` is True and the plan is `tiled`.
     """
 
     def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
@@ -342,7 +297,7 @@ class Kernels:
         self._spare = _spare.setdefault(self._name, deque())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel without the tiles."""
+        """Pickle without the tiles."""
         return partial(Kernels, compiled=self.by_tiles, name=self._name), (self.plan,)
 
     def made(self, n_rows: int) -> Accumulator:
@@ -351,15 +306,21 @@ class Kernels:
         Raises
         ------
         RuntimeError
-            Rows are to go by tiles, and nothing can be compiled here (`why_not_compiled`).
+            Tiles are to score the rows, and nothing can be compiled here (`why_not_compiled`).
         """
         if not self.by_tiles:
             return BlockKernel(self.plan, even_length(n_rows, self.plan.block_rows))
         try:
             tiling = self._spare.pop()
         except IndexError:
-            tiling = self._tiling()
-        return TileKernel(self.plan, even_length(n_rows, _rows_at_once(self.plan)), tiling)
+            loops = _compiled()
+            if isinstance(loops, str):
+                raise RuntimeError(loops) from None
+            make = _jointly if self.plan.form is Form.JOINT else _by_features
+            tiling = make(self.plan, loops)
+        # With the length of a block, only a copy of its rows and what is seen of them grow.
+        longest = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (self.plan.parameters.n_features + 8)))
+        return TileKernel(self.plan, even_length(n_rows, longest), tiling)
 
     def finished(self, kernel: Accumulator) -> SufficientStatistics | None:
         """Return the statistics of a kernel of this plan, which is not to be used any more."""
@@ -367,10 +328,3 @@ class Kernels:
         if isinstance(kernel, TileKernel):
             self._spare.append(kernel.tiling)
         return found
-
-    def _tiling(self) -> _Tiling:
-        loops = _compiled()
-        if isinstance(loops, str):
-            raise RuntimeError(loops)
-        make = _jointly if self.plan.form is Form.JOINT else _by_features
-        return make(self.plan, loops)

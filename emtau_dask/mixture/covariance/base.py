@@ -28,23 +28,15 @@ from emtau_dask.mixture.covariance.squares import Squares
 from emtau_dask.mixture.numerics import Floats, Step, summed_product
 
 Moments = tuple[Floats, ...]
-"""``Σ_n r_kn φ_n``, (K, F), and what a covariance type needs besides; adds up over blocks."""
+"""``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Coordinates ``y = Aᵀ (x − c)`` in which features are formed.
+    """Coordinates ``y = Aᵀ (x − c)`` in which features are formed."""
 
-    Attributes
-    ----------
-    centre : ndarray of shape (d,)
-        c.
-    transform : ndarray of shape (d, d) or None
-        A, upper-triangular; None for the identity.
-    """
-
-    centre: Floats
-    transform: Floats | None
+    centre: Floats  # c, (d,)
+    transform: Floats | None  # A, (d, d), upper-triangular; None for the identity
 
     def vectors(self, vectors: Floats) -> Floats:
         """Return ``Aᵀ v`` of each of ``vectors`` (m, d)."""
@@ -93,88 +85,71 @@ def unchanged(array: Floats, n_components: int) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class CovarianceStructure:
-    """What one covariance type does differently.
+    """What one covariance type does differently; beside each field, what it takes and returns.
 
-    Attributes
-    ----------
-    name : str
-        scikit-learn's name of the covariance type, where it has the type.
-    shared : bool
-        Whether all components have one covariance, whose scatter is summed over them. They are then
-        scored all in the same form.
-    own_factors : bool
-        Whether each component has a triangular factor of its own. All of them can then whiten
-        rows together, and squared distances can be broken off.
-    shape : callable (K, d) -> tuple of int
-        Shape of the covariances, of their scatter and of the precision factors.
-    n_parameters : callable (K, d) -> int
-        Free parameters of the covariances.
-    covariances : callable (scatter, weights (K,), d, reg_covar) -> covariances
-        Maximum-likelihood covariances plus ``reg_covar`` on the diagonal.
-    factor : callable (covariances, means, weights, threads) -> precisions_cholesky
-        By so many threads where that pays; raises `SingularComponentError`.
-    log_det : callable (precisions_cholesky, K, d) -> (K,)
-        ln |P_k|, half the log-determinant of the precision.
-    precisions : callable (precisions_cholesky) -> precisions
-    from_precisions : callable (precisions) -> (covariances, precisions_cholesky)
-        Raises `InvalidDataError` where they are not positive definite.
-    variances : callable (covariances, K, d) -> (K, d)
-        Variance of each component in each feature.
-    conditions : callable (covariances) -> (K,) or (1,)
-        Condition numbers of the correlation matrices.
-    draw : callable (normals (n, d), covariances, k) -> (n, d)
-        Standard-normal draws given component k's covariance.
-    scikit_learn_name : str
-        The type in which scikit-learn has the same model.
-    for_scikit_learn : callable (array, K) -> array
-        Covariances, precisions or their factors, in the shape of that type.
-    whiten : callable (differences (n, d), precisions_cholesky, k, out (n, d))
-        Write rows relative to μ_k in units of component k's standard deviations.
-    add_scatter : callable (scatter, k, tiles of roots (n, d)) -> None
-        Add ``Σ_n roots_n roots_nᵀ`` to component k's part of ``scatter``, in
-        place, which is zero before where it is k's alone; ``roots`` are rows
-        about a centre, each times √weight, valid until the next tile is asked for.
-    add_outer : callable (scatter, weights (m, K), vectors (m, K, d)) -> None
-        Add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` to ``scatter``, in place.
-    distances : callable (scatter, precisions_cholesky) -> float
-        ``Σ_k tr(Σ_k⁻¹ S_k)``.
-    squares : Squares
-        Which squares of coordinates are features.
-    transforms : callable (weights, covariances, precisions_cholesky) -> iterator of (d, d) or None
-        Of the frames worth trying, the cheapest first.
-    coefficients : callable (log_scales (K,), means (K, d), precisions_cholesky, frame) -> (K, F)
-        W, such that ``W φ`` are the weighted log-densities; ``means`` are in the frame.
-    moment_shapes : callable (K, F) -> tuple of shapes
-    moments : callable (features (F, n), responsibilities (K, n), out Moments) -> iterator of Step
-        What writes the moments of a block.
-    scatter : callable (moments, weights (K,), means (K, d), frame) -> scatter
-        Of the rows that the moments are sums over; ``means`` are in the frame.
+    ``covariances``, ``scatter`` and ``factors`` (the precision factors) have the shape that ``shape`` says.
     """
 
+    # scikit-learn's name of the covariance type, where it has the type.
     name: str
+    # Whether all components have one covariance, whose scatter is summed over them. They are then scored
+    # all in the same form.
     shared: bool
+    # Whether each component has a triangular factor of its own. All of them can then whiten rows
+    # together, and squared distances can be broken off.
     own_factors: bool = False
+    # (K, d) -> the shape of the covariances, of their scatter and of the precision factors.
     shape: Callable[[int, int], tuple[int, ...]]
+    # (K, d) -> the number of free parameters of the covariances.
     n_parameters: Callable[[int, int], int]
+    # (scatter, weights (K,), d, reg_covar) -> the maximum-likelihood covariances plus ``reg_covar`` on the
+    # diagonal.
     covariances: Callable[[Floats, Floats, int, float], Floats]
+    # (covariances, means, weights, threads) -> factors, by so many threads where that pays; raises
+    # `SingularComponentError`.
     factor: Callable[[Floats, Floats, Floats, int], Floats]
+    # (factors, K, d) -> ln |P_k|, half the log-determinant of the precision, (K,).
     log_det: Callable[[Floats, int, int], Floats]
+    # (factors) -> precisions.
     precisions: Callable[[Floats], Floats]
+    # (precisions) -> covariances and factors; raises `InvalidDataError` where precisions are not positive
+    # definite.
     from_precisions: Callable[[Floats], tuple[Floats, Floats]]
+    # (covariances, K, d) -> the variance of each component in each feature, (K, d).
     variances: Callable[[Floats, int, int], Floats]
+    # (covariances) -> the condition numbers of the correlation matrices, (K,) or (1,).
     conditions: Callable[[Floats], Floats]
+    # (standard-normal draws (n, d), covariances, k) -> draws with component k's covariance, (n, d).
     draw: Callable[[Floats, Floats, int], Floats]
+    # The type in which scikit-learn has the same model.
     scikit_learn_name: str
+    # (array, K) -> covariances, precisions or their factors, in the shape of that type.
     for_scikit_learn: Callable[[Floats, int], Floats] = unchanged
+    # (differences (n, d), factors, k, out (n, d)): write the differences of rows to μ_k in units of
+    # component k's standard deviations.
     whiten: Callable[[Floats, Floats, int, Floats], object]
+    # (scatter, k, tiles of roots (n, d)): add ``Σ_n roots_n roots_nᵀ`` in place to component k's part of
+    # ``scatter``, which is zero before where only k has it. ``roots`` are rows about a centre, each times
+    # √weight; a tile is valid until the next is asked for.
     add_scatter: Callable[[Floats, int, Iterator[Floats]], None]
+    # (scatter, weights (m, K), vectors (m, K, d)): add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` in place.
     add_outer: Callable[[Floats, Floats, Floats], None]
+    # (scatter, factors) -> ``Σ_k tr(Σ_k⁻¹ S_k)``.
     distances: Callable[[Floats, Floats], float]
+    # Which squares of coordinates are features.
     squares: Squares
+    # (weights, covariances, factors) -> the transforms (d, d) or None of the frames worth trying, the
+    # cheapest first.
     transforms: Callable[[Floats, Floats, Floats], Iterator[Floats | None]] = identity_alone
+    # (log_scales (K,), means (K, d) in the frame, factors, frame) -> W (K, F), such that ``W φ`` are the
+    # weighted log-densities.
     coefficients: Callable[[Floats, Floats, Floats, Frame], Floats]
+    # (K, F) -> the shapes of the moments.
     moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]] = lambda K, F: ((K, F),)
+    # (features (F, n), responsibilities (K, n), out) -> the steps that write the moments of a block.
     moments: Callable[[Floats, Floats, Moments], Iterator[Step]] = summed_features
+    # (moments, weights (K,), means (K, d) in the frame, frame) -> the scatter of the rows that the moments
+    # are sums over.
     scatter: Callable[[Moments, Floats, Floats, Frame], Floats]
 
     def n_row_features(self, n_features: int) -> int:

@@ -55,7 +55,7 @@ def _from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
 
 
 def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    """Spare the first product, often the only one, a copy: it may be as large as all that it is made of."""
+    """Add the products, writing the first in place: it is often the only one, and may be large to copy."""
     for roots in islice(tiles, 1):
         perform(squares(roots.T, scatter[k]))
     for roots in tiles:
@@ -63,10 +63,7 @@ def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 
 
 def _transforms(weights: Floats, covariances: Floats, factors: Floats) -> Iterator[Floats | None]:
-    """Yield the identity, then what whitens the pooled covariance ``Σ π_k Σ_k``.
-
-    That takes out what the covariances have in common.
-    """
+    """Yield the identity, then what whitens the pooled covariance ``Σ π_k Σ_k``, common to components."""
     yield None
     pooled = np.tensordot(weights, covariances, axes=1)
     nothing, one = np.zeros((1, len(pooled))), np.ones(1)

@@ -15,14 +15,9 @@ TILE = 2**16
 def add_outer_products(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     """Add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` to each of ``scatter`` (K, d, d), in place.
 
-    By tiles that stay in the cache: products as large as ``scatter`` cost far more than adding them.
-    Products below the rounding of the scatter, as corrections of means nearly always are, are left out.
-
-    Parameters
-    ----------
-    scatter : ndarray of shape (K, d, d)
-    weights : ndarray of shape (m, K)
-    vectors : ndarray of shape (m, K, d)
+    Weights are (m, K), vectors (m, K, d). The work goes by tiles that stay in the cache, because forming
+    products as large as ``scatter`` costs far more than adding them. Products below the rounding of the
+    scatter are left out; corrections of means nearly always are.
     """
     _, K, d = vectors.shape
     together, rows = max(1, TILE // d**2), max(1, TILE // d)
@@ -41,10 +36,8 @@ def add_outer_products(scatter: Floats, weights: Floats, vectors: Floats) -> Non
 
 def regularised(matrices: Floats, reg_covar: float) -> Floats:
     """Return ``matrices`` (..., d, d) themselves, made symmetric, with ``reg_covar`` on the diagonal."""
-    result = symmetrised(matrices)
-    diagonal = np.einsum("...ii->...i", result)
-    diagonal += reg_covar
-    return result
+    np.einsum("...ii->...i", symmetrised(matrices))[...] += reg_covar
+    return matrices
 
 
 def log_diagonal(factors: Floats) -> Floats:
@@ -61,12 +54,9 @@ def squared_factors(factors: Floats) -> Floats:
 def checked_factor(precision: Floats, name: str) -> Floats:
     """Return the factor of one matrix of ``precisions_init``; raises `InvalidDataError` where it has none."""
     tolerance = 1e-8 * float(np.abs(precision).max())
-    positive = bool((np.diagonal(precision) > 0).all())
-    factor = (
-        factor_of_precision(precision)
-        if positive and np.allclose(precision, precision.T, rtol=0.0, atol=tolerance)
-        else None
-    )
+    symmetric = np.allclose(precision, precision.T, rtol=0.0, atol=tolerance)
+    positive = symmetric and bool((np.diagonal(precision) > 0).all())
+    factor = factor_of_precision(precision) if positive else None
     if factor is None:
         raise InvalidDataError(
             f"'{name} precision' should be symmetric, positive-definite; precisions_init is not. "
@@ -84,7 +74,7 @@ def correlation_conditions(covariances: Floats) -> Floats:
 
 
 def correlated(normals: Floats, covariance: Floats, whose: str) -> Floats:
-    """Return standard-normal draws (n, d) given a covariance; the error says whose it is."""
+    """Return standard-normal draws (n, d), transformed to have a covariance; the error says whose it is."""
     try:
         return normals @ np.linalg.cholesky(covariance).T
     except np.linalg.LinAlgError as error:

@@ -19,20 +19,14 @@ MOST_DISTANCES = 16
 
 @dataclass(frozen=True)
 class Squares:
-    """Features that are products of two coordinates, or sums of such products.
+    """Features that are products of two coordinates, or sums of such products."""
 
-    Attributes
-    ----------
-    count : callable (d) -> int
-        S.
-    pairs : callable (d) -> (first, i, j)
-        Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
-    fill : callable (coordinates (d, n), squares (S, n)) -> iterator of Step
-        What writes the squares.
-    """
-
+    # (d) -> S, the number of squares.
     count: Callable[[int], int]
+    # (d) -> first, i, j: square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to
+    # ``first[s + 1]``.
     pairs: Callable[[int], tuple[Ints, Ints, Ints]]
+    # (coordinates (d, n), squares (S, n)) -> the steps that write the squares.
     fill: Callable[[Floats, Floats], Iterator[Step]]
 
 
@@ -42,16 +36,11 @@ def pairs_by_distance(d: int) -> tuple[Ints, Ints]:
     return i, (i + distance) % d
 
 
-def _all_pairs(d: int) -> tuple[Ints, Ints, Ints]:
-    i, j = pairs_by_distance(d)
-    return np.arange(len(i) + 1), i, j
-
-
 def _fill_all(coordinates: Floats, squares: Floats) -> Iterator[Step]:
-    """Yield what writes the products by distance; in even d those of the last distance are half as many.
+    """Yield what writes the products by distance; for even d the last distance has half as many.
 
-    A call for each distance, or, where these would be many and short, so that
-    threads wait for each other's lock, one for all.
+    There is a call for each distance. Where these would be many and short, so that threads wait for
+    each other's lock, one call writes all.
     """
     d, n = coordinates.shape
     distances, rest = divmod(len(squares), d)
@@ -74,18 +63,18 @@ def _fill_all(coordinates: Floats, squares: Floats) -> Iterator[Step]:
         yield partial(np.multiply, turned[distances : distances + rest], coordinates[:rest], squares[-rest:])
 
 
-def _fill_own(coordinates: Floats, squares: Floats) -> Iterator[Step]:
-    yield partial(np.multiply, coordinates, coordinates, squares)
-
-
-def _fill_sum(coordinates: Floats, squares: Floats) -> Iterator[Step]:
-    yield partial(np.einsum, "ij,ij->j", coordinates, coordinates, out=squares[0])
-
-
-ALL_PAIRS = Squares(count=lambda d: d * (d + 1) // 2, pairs=_all_pairs, fill=_fill_all)
+ALL_PAIRS = Squares(
+    count=lambda d: d * (d + 1) // 2,
+    pairs=lambda d: (np.arange(d * (d + 1) // 2 + 1), *pairs_by_distance(d)),
+    fill=_fill_all,
+)
 OWN_SQUARES = Squares(
-    count=lambda d: d, pairs=lambda d: (np.arange(d + 1), np.arange(d), np.arange(d)), fill=_fill_own
+    count=lambda d: d,
+    pairs=lambda d: (np.arange(d + 1), np.arange(d), np.arange(d)),
+    fill=lambda y, squares: iter([partial(np.multiply, y, y, squares)]),
 )
 SUM_OF_SQUARES = Squares(
-    count=lambda d: 1, pairs=lambda d: (np.array([0, d]), np.arange(d), np.arange(d)), fill=_fill_sum
+    count=lambda d: 1,
+    pairs=lambda d: (np.array([0, d]), np.arange(d), np.arange(d)),
+    fill=lambda y, squares: iter([partial(np.einsum, "ij,ij->j", y, y, out=squares[0])]),
 )

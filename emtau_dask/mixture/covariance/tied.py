@@ -40,8 +40,8 @@ def _factor(covariance: Floats, means: Floats, weights: Floats, threads: int) ->
     return cast("Floats", factor)
 
 
-def _from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
-    factor = checked_factor(precisions, "tied")
+def _from_precisions(precision: Floats) -> tuple[Floats, Floats]:
+    factor = checked_factor(precision, "tied")
     return covariance_of_factor(factor), factor
 
 
@@ -55,11 +55,6 @@ def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     d = len(scatter)
     add_outer_products(scatter[np.newaxis], weights.reshape(-1, 1), vectors.reshape(-1, 1, d))
-
-
-def _transforms(weights: Floats, covariance: Floats, factor: Floats) -> Iterator[Floats | None]:
-    """Yield the covariance's own factor, which leaves the identity."""
-    yield factor
 
 
 def _coefficients(log_scales: Floats, means: Floats, factor: Floats, frame: Frame) -> Floats:
@@ -102,7 +97,8 @@ TIED = CovarianceStructure(
     add_outer=_add_outer,
     distances=whitened_trace,
     squares=SUM_OF_SQUARES,
-    transforms=_transforms,
+    # In the coordinates that its own factor whitens, the covariance is the identity.
+    transforms=lambda weights, covariance, factor: iter([factor]),
     coefficients=_coefficients,
     moment_shapes=lambda K, F: ((K, F - 1), (F - 2, F - 2)),
     moments=_moments,

@@ -6,11 +6,10 @@ clustering models", model [λB]).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from emtau_dask.mixture.covariance.base import CovarianceStructure
+from emtau_dask.mixture.covariance.diag import DIAG
 from emtau_dask.mixture.covariance.squares import OWN_SQUARES
 from emtau_dask.mixture.covariance.variances import (
     inverses,
@@ -26,11 +25,6 @@ def _factor(variances: Floats, means: Floats, weights: Floats, threads: int) -> 
     magnitudes = np.abs(means).max(axis=0)
     check_variances(variances[np.newaxis], magnitudes[np.newaxis], weights.sum(keepdims=True), first=-1)
     return 1.0 / np.sqrt(variances)
-
-
-def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    for roots in tiles:
-        scatter += np.einsum("ij,ij->j", roots, roots)
 
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
@@ -53,7 +47,7 @@ TIED_DIAG = CovarianceStructure(
     scikit_learn_name="tied",
     for_scikit_learn=lambda array, K: np.diag(array),
     whiten=lambda differences, factors, k, out: np.multiply(differences, factors, out=out),
-    add_scatter=_add_scatter,
+    add_scatter=lambda scatter, k, tiles: DIAG.add_scatter(scatter[np.newaxis], 0, tiles),
     add_outer=_add_outer,
     distances=scaled_trace,
     squares=OWN_SQUARES,

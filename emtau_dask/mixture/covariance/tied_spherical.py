@@ -6,11 +6,10 @@ models", model [λI]). NumPy computes scalars from arrays without axes, so resul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from emtau_dask.mixture.covariance.base import CovarianceStructure
+from emtau_dask.mixture.covariance.spherical import SPHERICAL
 from emtau_dask.mixture.covariance.squares import SUM_OF_SQUARES
 from emtau_dask.mixture.covariance.variances import (
     inverses,
@@ -28,11 +27,6 @@ def _factor(variance: Floats, means: Floats, weights: Floats, threads: int) -> F
     largest = magnitudes(means).max(axis=0, keepdims=True)
     check_variances(variance.reshape(1, 1), largest, weights.sum(keepdims=True), first=-1)
     return np.asarray(1.0 / np.sqrt(variance))
-
-
-def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    for roots in tiles:
-        scatter += np.einsum("ij,ij->j", roots, roots).sum()
 
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
@@ -55,7 +49,7 @@ TIED_SPHERICAL = CovarianceStructure(
     scikit_learn_name="spherical",
     for_scikit_learn=lambda array, K: np.repeat(array, K),
     whiten=lambda differences, factor, k, out: np.multiply(differences, factor, out=out),
-    add_scatter=_add_scatter,
+    add_scatter=lambda scatter, k, tiles: SPHERICAL.add_scatter(scatter[np.newaxis], 0, tiles),
     add_outer=_add_outer,
     distances=scaled_trace,
     squares=SUM_OF_SQUARES,

@@ -20,7 +20,7 @@ def inverses(precisions: Floats, name: str) -> tuple[Floats, Floats]:
 
 
 def no_correlation(covariances: Floats) -> Floats:
-    """Return the condition number of the correlation matrices, (1,)."""
+    """Return the condition number, 1, of all correlation matrices, (1,)."""
     return np.ones(1)
 
 
@@ -52,8 +52,7 @@ def summed_coefficients(log_scales: Floats, means: Floats, factors: Floats, fram
     """Return coefficients of the sum of squares for precision factors (K,) or ()."""
     precisions = np.broadcast_to(factors**2, len(means))
     constants = log_scales - 0.5 * precisions * squared_lengths(means)
-    columns = constants, precisions[:, np.newaxis] * means, -0.5 * precisions
-    return np.column_stack(columns)
+    return np.column_stack([constants, precisions[:, np.newaxis] * means, -0.5 * precisions])
 
 
 def own_scatters(moments: Moments, weights: Floats, means: Floats, frame: Frame) -> Floats:

@@ -15,17 +15,17 @@ from emtau_dask.mixture.numerics import AnyArray, Floats, squared_length
 
 
 class ScoredBlock(NamedTuple):
-    """What a mixture says of a block of rows.
+    """Responsibilities and log-likelihoods of a block of rows under a mixture.
 
     Attributes
     ----------
     responsibilities : ndarray of shape (K, n)
-        Of the plan's dtype, float64 for a block that products cannot score.
+        Of the plan's dtype; float64 for a block that products cannot score.
         Paper, section 2, equation for ``w_k(x_n, Θ)``.
     log_likelihoods : ndarray of shape (n,), nats
         ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
     total : float, nats
-        Their sum; not finite where one of them is not.
+        The sum of the log-likelihoods; not finite where one of them is not.
     """
 
     responsibilities: Floats
@@ -34,15 +34,13 @@ class ScoredBlock(NamedTuple):
 
 
 class Accumulated(NamedTuple):
-    """What a mixture says of a block of rows whose statistics were added; as in `ScoredBlock`.
+    """Log-likelihoods, and their total, of a block of rows whose statistics were added; see `ScoredBlock`.
 
     Attributes
     ----------
-    log_likelihoods : ndarray of shape (n,), nats
-    total : float, nats
     squared : float
-        The sum of the squares of all values of the rows, in their dtype; not finite where one of these
-        is not, in which case nothing was added, and where it overflows.
+        The sum of the squares of all values of the rows, in their dtype. Not finite where it overflows and
+        where a value is not finite; in the latter case nothing was added.
     """
 
     log_likelihoods: Floats
@@ -51,38 +49,19 @@ class Accumulated(NamedTuple):
 
     @classmethod
     def nothing(cls, n_rows: int) -> Accumulated:
-        """Return what is said of rows of which some value is not finite."""
+        """Return the result for rows of which some value is not finite: NaN throughout."""
         return cls(np.full(n_rows, np.nan), math.nan, math.nan)
 
 
 class MostProbable(NamedTuple):
-    """Where is written to which component each row of a block most probably belongs.
+    """Arrays for the label of each row of a block, and for the responsibility of the label."""
 
-    Attributes
-    ----------
-    labels : ndarray of an unsigned integer, shape (n,)
-        Ties go to the lowest index.
-    largest : ndarray of float64, shape (n,)
-        Its responsibility.
-    """
-
-    labels: AnyArray
-    largest: Floats
+    labels: AnyArray  # (n,), of an unsigned integer; ties go to the lowest index
+    largest: Floats  # (n,)
 
 
 class BlockKernel:
-    """Scores blocks of rows, and sums their statistics; its buffers serve one task.
-
-    Parameters
-    ----------
-    plan : KernelPlan
-    n_rows : int
-        Rows of the largest block.
-
-    Attributes
-    ----------
-    n_rows : int
-    """
+    """Scores blocks of at most ``n_rows`` rows, and sums their statistics; its buffers serve one task."""
 
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
         parameters = plan.parameters
@@ -101,17 +80,9 @@ class BlockKernel:
         self._together = plan.together
 
     def score(self, rows: Floats) -> ScoredBlock:
-        """Return responsibilities and log-likelihoods of a block of rows.
+        """Return responsibilities and log-likelihoods of a block of rows (n, d) of the plan's dtype.
 
-        Parameters
-        ----------
-        rows : ndarray of shape (n, d)
-            Of the plan's dtype.
-
-        Returns
-        -------
-        ScoredBlock
-            Its responsibilities are valid, and the caller's to change, until the next call.
+        The responsibilities are valid until the next call; the caller may change them.
         """
         self._rows = rows
         self._together = self._plan.together
@@ -147,10 +118,7 @@ class BlockKernel:
     def collect(self, weights: Floats | None = None) -> None:
         """Add the statistics of the block that was scored last.
 
-        Parameters
-        ----------
-        weights : ndarray of shape (n,) or None
-            Of the rows, with which responsibilities are multiplied in place; None where every row weighs 1.
+        Responsibilities are multiplied in place by the weights of the rows (n,), None where each weighs 1.
         """
         together, responsibilities = self._together, self._responsibilities
         if weights is not None:
@@ -170,18 +138,7 @@ class BlockKernel:
     def accumulate(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
     ) -> Accumulated:
-        """Score a block of rows, add its statistics, and write what is to be seen of them.
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n, d)
-        weights : ndarray of shape (n,), optional
-        seen : MostProbable, optional
-
-        Returns
-        -------
-        Accumulated
-        """
+        """Score a block of rows (n, d) with weights (n,), add its statistics, and write ``seen`` if given."""
         squared = squared_length(rows)
         if not math.isfinite(squared) and not np.isfinite(rows).all():
             return Accumulated.nothing(len(rows))
@@ -194,10 +151,9 @@ class BlockKernel:
 
     def statistics(self) -> SufficientStatistics | None:
         """Return the statistics of all blocks collected, None where there were none."""
-        structure = self._plan.parameters.structure
         some = None if self._products is None else self._products.statistics()
         centred = None if self._centred is None else self._centred.total()
         if some is None:
             return centred
-        found = spread_out(structure, some, self._plan.together)
-        return found if centred is None else merge(structure, found, centred)
+        found = spread_out(some, self._plan.together)
+        return found if centred is None else merge(self._plan.parameters.structure, found, centred)

@@ -1,13 +1,11 @@
 """Log-densities of rows, one component at a time, and their statistics.
 
-The differences to μ_k are whitened by the triangular precision factor, squared
-and summed: no digit is lost however far the rows are from the origin, and
-nothing is asked of the covariances.
+The differences to μ_k are whitened by the triangular precision factor, squared and summed. No digit is lost
+however far the rows are from the origin, and nothing is required of the covariances.
 
-In many dimensions a row is often so far from most components that its
-responsibility for them is 0 in float64. A triangular factor makes a squared
-distance a sum of terms that need only the features so far; the sum is broken
-off where the outcome is certain, which changes no responsibility and no
+In many dimensions a row is often so far from most components that their responsibility for it is 0 in
+float64. With a triangular factor, a squared distance is a sum of terms of which each needs only the features
+up to its own. The sum is broken off where the outcome is certain, which changes no responsibility and no
 log-likelihood.
 """
 
@@ -32,16 +30,16 @@ from emtau_dask.mixture.numerics import Floats, Ints
 
 STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 8192
 REACH = 750.0
-"""Nats below a row's largest log-density from which on a responsibility is 0: exp(-745.2) is."""
+"""So many nats below a row's largest log-density, a responsibility is 0, as exp(-745.2) is."""
 LEAST_BROKEN_OFF = 384
-"""Features d from which on breaking off pays (`benchmarks/kernels.py`)."""
+"""The least number of features d for which breaking off pays (`benchmarks/kernels.py`)."""
 
 
 def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int) -> int:
     """Return how many rows `CentredStatistics` gathers: a fixed function of its arguments.
 
-    About as many as take the memory of their statistics, or 8 MiB where these are less; 8,192 at most, and
-    no fewer than a block has.
+    They take about as much memory as their statistics, or 8 MiB where these take less. They are at most
+    8,192, but not fewer than a block has.
     """
     statistics = 8 * math.prod(structure.shape(n_components, n_features))
     rows = max(STRETCH_BYTES, statistics) // (8 * (n_features + n_components))
@@ -49,10 +47,10 @@ def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: 
 
 
 class CentredStatistics:
-    """Statistics of a stream of blocks, centred on the means of long stretches of it.
+    """Statistics of a stream of blocks, computed over long stretches of it.
 
-    Statistics of a block cost a merge of K matrices (d, d) beside the block's
-    own products: for short blocks of many features, far more than those.
+    The statistics of each stretch cost a merge of K matrices (d, d). For short blocks of many features that
+    would be far more than the products of the block.
     """
 
     def __init__(
@@ -94,20 +92,11 @@ def centred_log_densities(
     buffers: Floats,
     out: Floats,
 ) -> None:
-    """Write ``ln π_k N(x_n | μ_k, Σ_k)`` for some components k into ``out``.
+    """Write ``ln π_k N(x_n | μ_k, Σ_k)``, nats, for some components k and rows (n, d) into ``out`` (K, n).
 
-    Where a responsibility is certain to be 0 it may be an upper bound of that,
-    from which the responsibility is 0 as well.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d), float64
-    parameters : MixtureParameters
-    log_scales : ndarray of shape (K, 1), nats
-        Those of the parameters.
-    components : ndarray of int
-    buffers : ndarray of shape (2, at least n, d)
-    out : ndarray of shape (K, n), nats
+    Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
+    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number; ``buffers`` are of shape
+    (2, at least n, d). All arrays are float64.
     """
     everything = len(components) == len(out)
     breaks_off = parameters.structure.own_factors and parameters.n_features >= LEAST_BROKEN_OFF
@@ -132,11 +121,10 @@ def _broken_off(
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
-    A first eighth of the features foresees, as if all were like them, which
-    component is nearest to a row and how far the others will be. (Scales are of
-    all features: beside them, distances over an eighth must be taken eight times.)
-    The log-density of the nearest is computed in full, the others' while they
-    are in reach of it.
+    The first eighth of the features predicts which component is nearest to a row and how far the others
+    are, as if all features were like these: distances are taken eight times, scales are of all features.
+    The log-density of the nearest is computed in full; those of the others as long as they are within
+    `REACH` of it.
     """
     n, d = rows.shape
     everyone, edges = np.arange(n), (0, *(d * eighths // 8 for eighths in (1, 2, 4, 6, 8)))
@@ -166,7 +154,7 @@ def _go_on(
     buffers: Floats,
     log_densities: Floats,
 ) -> None:
-    """Go on with ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
+    """Continue ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
     mean, factor = parameters.means[k], parameters.precisions_cholesky[k]
     for begin, end in pairwise(edges):
         which = which[log_densities[which] > floor[which]]

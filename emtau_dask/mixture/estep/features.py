@@ -1,15 +1,13 @@
 """Log-densities and statistics as matrix products with features of the rows.
 
-The log-density of a Gaussian is linear in a few features of a row, such as
-``[1, y, y_i y_j (i ≤ j)]``, so that the E-step of a block is one product
-``W φ`` of K coefficient rows with the block's features, and its statistics are
-another, ``R φᵀ``, with the responsibilities. The symmetry of ``y yᵀ`` is used
-in both. Which features a covariance type needs is in its record.
+The log-density of a Gaussian is linear in a few features of a row, such as ``[1, y, y_i y_j (i ≤ j)]``. The
+E-step of a block is therefore one product ``W φ`` of K coefficient rows with the block's features, and its
+statistics are another, ``R φᵀ``, with the responsibilities. The symmetry of ``y yᵀ`` is used in both. Which
+features a covariance type needs is in its record.
 
-The price is cancellation: a squared distance is a difference of terms as large
-as the squared distance from the origin of the coordinates. Rows are therefore
-seen from a `Frame`, and `conditions` says how many digits a component loses
-there; where that is too many, other forms do without features.
+The price is cancellation: a squared distance is a difference of terms as large as the squared distance from
+the origin of the coordinates. Coordinates are therefore those of a `Frame`, and `conditions` says how many
+digits a component loses there. Where it loses too many, another form is used.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ def statistics_of_moments(
 
 
 class _Length(NamedTuple):
-    """What blocks of one number of rows n have in common; differences (d, n) are rows less the centre."""
+    """What blocks of the same number of rows share."""
 
     n_rows: int
-    differences: Floats
+    differences: Floats  # rows less the centre, (d, n_rows)
     score: tuple[Step, ...]
     collect: tuple[Step, ...]
 
@@ -61,7 +59,7 @@ class _Length(NamedTuple):
 class FeatureProducts:
     """Log-densities and statistics of K' components by their features; its buffers serve one task.
 
-    Coefficients (K', F) are in the frame and in the dtype of the products, in which the frame's centre is
+    Coefficients (K', F) are in the frame and have the dtype of the products, in which the frame's centre is
     exact. Scores (K', n_rows) have room for the largest block.
     """
 
@@ -119,12 +117,11 @@ def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:
 
 
 def conditions(parameters: MixtureParameters, frame: Frame) -> Floats:
-    """Return ``g_k = κ(R_k) (1 + ρ_k)²``, shape (K,): what rounding is multiplied by.
+    """Return ``g_k = κ(R_k) (1 + ρ_k)²``, shape (K,): the factor by which rounding errors grow.
 
-    R_k is component k's correlation matrix in the frame, ρ_k the distance of
-    its mean from the frame's origin in its own standard deviations. Errors of
-    log-densities are about ``ε g_k``, and so are those of scatters, relative to
-    the variances.
+    R_k is component k's correlation matrix in the frame, ρ_k the distance of its mean from the frame's
+    origin in its own standard deviations. Log-densities and scatters (relative to the variances) have errors
+    of about ``ε g_k``.
     """
     structure, means = parameters.structure, _means_in(parameters, frame)
     covariances = frame.forms(parameters.covariances)

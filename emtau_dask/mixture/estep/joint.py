@@ -1,18 +1,17 @@
 """Log-densities of all components by one product, and scatters about the means that they had.
 
-Rows are taken relative to one centre c. The triangular precision factors, side
-by side with the whitened means, are one matrix, so that
+Rows are taken relative to one centre c. The triangular precision factors, side by side with the whitened
+means, are one matrix, so that
 
     ``[1, x − c] [(c − μ_1)ᵀ P_1 … ; P_1 …]``
 
-are the rows whitened by every component at once: long calls, where the centred
-form needs several for each component. A panel of a factor's columns needs the
-features so far and no others, which leaves most of the zeros out. Scatters are
-summed about the means of the iteration before, which are near the new ones, and
+are the rows whitened by every component at once: a few long calls, where the centred form needs several
+for each component. A panel of a factor's columns needs only the features up to its end; this leaves most of
+the zeros out. Scatters are summed about the means of the iteration before, which are near the new ones, and
 moved at the end.
 
-A whitened row is a difference of whitened rows and means, and loses the digits
-of `conditions`: the root of what features lose.
+A whitened row is a difference of whitened rows and means. It loses the digits that `conditions` says: the
+root of what features lose.
 """
 
 from __future__ import annotations
@@ -31,43 +30,30 @@ from emtau_dask.mixture.numerics import (
     AnyArray,
     Bools,
     Floats,
-    Ints,
     perform,
     read_only,
-    read_only_copy,
     squares,
     summed_product,
 )
 
 MAX_PANELS, NARROWEST_PANEL = 8, 8
 TOGETHER = 128
-"""About how many coordinates of a row, of all components, are held at a time for scatters."""
+"""About how many numbers of a row, summed over components, are held at a time for scatters."""
 ADDED_ROWS = 8192
-"""Rows whose moments are added up one block after another."""
+"""Rows whose moments are added up block by block."""
 NEGLIGIBLE = 2.0**-80
-"""Responsibilities that scatters leave out, as a part of the largest for the component in the block (of the
-mean in a tile): 32,768 rows, 64 standard deviations away, add as much to a variance as one rounding."""
+"""Largest responsibility that scatters leave out, relative to the component's largest in the block, or its
+mean in a tile: 32,768 such rows, 64 standard deviations away, change a variance by one rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class JointFactors:
-    """Components as the joint form needs them.
+    """Components as the joint form needs them."""
 
-    Attributes
-    ----------
-    centre : ndarray of shape (d,)
-        c.
-    means : ndarray of shape (K, d)
-        ``μ_k − c``.
-    log_scales : ndarray of shape (K, 1), nats
-    factors : ndarray of shape (K, d, d)
-        P_k.
-    """
-
-    centre: Floats
-    means: Floats
-    log_scales: Floats
-    factors: Floats
+    centre: Floats  # c, (d,)
+    means: Floats  # μ_k − c, (K, d)
+    log_scales: Floats  # (K, 1), nats
+    factors: Floats  # P_k, (K, d, d)
 
     @cached_property
     def whitening(self) -> Floats:
@@ -80,7 +66,7 @@ class JointFactors:
 
     @cached_property
     def panels(self) -> tuple[Floats, ...]:
-        """Of each panel of w features that ends at feature e, that part of the whitening, (K w, 1 + e)."""
+        """For each panel of w features that ends at feature e, its part of the whitening, (K w, 1 + e)."""
         edges = pairwise(panel_edges(self.means.shape[1]))
         return tuple(self.whitening[:, begin:end, : 1 + end].reshape(-1, 1 + end) for begin, end in edges)
 
@@ -92,22 +78,14 @@ def panel_edges(n_features: int) -> tuple[int, ...]:
 
 
 def buffer_rows(n_components: int, n_features: int) -> int:
-    """Return how many numbers the products hold of a row, beside its coordinates."""
+    """Return how many numbers the buffer of `JointProducts` has for each row."""
     widest = max(end - begin for begin, end in pairwise(panel_edges(n_features)))
     return max(n_components * widest, n_features * together(n_components, n_features))
 
 
 def together(n_components: int, n_features: int) -> int:
-    """Return how many components' rows about their means are held at a time."""
+    """Return for how many components the rows about their means are held at a time."""
     return max(1, min(n_components, TOGETHER // n_features))
-
-
-def joint_factors(
-    parameters: MixtureParameters, components: Ints, centre: Floats, log_scales: Floats
-) -> JointFactors:
-    """Return what `JointProducts` needs of full covariances' components, log_scales (K, 1) those of all."""
-    means, factors = parameters.means[components] - centre, parameters.precisions_cholesky[components]
-    return JointFactors(read_only_copy(centre), read_only(means), log_scales[components], read_only(factors))
 
 
 class JointProducts:
@@ -168,7 +146,7 @@ class JointProducts:
             np.matmul(residuals, residuals.swapaxes(1, 2), out=scatter[some])
 
     def _scatter_of_present(self, responsibilities: Floats, present: Bools, scatter: Floats) -> None:
-        """Leave out rows that weigh next to nothing: in many dimensions most do."""
+        """Leave out rows of negligible weight, the majority in many dimensions."""
         factors = self._factors
         ends = np.cumsum(np.count_nonzero(present, axis=1))
         fitting = len(self._buffer) // len(factors.centre)
@@ -194,16 +172,7 @@ class JointProducts:
 
 
 def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) -> SufficientStatistics:
-    """Return the statistics of rows.
-
-    Parameters
-    ----------
-    factors : JointFactors
-    sums : ndarray of shape (K, 1 + d)
-        ``Σ_n w_nk [1, x_n − c]``.
-    scatter : ndarray of shape (K, d, d)
-        About the factors' means.
-    """
+    """Return statistics from ``Σ_n w_nk [1, x_n − c]`` and the scatter of rows about the factors' means."""
     weights = sums[:, 0].copy()
     means = quotients(sums[:, 1:], weights[:, np.newaxis])
     moved = scatter.copy()
@@ -215,8 +184,8 @@ def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) ->
 def _whitened_size(parameters: MixtureParameters, lengths: Floats) -> Floats:
     """Return ``‖diag(l_k) P_k‖_F`` of lengths (K, d), shape (K,)."""
     products = lengths[:, :, np.newaxis] * parameters.precisions_cholesky
-    squares: Floats = np.einsum("kij,kij->k", products, products)
-    return np.sqrt(squares)
+    size: Floats = np.sqrt(np.einsum("kij,kij->k", products, products))
+    return size
 
 
 def _deviations(parameters: MixtureParameters) -> Floats:
@@ -227,11 +196,10 @@ def _deviations(parameters: MixtureParameters) -> Floats:
 def conditions(parameters: MixtureParameters, *centres: Floats) -> Floats:
     """Return ``h_k = 2 ‖diag(σ_k + Σ_c 2 |μ_k − c|) P_k‖_F``, shape (K,): what rounding is multiplied by.
 
-    σ_k are the standard deviations of the features, the sum is over ``centres``,
-    (d,) or (K, d), relative to which rows are taken. Rows relative to a centre
-    are as long as this, and rounded so; whitened, they are off by ``ε h_k / 2``,
-    and with them log-densities and, relative to the variances, scatters. The
-    centred form has ``‖diag(σ_k) P_k‖_F``, which correlation makes large.
+    σ_k are the standard deviations of the features; the sum is over ``centres``, (d,) or (K, d), relative
+    to which rows are taken. The rounding of rows grows with their length relative to a centre: whitened rows,
+    log-densities and scatters (relative to the variances) are off by ``ε h_k / 2``. The centred form has
+    ``‖diag(σ_k) P_k‖_F``, which correlation makes large.
     """
     lengths = _deviations(parameters)
     for centre in centres:
@@ -240,9 +208,9 @@ def conditions(parameters: MixtureParameters, *centres: Floats) -> Floats:
 
 
 def shifts(parameters: MixtureParameters, means: Floats) -> Floats:
-    """Return how much more rounding scatters have about ``means`` (K, d) than about their own, (K,).
+    """Return the rounding error of scatters about ``means`` (K, d), relative to that about their own, (K,).
 
-    Relative to the variances these errors are ``ε ‖diag(σ_k + |shift_k|) P_k‖_F²``.
+    Relative to the variances, the error is ``ε ‖diag(σ_k + |shift_k|) P_k‖_F²``.
     """
     deviations = _deviations(parameters)
     own = _whitened_size(parameters, deviations)

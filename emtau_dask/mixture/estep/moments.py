@@ -8,36 +8,21 @@ from emtau_dask.mixture.covariance import Moments
 from emtau_dask.mixture.model import PairwiseMerger
 
 ADDED_ROWS = 1024
-"""Rows of short blocks whose moments are added up one after another."""
-
-
-def _added(a: Moments, b: Moments) -> Moments:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+"""Rows whose moments are added up block by block, where blocks are shorter."""
 
 
 class MomentSums:
-    """Moments of a stream of blocks, in float64.
+    """Moments of a stream of blocks, in float64; those of the next are to be written into ``block``.
 
-    Blocks are added up in place until they have as many rows as one product
-    would sum anyway, and those sums pairwise.
-
-    Parameters
-    ----------
-    shapes : tuple of tuple of int
-    added_rows : int
-        Rows that are added up in place.
-
-    Attributes
-    ----------
-    block : Moments
-        Where to write those of the next block.
+    Blocks are added up in place until they have ``added_rows`` rows, as many as one product would sum anyway.
+    These sums are merged pairwise.
     """
 
     def __init__(self, shapes: tuple[tuple[int, ...], ...], added_rows: int = ADDED_ROWS) -> None:
         self.block: Moments = tuple(np.empty(shape) for shape in shapes)
         self._sums: Moments | None = None
         self._rows, self._added_rows = 0, added_rows
-        self._merger: PairwiseMerger[Moments] = PairwiseMerger(_added)
+        self._merger: PairwiseMerger[Moments] = PairwiseMerger(lambda a, b: tuple(map(np.add, a, b)))
 
     def push(self, n_rows: int) -> None:
         """Add the moments that were written into `block`, of a block of ``n_rows`` rows."""

@@ -1,13 +1,11 @@
 """Which arithmetic scores the rows under one Θ, and in blocks of how many.
 
-Three ways lead to the same numbers. *Features* (`mixture.estep.features`) turn a whole
-block into two matrix products, at the price of digits on components that are far
-from the origin of the features, in their own standard deviations, or nearly
-singular, and of much arithmetic in many dimensions. The *joint* form
-(`mixture.estep.joint`) whitens rows by all components at once, at the price of half as
-many digits. The *centred* form (`mixture.estep.centred`) works per component on the
-differences to its mean and asks nothing of the data. `KernelPlan` says which
-component goes which way: a fixed function of Θ, never of a clock.
+Three ways lead to the same numbers. *Features* (`mixture.estep.features`) turn a whole block into two matrix
+products. They lose digits on components that are nearly singular, or many of their standard deviations from
+the origin of the features, and they need much arithmetic in many dimensions. The *joint* form
+(`mixture.estep.joint`) whitens rows by all components at once, and loses half as many digits. The *centred*
+form (`mixture.estep.centred`) works per component on the differences to its mean and requires nothing of the
+data. `KernelPlan` says which component is scored in which way: a fixed function of Θ, never of a clock.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from emtau_dask.mixture.estep import joint
 from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
 from emtau_dask.mixture.estep.features import FeatureProducts, coefficients, conditions, frames_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, tile_rows
-from emtau_dask.mixture.numerics import EPS, Bools, Floats, read_only_copy
+from emtau_dask.mixture.numerics import EPS, Bools, Floats, read_only, read_only_copy
 
 DOUBLE = np.dtype(np.float64)
 SINGLE_EPS = float(np.finfo(np.float32).eps)
@@ -33,15 +31,15 @@ LIMIT = 1e-12
 SINGLE_LIMIT = 1e-5
 """The same for products in float32, of rows that are stored so."""
 STATISTICS_SLACK = 4.0
-"""How much more the error of a component's new variances may be, relative to them."""
+"""Largest tolerated error of a component's new variances, relative to them, in units of the limits above."""
 MOST_SHIFTED = 16.0
 """Largest tolerated rounding error of the joint form's scatters, relative to the centred form's."""
 WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
-"""Features d up to which components with factors of their own use quadratic features, a cost that all
-components share: 10 + 2 K, and 96 at most (`benchmarks/kernels.py`)."""
+"""Most features d for which components with factors of their own use quadratic features: 10 + 2 K, but 96 at
+most (`benchmarks/kernels.py`). All components share the cost of forming them."""
 BLOCK_BYTES = 2**23
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
-"""Centred, a block meets K matrices (d, d): they are read for it, and it should be long beside that."""
+"""In the centred form, K matrices (d, d) are read for each block, which should be long beside that."""
 
 
 class Form(Enum):
@@ -73,9 +71,8 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
 def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    What a block needs takes about 8 MiB, at most 32,768 rows: the longer the
-    calls of NumPy, the less threads wait for each other between them, which
-    costs more than what a smaller block would gain in the L2 cache.
+    A block with its buffers takes about 8 MiB and has at most 32,768 rows. A smaller block would gain in the
+    L2 cache, but lose more: the longer the calls of NumPy, the less threads wait for each other between them.
     """
     least = MIN_CENTRED_ROWS if form is Form.CENTRED else MIN_BLOCK_ROWS
     rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, form)
@@ -83,10 +80,10 @@ def block_rows(covariance_type: str, n_components: int, n_features: int, form: F
 
 
 def even_length(n_rows: int, wanted: int) -> int:
-    """Return how long the blocks of ``n_rows`` rows are: all alike, and none longer than ``wanted``.
+    """Return the equal length of the blocks of ``n_rows`` rows: about ``wanted`` or less, a multiple of 64.
 
-    A chunk with at most half as many rows again is one block, since a short one
-    costs nearly as many calls as a long one. A multiple of 64 rows, which slices divide.
+    A chunk of up to 1.5 times ``wanted`` is one block, since a short block costs nearly as many calls as a
+    long one.
     """
     blocks = 1 if 2 * n_rows <= 3 * wanted else -(-n_rows // wanted)
     return max(1, -(-n_rows // (blocks * MIN_BLOCK_ROWS))) * MIN_BLOCK_ROWS
@@ -121,7 +118,7 @@ class Products(Protocol):
         ...
 
     def statistics(self) -> SufficientStatistics | None:
-        """Return those of all blocks collected, None where there were none."""
+        """Return the statistics of all blocks collected, None where there were none."""
         ...
 
 
@@ -150,12 +147,12 @@ class KernelPlan:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of rows, features and responsibilities."""
+        """The dtype of rows, features and responsibilities."""
         return np.dtype(np.float32 if self.single else np.float64)
 
     @property
     def block_rows(self) -> int:
-        """About how many rows a block has: in float32, of half as many bytes each, twice as many."""
+        """About how many rows a block has; twice as many in float32, of half as many bytes each."""
         parameters = self.parameters
         shape = parameters.covariance_type, parameters.n_components, parameters.n_features
         rows = block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
@@ -163,29 +160,34 @@ class KernelPlan:
 
     @cached_property
     def ceiling(self) -> float:
-        """The weighted log-density of no row is above it, nats; scores are less it."""
+        """Upper bound of the weighted log-density of any row, nats; it is subtracted from scores."""
         return float(self.parameters.log_scales.max())
 
     @cached_property
     def log_scales(self) -> Floats:
-        """Of the components, less the ceiling, shape (K, 1), nats."""
+        """Those of the parameters, less the ceiling, shape (K, 1), nats."""
         return self.parameters.log_scales[:, np.newaxis] - self.ceiling
 
     @cached_property
     def coefficients(self) -> Floats:
-        """Of all features in the scores of components that go together, (K', F)."""
+        """Those of the F features in the scores of the K' components that are scored together, (K', F)."""
         found = coefficients(self.parameters, self.frame)
         found[:, 0] -= self.ceiling
         return found[self.together].astype(self.dtype, copy=False)
 
     @cached_property
     def factors(self) -> joint.JointFactors:
-        """The components that go jointly."""
-        components = np.flatnonzero(self.together)
-        return joint.joint_factors(self.parameters, components, self.frame.centre, self.log_scales)
+        """The components that are scored together in the joint form."""
+        centre, some = self.frame.centre, self.together
+        return joint.JointFactors(
+            read_only_copy(centre),
+            read_only(self.parameters.means[some] - centre),
+            self.log_scales[some],
+            read_only(self.parameters.precisions_cholesky[some]),
+        )
 
     def products(self, scores: Floats) -> Products | None:
-        """Return what scores blocks by the K' components that go together, into ``scores`` (K', n_rows)."""
+        """Return what writes ``scores`` (K', n_rows) of the K' components that are scored together."""
         if not self.together.any():
             return None
         if self.form is Form.JOINT:
@@ -194,14 +196,14 @@ class KernelPlan:
 
     @cached_property
     def centred(self) -> KernelPlan:
-        """The plan by which every component goes centred."""
+        """The plan that scores every component in the centred form."""
         return KernelPlan(self.parameters, Form.CENTRED, self.frame, np.zeros_like(self.together))
 
     def admits(self, produced: MixtureParameters) -> bool:
         """Return whether the statistics behind ``produced`` kept their digits.
 
-        A component that collapses during an iteration is tiny beside its
-        distance from the frame's origin, and products have not seen it well.
+        They may not where a component collapsed during the iteration: beside its distance from the frame's
+        origin it is tiny, and products lose its digits.
         """
         if not self.together.any():
             return True
@@ -219,9 +221,9 @@ class KernelPlan:
 def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
     """Return how to score rows of ``dtype`` under ``parameters``.
 
-    Products are in float32 where rows are, and where the condition holds in the
-    coordinates of the rows themselves, so that no whitening can lose digits either.
-    Components that features would score badly may still go jointly, where they have factors of their own.
+    Products are in float32 where rows are, and where the condition holds without whitening, which could lose
+    digits itself. Components for which features lose too many digits may still be scored in the joint form,
+    where they have factors of their own.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
     frames = frames_of(parameters)

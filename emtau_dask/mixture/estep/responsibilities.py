@@ -7,26 +7,22 @@ import numpy as np
 from emtau_dask.mixture.numerics import Floats
 
 LEAST_EXPONENT = {dtype: float(np.log(np.finfo(dtype).tiny)) + 8.0 for dtype in map(np.dtype, ("f4", "f8"))}
-"""Below it exponentials are taken for 0, by dtype: 3,000 times the smallest normal number."""
+"""By dtype, the exponent below which exponentials are taken for 0: theirs is 3,000 times the smallest normal
+number."""
 
 
 def underflows(values: Floats) -> bool:
-    """Return whether a value is so small that its exponential is next to the smallest numbers, or NaN."""
+    """Return whether a value is below `LEAST_EXPONENT` or NaN."""
     return not np.minimum.reduce(values, axis=None, initial=0.0) >= LEAST_EXPONENT[values.dtype]
 
 
 def exponentials(values: Floats, spare: Floats) -> None:
-    """Replace ``values``, at most 0, by their exponentials; next to the smallest numbers that is 0.
+    """Replace ``values`` (K, n), at most 0, by their exponentials, or 0 below `LEAST_EXPONENT`.
 
-    NumPy's takes 6 to 50 times as long where it underflows (`benchmarks/kernels.py`), and what is
-    computed with the subnormal numbers that may come of it takes longer still. So the smallest are
-    raised to one value, whose exponential is taken off all.
-
-    Parameters
-    ----------
-    values : ndarray of shape (K, n)
-    spare : ndarray of shape (n,)
-        A buffer of the same dtype. (With a single number NumPy takes five times as long as with a row.)
+    NumPy's ``exp`` takes 6 to 50 times as long where it underflows (`benchmarks/kernels.py`), and arithmetic
+    with subnormal results takes longer still. So the smallest values are raised to one value, whose
+    exponential is subtracted from all. That value fills ``spare`` (n,), a buffer of the same dtype, since
+    NumPy takes five times as long with a single number as with a row.
     """
     if not underflows(values):
         np.exp(values, out=values)
@@ -39,22 +35,11 @@ def exponentials(values: Floats, spare: Floats) -> None:
 
 
 def normalise(scores: Floats, ceiling: float, peaks: Floats, sums: Floats) -> Floats:
-    """Make scores responsibilities, and return the log-likelihoods of the rows.
+    """Turn scores (K, n) into responsibilities, and return the log-likelihoods of the rows, (n,), float64.
 
-    Where all scores are near enough to the ceiling for their exponentials, these are taken as they
-    are; else relative to each row's largest.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (K, n), nats
-        Weighted log-densities, less the ceiling.
-    ceiling : float, nats
-    peaks, sums : ndarray of shape (n,)
-        Buffers of the same dtype.
-
-    Returns
-    -------
-    ndarray of shape (n,), float64, nats
+    Scores are weighted log-densities less the ceiling, in nats. Their exponentials are taken relative to
+    each row's largest only where one would be below `LEAST_EXPONENT` otherwise. ``peaks`` and ``sums`` (n,)
+    are buffers of the same dtype.
     """
     far = underflows(scores)
     if far:

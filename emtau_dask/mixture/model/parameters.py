@@ -50,7 +50,7 @@ class MixtureParameters:
 
     @property
     def structure(self) -> CovarianceStructure:
-        """The record of what this covariance type does."""
+        """The record of what this covariance type does differently."""
         return structure_named(self.covariance_type)
 
     @property
@@ -65,10 +65,9 @@ class MixtureParameters:
 
     @property
     def log_scales(self) -> Floats:
-        """``ln π_k − (d/2) ln 2π + ln|P_k|``, shape (K,): log-density less half the distance."""
-        d = self.n_features
-        log_det = self.structure.log_det(self.precisions_cholesky, self.n_components, d)
-        return np.log(self.weights) + log_det - 0.5 * d * LOG_2PI
+        """``ln π_k − (d/2) ln 2π + ln|P_k|``, (K,), nats: the weighted log-densities at the means."""
+        log_det = self.structure.log_det(self.precisions_cholesky, *self.means.shape)
+        return np.log(self.weights) + log_det - 0.5 * self.n_features * LOG_2PI
 
 
 def m_step(
@@ -84,11 +83,7 @@ def m_step(
     reg_covar : float
         Added to every variance.
     threads : int
-        That may share the work where it is much; they change no bit.
-
-    Returns
-    -------
-    MixtureParameters
+        How many may share the work, where it is large; they change no bit.
 
     Raises
     ------
@@ -117,34 +112,24 @@ def m_step(
 
 
 def expected_log_density(statistics: SufficientStatistics, parameters: MixtureParameters) -> float:
-    """Return ``Σ_nk s_n w_nk ln[π_k N(x_n | μ_k, Σ_k)]`` from the statistics of the rows alone.
+    """Return ``Σ_nk s_n w_nk ln[π_k N(x_n | μ_k, Σ_k)]``, in nats, from the statistics of the rows.
 
-    The inner product of the statistics with the natural parameters, in centred
-    form; in nats. With the rows' entropy added it is their part of Neal and
-    Hinton's free energy (1998, eq. 7).
+    It is the inner product of the statistics with the natural parameters, in centred form. With the
+    entropy of the rows added, it is their part of Neal and Hinton's free energy (1998, eq. 7).
     """
     structure = parameters.structure
-    factors = parameters.precisions_cholesky
     scatter = statistics.scatter.copy()
     shifts = statistics.means - parameters.means
     structure.add_outer(scatter, statistics.weights[np.newaxis], shifts[np.newaxis])
-    distance = structure.distances(scatter, factors)
+    distance = structure.distances(scatter, parameters.precisions_cholesky)
     return float(statistics.weights @ parameters.log_scales) - 0.5 * distance
 
 
 def most_probable(responsibilities: Floats) -> tuple[AnyArray, Floats]:
-    """Return the component of the largest responsibility of each row, and that.
+    """Return the label of each row and the responsibility of the label, each of shape (n,).
 
-    Parameters
-    ----------
-    responsibilities : ndarray of shape (K, n)
-        Of components and rows.
-
-    Returns
-    -------
-    labels : ndarray of shape (n,), smallest unsigned integer that fits
-        Ties go to the lowest index.
-    largest : ndarray of shape (n,)
+    Responsibilities are of shape (K, n). Labels have the smallest unsigned dtype that fits; ties go to the
+    lowest index.
     """
     K = len(responsibilities)
     largest = responsibilities.max(axis=0)
@@ -170,8 +155,8 @@ def _finite_array(values: object, name: str) -> AnyArray:
 def _check_shape(array: AnyArray, shape: tuple[int, ...], name: str, setting: str) -> None:
     if array.shape != shape:
         raise InvalidDataError(
-            f"The parameter '{name}' should have the shape of {shape}, but got {array.shape}: "
-            f"give {setting} that shape."
+            f"The parameter '{name}' should have the shape of {shape}, but got {array.shape}: give {setting}"
+            " that shape."
         )
 
 
@@ -181,14 +166,14 @@ def check_weights(values: object, n_components: int) -> Floats:
     Raises
     ------
     InvalidDataError
-        Wrong shape, not above 0, above 1, or not summing to 1 within 1e-6.
+        Wrong shape, not finite, not above 0, above 1, or not summing to 1 within 1e-6.
     """
     weights = _finite_array(values, "weights_init")
     _check_shape(weights, (n_components,), "weights", "weights_init")
     low, high = float(weights.min()), float(weights.max())
     if low < 0 or high > 1:
-        # scikit-learn's public tests pin this sentence, in which min and max stand the wrong way
-        # round; what follows it says which is which.
+        # scikit-learn's public tests match this sentence, in which min and max are swapped; the text
+        # after it says which is which.
         raise InvalidDataError(
             f"The parameter 'weights' should be in the range [0, 1], but got max value {low:.5f}, "
             f"min value {high:.5f}; weights_init goes from {low:.5f} to {high:.5f}. "
@@ -224,7 +209,7 @@ def check_precisions(
     Raises
     ------
     InvalidDataError
-        Wrong shape or not positive definite.
+        Wrong shape, not finite or not positive definite.
     """
     precisions = _finite_array(values, "precisions_init")
     shape = structure.shape(n_components, n_features)

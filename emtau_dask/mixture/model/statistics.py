@@ -1,16 +1,15 @@
 """Sufficient statistics of a mixture: zero, of a block, merged.
 
-What the M-step needs of any set of rows are the sums of
-``s_n w_nk · (1, x, x xᵀ)``. They are held centred, as (weight, mean, scatter
-about the mean), and merged pairwise (Chan, Golub and LeVeque 1983, "Algorithms
-for computing the sample variance", eq. 2.1), because ``E[x²] − μ²`` loses all
-its digits on data far from the origin.
+The M-step needs the sums of ``s_n w_nk · (1, x, x xᵀ)`` over rows. They are kept centred, as (weight, mean,
+scatter about the mean), and merged pairwise (Chan, Golub and LeVeque 1983, "Algorithms for computing the
+sample variance", eq. 2.1), because ``E[x²] − μ²`` loses all its digits on data far from the origin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -65,11 +64,9 @@ def quotients(part: Floats, whole: Floats) -> Floats:
 
 
 class Merger:
-    """Merge a stream of parts in one go, holding the sum of their scatters.
+    """Merges a stream of parts at once, from the sum of their scatters, their weights and their means.
 
-    Beside that sum, all that is needed of the parts are weights and means:
-    with ``μ = Σ W_i μ_i / W``, the scatter of all is
-    ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
+    With ``μ = Σ W_i μ_i / W``, the scatter of all is ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
     """
 
     def __init__(self, structure: CovarianceStructure) -> None:
@@ -83,7 +80,7 @@ class Merger:
         if not self._weights:
             self._scatter = part.scatter
         elif len(self._weights) == 1:
-            # A plain sum of arrays without axes would be a number, which nothing can be added to in place.
+            # The plain sum of two arrays without axes is a number, which cannot be added to in place.
             self._scatter = np.add(self._scatter, part.scatter, out=np.empty_like(part.scatter))
         else:
             self._scatter += part.scatter
@@ -91,7 +88,7 @@ class Merger:
         self._means.append(part.means)
 
     def total(self) -> SufficientStatistics | None:
-        """Return all parts merged, None where there were none; to be called once, after the last."""
+        """Return all parts merged, None where there were none. To be called once, after the last part."""
         weights, means, scatter = self._weights, self._means, self._scatter
         if not weights:
             return None
@@ -106,10 +103,9 @@ class Merger:
 
 
 def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
-    """Return the statistics of all rows of ``parts``, at least one, together.
+    """Return the statistics of all rows of ``parts`` together; there must be at least one part.
 
-    Associative and commutative to rounding; merged with `zero`, statistics keep
-    their bits.
+    Associative and commutative to rounding; statistics merged with `zero` keep their bits.
     """
     merger = Merger(structure)
     for part in parts:
@@ -126,50 +122,32 @@ def merge(
     return merged(structure, (a, b))
 
 
-def spread_out(
-    structure: CovarianceStructure, statistics: SufficientStatistics, components: Bools
-) -> SufficientStatistics:
-    """Return statistics of all K components from those of some, the others' zero.
+def spread_out(statistics: SufficientStatistics, components: Bools) -> SufficientStatistics:
+    """Return statistics of all K components from those of some, (K,) bool; the others' are zero.
 
-    Parameters
-    ----------
-    structure : CovarianceStructure
-        Not one that all components share, unless all are there.
-    statistics : SufficientStatistics
-    components : ndarray of bool, shape (K,)
-        Which they are of.
+    Where components share a covariance, all must be there.
     """
     if components.all():
         return statistics
-    whole = zero(structure, len(components), statistics.means.shape[1])
-    arrays = []
-    for everyone, some in (
-        (whole.weights, statistics.weights),
-        (whole.means, statistics.means),
-        (whole.scatter, statistics.scatter),
-    ):
-        spread = everyone.copy()
-        spread[components] = some
-        arrays.append(read_only(spread))
-    return SufficientStatistics(*arrays)
+
+    def spread(some: Floats) -> Floats:
+        whole = np.zeros((len(components), *some.shape[1:]))
+        whole[components] = some
+        return read_only(whole)
+
+    return SufficientStatistics(
+        spread(statistics.weights), spread(statistics.means), spread(statistics.scatter)
+    )
 
 
 def block_statistics(
     structure: CovarianceStructure, rows: Floats, responsibilities: Floats
 ) -> SufficientStatistics:
-    """Return the statistics of some rows.
+    """Return the statistics of rows (n, d) with responsibilities (K, n), times the row weights; float64.
 
-    Two passes over them (means, then scatter about them), the second of
-    which also corrects the means for the rounding of the first (Chan et al.
-    1983, eq. 1.7), so that neither the distance from the origin nor a collapse
-    onto identical rows costs digits.
-
-    Parameters
-    ----------
-    structure : CovarianceStructure
-    rows : ndarray of shape (n, d), float64
-    responsibilities : ndarray of shape (K, n), float64
-        Times the row weights.
+    The first pass over the rows computes means, the second the scatter about them. The second also corrects
+    the means for the rounding of the first (Chan et al. 1983, eq. 1.7). So neither the distance from the
+    origin nor a collapse onto identical rows costs digits.
     """
     weights = responsibilities.sum(axis=1)
     sums = np.empty((len(weights), rows.shape[1]))
@@ -180,7 +158,7 @@ def block_statistics(
 
 
 def _present(rows: Floats, row_weights: Floats) -> tuple[Floats, Floats]:
-    """Leave out rows that weigh nothing, where they are most: in many dimensions nearly all do."""
+    """Leave out rows without weight where they are the majority, as in many dimensions."""
     present = np.flatnonzero(row_weights)
     if 2 * len(present) > len(rows):
         return rows, row_weights
@@ -190,19 +168,10 @@ def _present(rows: Floats, row_weights: Floats) -> tuple[Floats, Floats]:
 def group_statistics(
     structure: CovarianceStructure, rows: Floats, groups: Ints, weights: Floats | None, n_components: int
 ) -> SufficientStatistics:
-    """Return the statistics of one block of rows that belong to one component each.
+    """Return the statistics of rows that belong to one component each, as `block_statistics` does.
 
-    As `block_statistics`, but each component sees its own rows alone.
-
-    Parameters
-    ----------
-    structure : CovarianceStructure
-    rows : ndarray of shape (n, d), float64
-    groups : ndarray of shape (n,), integers
-        Each row's component.
-    weights : ndarray of shape (n,) or None
-        None where every row weighs 1.
-    n_components : int
+    Rows are (n, d), float64; groups (n,) are the component of each; weights are (n,), None where every row
+    weighs 1.
     """
     order = np.argsort(groups, kind="stable")
     ends = np.cumsum(np.bincount(groups, minlength=n_components))
@@ -218,9 +187,8 @@ def group_statistics(
 def tile_rows(n_features: int) -> int:
     """Return how many rows' residuals are held at a time: a fixed function of the number of features.
 
-    Enough for adding a (d, d) product to be little of its cost, and no fewer
-    than half a core's L2 cache holds: the longer the calls, the less threads
-    wait for each other between them.
+    They are so many that a (d, d) product costs far more than adding it, and at least what fills half of
+    a core's L2 cache: the longer the calls, the less threads wait for each other between them.
     """
     return max(MIN_TILE_ROWS, TILE_BYTES // (8 * n_features))
 
@@ -231,7 +199,7 @@ def _about(
     means: Floats,
     parts: Iterable[tuple[int, Floats, Floats]],
 ) -> SufficientStatistics:
-    """Return statistics from first means, and the rows and weights that make each component up."""
+    """Return statistics from first means and, for each component, its rows and their weights."""
     scatter = np.zeros(structure.shape(*means.shape))
     corrections = np.zeros_like(means)
     height = tile_rows(means.shape[1])
@@ -254,10 +222,9 @@ def _about(
 
 
 class PairwiseMerger(Generic[T]):
-    """Merge a stream of parts as a balanced tree, holding log₂ of their number.
+    """Merges a stream of n parts as a balanced tree, of which it holds at most log₂ n + 1 results.
 
-    Merging one after another would add a rounding for every block; a balanced
-    tree adds one for every level.
+    Merging one after another would add a rounding for every part; a balanced tree adds one for every level.
     """
 
     def __init__(self, merge: Callable[[T, T], T]) -> None:
@@ -266,19 +233,15 @@ class PairwiseMerger(Generic[T]):
 
     def push(self, part: T) -> None:
         """Add the next part."""
-        carry = part
         for level, before in enumerate(self._levels):
             if before is None:
-                self._levels[level] = carry
+                self._levels[level] = part
                 return
-            carry = self._merge(before, carry)
+            part = self._merge(before, part)
             self._levels[level] = None
-        self._levels.append(carry)
+        self._levels.append(part)
 
     def total(self) -> T | None:
         """Return all parts so far merged, None where there were none."""
-        result: T | None = None
-        for part in self._levels:
-            if part is not None:
-                result = part if result is None else self._merge(part, result)
-        return result
+        parts = [part for part in self._levels if part is not None]
+        return reduce(lambda later, earlier: self._merge(earlier, later), parts) if parts else None

@@ -17,7 +17,7 @@ SIDE = 128
 
 
 def squared_length(array: AnyArray) -> float:
-    """Return the sum of the squares of all numbers of a C-ordered array, in its dtype; one look at each."""
+    """Return the sum of the squares of all numbers of a C-ordered array, in its dtype, without a copy."""
     values = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.dot(values, values))
@@ -31,15 +31,15 @@ def read_only_copy(array: AnyArray | list[float]) -> Floats:
 
 
 def read_only(array: Floats) -> Floats:
-    """Return ``array`` itself, read-only from now on: for one that nobody else holds."""
+    """Return ``array`` itself, read-only from now on; nothing else may refer to it."""
     array.setflags(write=False)
     return array
 
 
 def symmetrised(matrices: Floats) -> Floats:
-    """Return ``matrices`` (..., d, d) themselves, each entry now its mean with the one across the diagonal.
+    """Return ``matrices`` (..., d, d) themselves, each now ``(M + Mᵀ) / 2``.
 
-    By tiles, since a large matrix read across its rows is slow to come.
+    It goes by tiles, since reading the columns of a large matrix is slow.
     """
     d = matrices.shape[-1]
     for begin in range(0, d, SIDE):

@@ -1,13 +1,12 @@
 """Cholesky factors of covariances, refused where float64 cannot tell them from singular.
 
-A covariance that comes out of rounded data is never *exactly* singular, so
-"the Cholesky factorisation went through" says little. Two limits decide here,
-both free of units:
+A covariance that was computed from rounded data is hardly ever *exactly* singular, so the success of a
+Cholesky factorisation says little. Two limits decide here, both independent of units:
 
-- a variance must exceed what the rounding of the rows themselves can produce,
-  ``(8 ε |μ|)²``: below that the rows are identical as far as float64 can say;
-- every pivot of the *correlation* matrix must exceed ``64 d ε``, the size of
-  the rounding errors of the scatter that it was computed from.
+- a variance must exceed ``(8 ε |μ|)²``, which the rounding of the rows themselves can produce: below it, the
+  rows are identical in float64;
+- every pivot of the *correlation* matrix must exceed ``64 d ε``, the size of the rounding errors of the
+  scatter that it was computed from.
 """
 
 from __future__ import annotations
@@ -21,25 +20,15 @@ from emtau_dask.mixture.numerics.arrays import EPS, Floats, read_only_copy
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
 LAPACK_FEATURES = 96
-"""Features up to which LAPACK inverts a factor in one go."""
+"""Most features for which LAPACK inverts a factor in one call."""
 
 
 def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
-    """Refuse variances that the rounding of the rows alone can produce.
+    """Refuse variances (K, m) that the rounding of the rows alone can produce.
 
-    Parameters
-    ----------
-    variances, means : ndarray of shape (K, m)
-        Variances of each component and the magnitude of the rows' coordinates.
-    weights : ndarray of shape (K,)
-        Named in the error.
-    first : int
-        What the first component is called in the error; -1 for a shared covariance.
-
-    Raises
-    ------
-    SingularComponentError
-        Names the first such component.
+    Means (K, m) are the magnitudes of the rows' coordinates. `SingularComponentError` is raised for the first
+    such component, with its number, counted from ``first`` (-1 for a shared covariance), and its weight, of
+    ``weights`` (K,).
     """
     floors = (SPACING_FACTOR * EPS * np.abs(means)) ** 2
     bad = ~(variances > floors)
@@ -54,29 +43,11 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
 
 
 def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
-    """Return of each covariance the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
+    """Return for each of ``covariances`` (K, d, d) the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
 
-    The factorisations run on the correlation matrices, so that features of any
-    scale are treated alike.
-
-    Parameters
-    ----------
-    covariances : ndarray of shape (K, d, d)
-    means : ndarray of shape (K, d)
-        Magnitude of the rows' coordinates, for the resolution limit.
-    weights : ndarray of shape (K,)
-        Named in the error.
-    first : int
-        What the first component is called in the error; -1 for a shared covariance.
-
-    Returns
-    -------
-    ndarray of shape (K, d, d), float64
-
-    Raises
-    ------
-    SingularComponentError
-        A covariance is singular to working precision.
+    The correlation matrices are factorised, so that the scale of a feature does not matter. The other
+    arguments are those of `check_variances`. `SingularComponentError` is raised where a covariance is
+    singular to working precision.
     """
     variances = np.einsum("kii->ki", covariances)
     check_variances(variances, means, weights, first)
@@ -100,11 +71,10 @@ def precision_factors(covariances: Floats, means: Floats, weights: Floats, first
 
 
 def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[int, int] | None]:
-    """Return the upper Cholesky factors, and where the first component has its least pivot that is singular.
+    """Return the upper Cholesky factors, and the first singular component with the place of its least pivot.
 
-    That is, whose least pivot is at most ``limit``; None where there is none such.
-
-    By NumPy: SciPy's LAPACK lets no other thread run, but says which pivot failed.
+    Singular is one whose least pivot is at most ``limit``; where there is none, return None. NumPy
+    factorises, since SciPy's LAPACK lets no other thread run; SciPy's is asked only which pivot failed.
     """
     try:
         factors = np.linalg.cholesky(correlations, upper=True).astype(np.float64, copy=False)
@@ -122,7 +92,7 @@ def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[i
 
 
 def _pivots_until_failure(correlation: Floats) -> Floats:
-    """Return a matrix's pivots, zero for the first that is not above it and infinity after that."""
+    """Return a matrix's pivots: 0 for the first that is not positive, and infinity for those after it."""
     factor, failed = lapack.dpotrf(correlation, lower=0)
     pivots = np.diagonal(factor) ** 2
     if failed:
@@ -132,7 +102,7 @@ def _pivots_until_failure(correlation: Floats) -> Floats:
 
 
 def _invert_upper(upper: Floats) -> None:
-    """Invert an upper-triangular matrix in place: by halves, whose products let other threads run."""
+    """Invert an upper-triangular matrix in place, by halves: their products let other threads run."""
     if len(upper) <= LAPACK_FEATURES:
         upper[...] = lapack.dtrtri(upper, lower=0)[0]
         return

@@ -1,16 +1,14 @@
 """Matrix products over the rows of a block, in slices of the rows.
 
-OpenBLAS packs the factors of a product before it multiplies them, unless the
-product has at most a million multiplications and, where the second factor is
-transposed, at most about a thousand results; where a factor has few rows,
-packing takes longer than the product. And NumPy's `matmul` keeps the
-interpreter lock, and with it all other threads, while it computes a result of at
-most 500 numbers, however long the factors are; a stack of results, one of each
-slice, is longer. `dot` never keeps it, but copies factors whose rows are apart.
+Two costs are avoided. OpenBLAS packs the factors of a product before it multiplies them; where a factor has
+few rows, packing takes longer than the product. It does not pack where the product has at most a million
+multiplications and, if the second factor is transposed, at most about a thousand results. And NumPy's
+`matmul` keeps the interpreter lock, so that all other threads wait, while it computes a result of at most 500
+numbers, however long the factors are. A stack of results, one for each slice, has more numbers. `dot` never
+keeps the lock, but copies factors that are not contiguous.
 
-Making the views of the slices keeps the lock as well. A product is therefore given
-as steps, calls of NumPy whose arguments are made, which a block of rows can
-`perform` after another had the same buffers.
+Making the views of the slices keeps the lock as well. A product is therefore returned as steps, calls of
+NumPy whose arguments exist already, which every block of rows in the same buffers can `perform` again.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ import numpy as np
 from emtau_dask.mixture.numerics.arrays import AnyArray, Floats
 
 Step = Callable[[], object]
-"""A call whose arguments are made."""
+"""A call whose arguments exist already."""
 
 UNPACKED, UNPACKED_RESULT = 10**6, 1000
-"""Multiplications, and numbers of a result with a transposed factor, that are not packed for."""
+"""Most multiplications, and most results with a transposed factor, for which OpenBLAS does not pack."""
 LOCKED_RESULT = 500
-"""Numbers of a result that `matmul` keeps the lock for."""
+"""Most results for which `matmul` keeps the lock."""
 SHORTEST, NARROWEST = 128, 24
 """Rows of the shortest slices, and columns of the narrowest parts of a sum's result."""
 SUMMED_ROWS = 1024
@@ -44,13 +42,13 @@ def _slices(n_rows: int, longest: int) -> int:
 
 
 def score_slices(n_rows: int, size: int) -> int:
-    """Return in how many slices, a power of two, `product` is formed, of ``size`` multiplications a row."""
+    """Return the number of slices of `product`, a power of two, for ``size`` multiplications a row."""
     longest = UNPACKED // size
     return _slices(n_rows, longest) if longest >= SHORTEST else 1
 
 
 def sum_slices(n_rows: int, size: int, *, single: bool = False) -> int:
-    """Return in how many slices, a power of two, sums over rows are formed, with ``size`` results."""
+    """Return the number of slices of sums over rows, a power of two, for ``size`` results."""
     longest = UNPACKED // size if size <= UNPACKED_RESULT else n_rows
     count = _slices(n_rows, min(longest, SUMMED_ROWS) if single else longest)
     while count * size <= LOCKED_RESULT and 2 * count * SHORTEST <= n_rows:
@@ -84,9 +82,9 @@ def product(a: AnyArray, b: AnyArray, out: AnyArray) -> Iterator[Step]:
 
 
 def unpacked_parts(k: int, f: int) -> list[int]:
-    """Return where parts of the f columns of a sum's result (k, f) begin and end that are not packed for.
+    """Return where parts of the f columns of a sum's result (k, f) begin and end, so that none is packed for.
 
-    One part where they would be narrow.
+    There is one part where they would be narrow.
     """
     widest = UNPACKED_RESULT // k
     parts = -(-f // widest) if widest >= NARROWEST else 1
@@ -96,8 +94,8 @@ def unpacked_parts(k: int, f: int) -> list[int]:
 def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
     """Yield what writes ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64.
 
-    By slices of the n rows, and by parts of the F that are not packed for; where these
-    would be narrow, with the longer factor first, which is packed for once.
+    It goes by slices of the n rows, and by `unpacked_parts` of the F. Where these would be narrow, the longer
+    factor is the first, and is packed once.
     """
     k, f = out.shape
     parts = unpacked_parts(k, f)
