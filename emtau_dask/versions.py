@@ -11,7 +11,6 @@ OWN = "emtau_dask"
 READERS = (OWN, "zarr", "numcodecs", "dask", "distributed", "fsspec", "pyarrow")
 
 
-@cache
 def _version(package: str) -> str | None:
     imported = getattr(sys.modules.get(package), "__version__", None)
     if imported is not None:
@@ -22,10 +21,15 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    found = ((package, _version(package)) for package in READERS)
+    return tuple((package, number) for package, number in found if number is not None)
+
+
 def software() -> dict[str, str]:
     """Return the versions of this process's packages, by name; of those that it has."""
-    found = {package: _version(package) for package in READERS}
-    return {package: number for package, number in found.items() if number is not None}
+    return dict(_versions())
 
 
 def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from emtau_dask.em import chunk_costs, loaded_bytes
 from emtau_dask.execution import FAN_IN, batches_of
 from emtau_dask.init import sample_size
 from emtau_dask.io.objects import RowFields
-from emtau_dask.io.sources import READ_BUDGET, RangeSource, Source, is_stored
+from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_stored
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import block_bytes
 
@@ -128,7 +128,7 @@ def _memory(
     ahead = _ahead_bytes(sources, outline, chunk_rows)
     being_read = threads * held + min(ahead, threads * held)
     beside_rows = being_read * max(0, reading - held) // held if held else 0
-    under_way = min(beside_rows, max(READ_BUDGET.limit, reading))
+    under_way = min(beside_rows, max(READ_BYTES, reading))
     resident = sum(_bytes(source) for source in sources.values() if _is_in_memory(source))
     sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
     cached = _cached(sources, outline)

@@ -99,7 +99,7 @@ def scratch(tmp_path):
     with dask.config.set({"temporary-directory": str(folder)}):
         yield folder
     assert not folder.exists() or list(folder.iterdir()) == []
-    assert (rowcache._STORE._tokens, rowcache._STORE._bytes) == ({}, 0)
+    assert (rowcache._store()._tokens, rowcache._store()._bytes) == ({}, 0)
 
 
 POLICIES = {
@@ -220,7 +220,7 @@ class TestFailures:
         class Failing(Tenth):
             def update(self, state, evidence):
                 if evidence.iteration == 3:
-                    assert rowcache._STORE._tokens
+                    assert rowcache._store()._tokens
                     raise ArithmeticError("on purpose")
                 return super().update(state, evidence)
 
@@ -236,7 +236,7 @@ class TestFailures:
 
 def test_workers_keep_what_they_read_until_the_end(zygote, path, tmp_path):
     def kept():
-        return len(rowcache._STORE._tokens), rowcache._STORE._bytes
+        return len(rowcache._store()._tokens), rowcache._store()._bytes
 
     with dask.config.set({"emtau.cache-bytes": 0, "scheduler": "threads"}):
         without = fit(zarr.open_array(path, mode="r"), EMTau(tau=2, revisit=5), cache=0)

@@ -18,8 +18,9 @@ PLENTY = 10**9
 @pytest.fixture(autouse=True)
 def store(monkeypatch):
     """A store of the test's own."""
-    monkeypatch.setattr(rowcache, "_STORE", rowcache.RowStore())
-    return rowcache._STORE
+    store = rowcache.RowStore()
+    monkeypatch.setattr(rowcache, "_store", lambda: store)
+    return store
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,7 @@ PLAIN = (
     ),
 )
 TABLES = (dict, list, set)
-FOREIGN = {"typing", "click", "pydantic", "numba", "llvmlite", "zarr"}
+FOREIGN = {"typing", "numcodecs", "click", "pydantic", "numba", "llvmlite", "zarr"}
 """Packages whose objects at the top of a module declare something, and keep nothing of a fit."""
 
 

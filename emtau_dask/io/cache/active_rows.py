@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.io.files import ScratchFolder
+from emtau_dask.process import of_process
 
 IDLE_SECONDS = 1800.0
 """A new token removes what is cached for tokens that no task has used for this long."""
@@ -204,12 +205,13 @@ class RowStore:
                 cached.folder.remove()
 
 
-_STORE = RowStore()
+def _store() -> RowStore:
+    return of_process(RowStore)
 
 
 def release_rows(token: str) -> None:
     """Do as `RowStore.release` in this process."""
-    _STORE.release(token)
+    _store().release(token)
 
 
 @dataclass(frozen=True)
@@ -228,13 +230,13 @@ class RowCache:
     limit: int
 
     def _look(self, what: str, chunk: int) -> _Entry | None:
-        with _STORE.of(self.token) as cached:
+        with _store().of(self.token) as cached:
             return cached.entries.get((what, chunk)) if cached else None
 
     def _drop(self, what: str, chunk: int) -> None:
-        with _STORE.of(self.token) as cached:
+        with _store().of(self.token) as cached:
             if cached:
-                _STORE.put(cached, (what, chunk), None)
+                _store().put(cached, (what, chunk), None)
 
     def find(self, chunk: int, positions: NDArray[Any]) -> tuple[CachedRows, int] | None:
         """Return cached rows of a chunk and the bytes read from a file for them, 0 for rows in memory.
@@ -255,11 +257,11 @@ class RowCache:
         would have to read. Where neither is possible, what was cached before stays.
         """
         key = (ROWS, chunk)
-        with _STORE.of(self.token) as cached:
+        with _store().of(self.token) as cached:
             if cached is None:
                 return
-            if found.nbytes <= _STORE.room(cached, key, self.limit):
-                _STORE.put(cached, key, found)
+            if found.nbytes <= _store().room(cached, key, self.limit):
+                _store().put(cached, key, found)
                 return
             folder = cached.place() if found.nbytes < found.source_bytes else None
         if folder is None:
@@ -267,11 +269,11 @@ class RowCache:
         file = None
         with suppress(OSError):
             file = _File.write(folder, found)
-        with _STORE.of(self.token) as cached:
+        with _store().of(self.token) as cached:
             if cached:
                 cached.writable = file is not None
                 if file is not None:
-                    _STORE.put(cached, key, file)
+                    _store().put(cached, key, file)
                 return
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -293,10 +295,10 @@ class RowCache:
         for array in values.values():
             array.setflags(write=False)
         state, key = _State(sha256, values), (STATE, chunk)
-        with _STORE.of(self.token) as cached:
+        with _store().of(self.token) as cached:
             if cached:
-                fits = state.nbytes <= _STORE.room(cached, key, self.limit)
-                _STORE.put(cached, key, state if fits else None)
+                fits = state.nbytes <= _store().room(cached, key, self.limit)
+                _store().put(cached, key, state if fits else None)
 
     def drop_state(self, chunk: int) -> None:
         """Remove the state of a chunk's rows."""

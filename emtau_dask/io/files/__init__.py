@@ -4,13 +4,13 @@ from emtau_dask.io.files.direct import LEAST_BYTES, direct_setting, passes_cache
 from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
-from emtau_dask.io.files.proofs import PROOFS, this_process
+from emtau_dask.io.files.proofs import Proofs, this_process
 from emtau_dask.io.files.regular import check_regular, followed, opened_regular, read_regular
 from emtau_dask.io.files.scratch import ScratchFolder
 
 __all__ = [
     "LEAST_BYTES",
-    "PROOFS",
+    "Proofs",
     "ScratchFolder",
     "check_regular",
     "direct_setting",

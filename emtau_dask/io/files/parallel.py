@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
+
+from emtau_dask.process import of_process
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -18,10 +19,6 @@ class WaitingThreads:
 
     def __init__(self) -> None:
         self._own = threading.local()
-        self.begin()
-
-    def begin(self) -> None:
-        """Make a pool without threads, also after a fork: a child has none of its parent's threads."""
         self._pool = ThreadPoolExecutor(
             PARALLEL,
             thread_name_prefix="emtau-objects",
@@ -47,6 +44,6 @@ class WaitingThreads:
             wait(futures)
 
 
-THREADS = WaitingThreads()
-os.register_at_fork(after_in_child=THREADS.begin)
-each = THREADS.each
+def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return ``function`` of every item, by this process's `WaitingThreads`."""
+    return of_process(WaitingThreads).each(function, items)

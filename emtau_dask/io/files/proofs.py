@@ -18,10 +18,6 @@ class Proofs:
 
     def __init__(self) -> None:
         self._settled: dict[str, None] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Make a new lock: another thread may have held the old one when this process was forked."""
         self._settling = threading.RLock()
 
     def once(self, token: str, prove: Callable[[], None]) -> None:
@@ -42,10 +38,6 @@ class Proofs:
             self._settled[token] = None
             while len(self._settled) > REMEMBERED:
                 del self._settled[next(iter(self._settled))]
-
-
-PROOFS = Proofs()
-os.register_at_fork(after_in_child=PROOFS.begin)
 
 
 def this_process() -> str:

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import CheckpointCorruptError, CheckpointError
-from emtau_dask.io.files import PROOFS, this_process
+from emtau_dask.io.files import Proofs, this_process
 from emtau_dask.io.objects.base import ObjectStore
 from emtau_dask.io.objects.documents import digest
 from emtau_dask.io.objects.encoding import ArrayLayout, compress, decompress, read_verified
+from emtau_dask.process import of_process
 
 MAX_WITNESS_BYTES = 2**16
 
@@ -104,12 +105,12 @@ class Witness:
     def of(cls, key: str, data: bytes) -> Witness:
         """Return the witness of an object that this process has written."""
         witness = cls(key, digest(data), uuid4().hex)
-        PROOFS.settle(witness.token)
+        of_process(Proofs).settle(witness.token)
         return witness
 
     def check(self, objects: ObjectStore) -> None:
         """Raise `CheckpointError` in a process that does not find the object; looks once."""
-        PROOFS.once(self.token, lambda: self._look(objects))
+        of_process(Proofs).once(self.token, lambda: self._look(objects))
 
     def _look(self, objects: ObjectStore) -> None:
         found = objects.get(self.key, MAX_WITNESS_BYTES)

@@ -5,12 +5,12 @@ from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_
 from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
 from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source
 from emtau_dask.io.sources.parquet import is_parquet, open_parquet, parquet_names
-from emtau_dask.io.sources.read_budget import READ_BUDGET
+from emtau_dask.io.sources.read_budget import READ_BYTES
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
 from emtau_dask.io.sources.zarr_arrays import group_source, zarr_source
 
 __all__ = [
-    "READ_BUDGET",
+    "READ_BYTES",
     "ChunkRange",
     "ChunkReader",
     "GraphSource",

@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+READ_BYTES = 2**28
+"""The budget of a process."""
+
 
 class ReadBudget:
     """Lets reads begin while they take at most ``limit`` bytes together; one alone always may."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = READ_BYTES) -> None:
         self.limit = limit
         self._taken = 0
         self._freed = threading.Condition()
@@ -32,7 +35,3 @@ class ReadBudget:
             with self._freed:
                 self._taken -= size
                 self._freed.notify_all()
-
-
-READ_BUDGET = ReadBudget(2**28)
-"""The budget of this process: 256 MiB."""

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.files import PROOFS, this_process
+from emtau_dask.io.files import Proofs, this_process
 from emtau_dask.io.sources.base import RangeReader, RangeSource, chunk_ranges
+from emtau_dask.process import of_process
 from emtau_dask.versions import other_versions, software
 
 SAMPLES = 4
@@ -81,7 +82,7 @@ class SharedRows(RangeReader):
 
     def prove(self) -> None:
         """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
-        PROOFS.once(self.token, self._prove)
+        of_process(Proofs).once(self.token, self._prove)
 
     def _prove(self) -> None:
         if difference := self.difference():
@@ -131,5 +132,5 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
         if not samples or held <= HELD_BYTES:
             samples.append(Sample.of(ranges, chunk.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
-    PROOFS.settle(shared.token)
+    of_process(Proofs).settle(shared.token)
     return shared

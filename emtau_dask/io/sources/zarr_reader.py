@@ -21,8 +21,9 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 from emtau_dask.io.files import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.io.remote import read_errors
 from emtau_dask.io.sources.base import RangeReader
-from emtau_dask.io.sources.read_budget import READ_BUDGET
+from emtau_dask.io.sources.read_budget import ReadBudget
 from emtau_dask.io.zarr_format import MAX_DOCUMENT_BYTES, StoredArray, ZarrLayout, document_at, get_within
+from emtau_dask.process import of_process
 
 
 class CountingStore(WrapperStore[Store]):
@@ -81,7 +82,8 @@ class ZarrReader(RangeReader):
         limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
         n_objects = self._layout.n_objects if self._may_pass_cache(start, stop) else 0
         store = CountingStore(self.stored.store, limit, n_objects)
-        with self._errors(f"rows {start} to {stop} of "), READ_BUDGET.reading(self.peak_bytes(start, stop)):
+        budget = of_process(ReadBudget)
+        with self._errors(f"rows {start} to {stop} of "), budget.reading(self.peak_bytes(start, stop)):
             rows = self._rows(self.stored.within(store), start, stop)
         if store.missing:
             # A chunk that is not stored holds the fill value. This raises where the whole array is gone.

@@ -36,6 +36,7 @@ from emtau_dask.mixture.estep import (
 )
 from emtau_dask.mixture.model import SufficientStatistics, merge
 from emtau_dask.mixture.numerics import AnyArray, Floats, read_only
+from emtau_dask.process import of_process
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
 """Products take so many cache lines of each feature at a time (`mixture.compiled.products`)."""
@@ -280,8 +281,9 @@ class TileKernel:
         return found if others is None else merge(self._plan.parameters.structure, found, others)
 
 
-_spare: WeakValueDictionary[str, deque[_Tiling]] = WeakValueDictionary()
-"""By the name of `Kernels`, for as long as there are such, the tiles that no task uses."""
+def _spare() -> WeakValueDictionary[str, deque[_Tiling]]:
+    """Make the table of tiles that no task uses, by the name of `Kernels`, for as long as there are such."""
+    return WeakValueDictionary()
 
 
 class Kernels:
@@ -294,7 +296,7 @@ class Kernels:
     def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
         self.plan, self.by_tiles = plan, compiled and tiled(plan)
         self._name = uuid4().hex if name is None else name
-        self._spare = _spare.setdefault(self._name, deque())
+        self._spare = of_process(_spare).setdefault(self._name, deque())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the tiles."""
