@@ -41,24 +41,9 @@ WRITES = {
     "update",
 }
 PLAIN = (
-    *(bool, int, float, complex, str, bytes, range, frozenset, PurePath, re.Pattern, enum.Enum, slice),
-    *(
-        types.NoneType,
-        types.ModuleType,
-        types.FunctionType,
-        types.BuiltinFunctionType,
-        types.MappingProxyType,
-    ),
-    *(
-        types.MethodType,
-        types.GenericAlias,
-        types.UnionType,
-        type,
-        typing.TypeVar,
-        np.dtype,
-        np.generic,
-        np.ufunc,
-    ),
+    *(bool, int, float, complex, str, bytes, range, PurePath, re.Pattern, enum.Enum, type, typing.TypeVar),
+    *(types.NoneType, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.MappingProxyType, types.GenericAlias, types.UnionType, np.dtype, np.generic, np.ufunc),
 )
 TABLES = (dict, list, set)
 FOREIGN = {"typing", "numcodecs", "click", "pydantic", "numba", "llvmlite", "zarr"}
@@ -99,15 +84,7 @@ def constant(value):
         return frozen and all(constant(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, functools.partial):
         return constant(value.func) and all(map(constant, value.args))
-    foreign = type(value).__module__.partition(".")[0] in {
-        "typing",
-        "click",
-        "pydantic",
-        "numba",
-        "llvmlite",
-        "zarr",
-    }
-    return isinstance(value, PLAIN) or foreign
+    return isinstance(value, PLAIN) or type(value).__module__.partition(".")[0] in FOREIGN
 
 
 def state_of(name):
