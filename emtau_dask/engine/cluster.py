@@ -161,7 +161,8 @@ def _is_raised_by_the_cluster(error: Exception) -> bool:
     if not isinstance(error, OSError):
         return False
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].partition(".")[0] in (*CLUSTER_PACKAGES, "asyncio")
+    packages = [name.partition(".")[0] for name in reversed(frames)]
+    return next((name for name in packages if name not in sys.stdlib_module_names), "") in CLUSTER_PACKAGES
 
 
 def _is_about_pickling(error: Exception) -> bool:
