@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from emtau_dask.errors import (
     InvalidDataError,
     PathTakenError,
     StorageError,
+    warn_user,
 )
 from emtau_dask.io.files import writing_errors
 from emtau_dask.io.objects import ZarrStoreObjects, copy_new, object_store
@@ -163,10 +163,9 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str,
     estimator = cls(len(weights), **settings)
     algorithm: Any = attributes["algorithm"]
     if algorithm is None:
-        warnings.warn(
+        warn_user(
             "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
-            "before fitting it again.",
-            stacklevel=4,
+            "before fitting it again."
         )
     else:
         name = algorithm["name"]

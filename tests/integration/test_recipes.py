@@ -76,7 +76,6 @@ def contract(module, argument):
 POLICY = contract(test_policy_contract, "policy")
 SOURCE = contract(test_sources, "made")
 STORE = contract(test_objects, "objects")
-STORE.pop("test_a_store_is_itself_a_location")  # only of stores that `object_store` knows
 
 
 @pytest.mark.parametrize("name", POLICY)

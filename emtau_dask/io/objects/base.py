@@ -12,7 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from emtau_dask.errors import CheckpointError, CheckpointExistsError, CheckpointTakenError
 from emtau_dask.io.files import each, reason_of, remedy_of
@@ -27,6 +27,7 @@ PROBES = "probe"
 ROOT_DOCUMENT = "zarr.json"
 
 
+@runtime_checkable
 class ObjectStore(Protocol):
     """Objects by key; picklable, so that tasks can take it along."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-import warnings
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore
 
-from emtau_dask.errors import CheckpointError, InvalidDataError
+from emtau_dask.errors import CheckpointError, InvalidDataError, warn_user
 from emtau_dask.io.files import reason_of
 from emtau_dask.io.objects.base import PROBES, ObjectStore
 from emtau_dask.io.objects.fsspec import UrlObjects
@@ -30,10 +29,9 @@ def warn_unless_exclusive(objects: ObjectStore) -> None:
         objects.check_exclusive()
     if objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects)):
         return
-    warnings.warn(
+    warn_user(
         f"{objects.location} cannot create an object on condition that it is new, so two processes "
-        "that go on with this run at the same moment might not notice each other. See that only one does.",
-        stacklevel=6,
+        "that resume this run at the same moment might not notice each other. See that only one does."
     )
 
 
@@ -51,7 +49,7 @@ def object_store(where: object) -> ObjectStore:
     Raises `CheckpointError` where ``where`` is none of these, a URL of an unknown or missing file system, or
     a store that cannot be written.
     """
-    if isinstance(where, (LocalObjects, UrlObjects, ZarrStoreObjects)):
+    if isinstance(where, ObjectStore):
         return where
     if isinstance(where, Path):
         return LocalObjects(str(where.absolute()))

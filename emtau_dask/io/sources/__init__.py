@@ -1,6 +1,14 @@
 """Chunked rows and the ways to them: memory, .npy, parquet, zarr and dask arrays."""
 
-from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, Source, chunk_ranges, is_stored
+from emtau_dask.io.sources.base import (
+    ChunkRange,
+    ChunkReader,
+    RangeReader,
+    RangeSource,
+    Source,
+    chunk_ranges,
+    is_stored,
+)
 from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_value
 from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
 from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source
@@ -14,6 +22,7 @@ __all__ = [
     "ChunkRange",
     "ChunkReader",
     "GraphSource",
+    "RangeReader",
     "RangeSource",
     "SharedRows",
     "Source",

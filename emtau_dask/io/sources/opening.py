@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.errors import InvalidDataError, warn_user
 from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
 from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, Source, memory_source
 from emtau_dask.io.sources.checks import check_dtype, check_shape
@@ -92,10 +91,9 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
         check_shape(data.shape, ndim, what)
         check_dtype(data.dtype, what)
         if np.isnan(data.shape).any():
-            warnings.warn(
+            warn_user(
                 f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass "
-                f"over it. Call {what}.compute_chunk_sizes() once to avoid that.",
-                stacklevel=3,
+                f"over it. Call {what}.compute_chunk_sizes() once to avoid that."
             )
             data = data.copy().compute_chunk_sizes()
         plain = plain_zarr_of(data)
