@@ -4,6 +4,8 @@
 the same input again.
 """
 
+import importlib
+
 import pytest
 from reliability.fuzz import running
 from reliability.fuzz.oracle import CODE, FOREIGN, HUNG, MEMORY, WRONG
@@ -28,6 +30,15 @@ def test_altered_inputs_are_refused_or_right(fuzzers, name, tmp_path):
     assert totals.ends.total() == inputs
     assert totals.beyond(running.KINDS[name].first) >= DEEP * inputs, totals.refused_by
     assert min(totals.accepted, totals.refused) >= DEEP * inputs, totals.ends
+
+
+@pytest.mark.parametrize("name", running.KINDS)
+def test_what_an_input_meets_first_is_there(name):
+    """Else all inputs would count as past it."""
+    for prefix in running.KINDS[name].first:
+        module, _, function = prefix.rpartition(".")
+        members = vars(importlib.import_module(f"emtau_dask.{module}"))
+        assert any(member.startswith(function) for member in members), prefix
 
 
 def test_there_are_at_least_500():

@@ -159,12 +159,13 @@ def _of_error(error):
 
 
 def _where(error):
-    """Return the function of the package that the first of an error's causes came from."""
+    """Return the function that an error's first cause came from, such as ``io.files.regular.followed``."""
     for cause in reversed([*_causes(error)]):
         frames = traceback.extract_tb(cause.__traceback__)
         inside = [frame for frame in frames if "emtau_dask/" in frame.filename]
         if inside:
-            return f"{Path(inside[-1].filename).stem}.{inside[-1].name}"
+            module = inside[-1].filename.rpartition("emtau_dask/")[2].removesuffix(".py").replace("/", ".")
+            return f"{module}.{inside[-1].name}"
     return ""
 
 

@@ -52,18 +52,25 @@ class Kind:
     originals: Callable = lambda folder: list(folder.iterdir())
 
 
-OPENED = ("regular.", "opening.")
-ZARR = (*OPENED, "zarr_documents._read_document", "zarr_documents.document_at", "zarr_source.open_zarr")
-COMMITS = (*OPENED, "documents.", "base.", "beginning.", "commits.")
+OPENED = ("io.files.regular.", "io.sources.opening.", "io.objects.opening.")
+ZARR = (
+    *OPENED,
+    "io.zarr_format.documents._read_document",
+    "io.zarr_format.documents.document_at",
+    "io.sources.zarr_arrays.open_zarr",
+)
+COMMITS = (*OPENED, *(f"io.objects.{name}." for name in ("documents", "base", "beginning", "commits")))
 KINDS = {
-    "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "npy_source._"), ".npy"),
+    "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "io.sources.npy._"), ".npy"),
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),
     "zarr 2": Kind(zarrs.make_v2, zarrs.mutate, zarrs.target, 4, ZARR, ".zarr"),
     "parquet": Kind(
-        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "parquet_footer."), ".parquet"
+        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "io.sources.parquet_footer."), ".parquet"
     ),
-    "config": Kind(configs.make, configs.mutate, configs.target, 4, ("config_yaml.",), ".yaml"),
-    "model": Kind(models.make, models.mutate, models.target, 3, (*ZARR, "own_groups.own_group"), ".zarr"),
+    "config": Kind(configs.make, configs.mutate, configs.target, 4, ("config.yaml.",), ".yaml"),
+    "model": Kind(
+        models.make, models.mutate, models.target, 3, (*ZARR, "io.zarr_format.own_groups.own_group"), ".zarr"
+    ),
     "checkpoint": Kind(
         checkpoints.make, checkpoints.mutate, checkpoints.target, 2, COMMITS, ".zarr", checkpoints.originals
     ),
