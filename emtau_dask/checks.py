@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -55,11 +55,11 @@ def number(minimum: float) -> Constraint:
     """Allow finite numbers of at least ``minimum``."""
 
     def nearest(value: Any) -> object:
-        return f"{minimum:g}" if _as_float(value) < minimum else _unquoted(value)
+        return f"{minimum:g}" if _as_float(value, Real) < minimum else _unquoted(value)
 
     return Constraint(
         f"a finite number of at least {minimum:g}",
-        lambda value: minimum <= _as_float(value) < math.inf,
+        lambda value: math.isfinite(_as_float(value, Real)) and minimum <= _as_float(value, Real),
         nearest,
     )
 
@@ -95,9 +95,9 @@ def either(*constraints: Constraint) -> Constraint:
     )
 
 
-def _as_float(value: Any) -> float:
-    """Return a number as a float; NaN for anything else, infinity for what no float can hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+def _as_float(value: Any, kinds: Any = (int, float, np.integer, np.floating)) -> float:
+    """Return a number of these kinds as a float; NaN for anything else, infinity for what is beyond float64."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
         return math.nan
     try:
         return float(value)

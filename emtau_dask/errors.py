@@ -115,13 +115,29 @@ class ClusterError(EmtauError):
     """A dask cluster cannot be used, or failed while it was; says what to change."""
 
 
-def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line, outside of this package, by which it was entered."""
+def warn_user(message: str, category: type[Warning] = UserWarning, line: FrameType | None = None) -> None:
+    """Warn at a line of the user's: ``line``, or `line_of_user` of this thread."""
+    line = line or line_of_user()
+    namespace = line.f_globals
+    warnings.warn_explicit(
+        message,
+        category,
+        line.f_code.co_filename,
+        line.f_lineno,
+        str(namespace.get("__name__")),
+        namespace.setdefault("__warningregistry__", {}),
+    )
+
+
+def line_of_user() -> FrameType:
+    """Return the line, outside of this package, by which this thread entered it."""
     package = f"{__name__.partition('.')[0]}."
     frame: FrameType | None = sys._getframe()
-    level = depth = 1
+    found = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(package):
-            level = depth + 1
-        frame, depth = frame.f_back, depth + 1
-    warnings.warn(message, category, stacklevel=level)
+        if str(frame.f_globals.get("__name__")).startswith(package):
+            found = frame.f_back or frame
+        frame = frame.f_back
+    while found.f_globals.get("__name__") == "contextlib" and found.f_back is not None:
+        found = found.f_back
+    return found

@@ -44,8 +44,8 @@ def read_settings() -> Settings:
     return Settings(
         _bytes("emtau.cache-bytes", CACHE_BYTES),
         _bytes("emtau.read-ahead-bytes", READ_AHEAD_BYTES),
-        _when("emtau.compiled"),
-        _when("emtau.direct-reads"),
+        choice_setting("emtau.compiled"),
+        choice_setting("emtau.direct-reads"),
     )
 
 
@@ -62,7 +62,8 @@ def _bytes(key: str, default: int) -> int:
     return size
 
 
-def _when(key: str) -> str:
+def choice_setting(key: str) -> str:
+    """Return dask's setting ``key``: "auto" (by default), "always" or "never"; raises `ConfigError`."""
     setting = dask.config.get(key, "auto")
     if setting not in ("auto", "always", "never"):
         raise ConfigError(f"dask's setting {key} is {setting!r}; give 'auto', 'always' or 'never'.")

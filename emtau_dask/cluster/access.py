@@ -35,7 +35,7 @@ from emtau_dask.io.sources import (
 )
 from emtau_dask.versions import differences, other_versions, software
 
-Proofs = 3
+ATTEMPTS = 3
 SECRET_BYTES = 64
 ANSWER_SECONDS = 5.0
 """How long the end of a fit waits for workers to say what software they have."""
@@ -108,7 +108,7 @@ class _WorkerReport:
     unseen : str
         What of the data it does not see, or sees otherwise; empty where it sees all.
     environment, software : dict
-        See `environment` and `software`.
+        See `numerical_environment` and `software`.
     unopened : str
         Why it could not look, to follow its name; empty where it could.
     """
@@ -147,7 +147,7 @@ def _reports(client: Any, given: Payload[_Given]) -> dict[str, _WorkerReport]:
     """Return what the workers find, by address; those that go away meanwhile are left out."""
     found: dict[str, _WorkerReport] = {}
     lost: dict[str, BaseException] = {}
-    for _ in range(Proofs):
+    for _ in range(ATTEMPTS):
         with cluster_errors():
             waiting = [worker for worker in client.nthreads() if worker not in found]
             answers = client.run(_look, given, workers=waiting, on_error="return") if waiting else {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from emtau_dask.errors import warn_user
+from emtau_dask.errors import line_of_user, warn_user
 from emtau_dask.messages import shown
 
 LOOK_SECONDS = 2.0
@@ -50,7 +50,7 @@ def missing_workers_reported(client: Any, what: str) -> Iterator[None]:
     if client is None:
         yield
         return
-    over = threading.Event()
+    line, over = line_of_user(), threading.Event()
     errors: list[Warning] = []
 
     def look() -> None:
@@ -59,7 +59,7 @@ def missing_workers_reported(client: Any, what: str) -> Iterator[None]:
             none = _has_none(client)
             if none and not warned and not over.is_set():
                 try:
-                    warn_user(_message(client, what))
+                    warn_user(_message(client, what), line=line)
                 except Warning as error:
                     errors.append(error)
             warned = none

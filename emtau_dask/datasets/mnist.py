@@ -58,6 +58,8 @@ def _read(source: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             names = list(archive)
     except EmtauError:
         raise
+    except TypeError:  # np.load gave an array, which is no context
+        raise InvalidDataError(f"{source} holds one array; give an .npz file with X and y") from None
     except Exception as error:  # whatever NumPy and zipfile say of damage
         raise InvalidDataError(f"{source} cannot be read as an .npz file with X and y: {error}") from error
     if len(arrays) < 2:

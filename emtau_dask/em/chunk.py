@@ -193,13 +193,15 @@ class ChunkLoader:
         """Return the chunk; `CheckpointMismatchError` where it changed since the run that is resumed."""
         self._hold()
         rows, bytes_read = self.rows.load(chunk_range, row_blocks)
-        weights, present = None, self.positions.of(len(rows))
+        weights, present = None, None
         if self.weights is not None:
             stored, weight_bytes = self.weights.load(chunk_range, weight_blocks)
             weights = stored.astype(np.float64)
             bytes_read += weight_bytes
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
+        if present is None:
+            present = self.positions.of(len(rows))
         known, contents = self.known.get(chunk_range.chunk), b""
         if known is not None or chunk_range.chunk in self.noted:
             contents = chunk_contents(rows, weights)

@@ -138,7 +138,6 @@ def fit_session(
         One of dask's settings cannot be used, or the policy cannot be sent to other processes.
     """
     executor = choose_executor()
-    read_settings()
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
@@ -185,11 +184,11 @@ def fit_estimator(
     ):
         settings = _settings(estimator, policy, seeds, sources, executor)
         with (
-            open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
+            open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
         ):
             finished = fit(settings, sources, executor, journal, context)
-            finished = with_notes(finished, differing_workers(executor.client))
+        finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)
     return journal.run if isinstance(journal, CheckpointJournal) else None
 

@@ -175,7 +175,6 @@ def resume_estimator(
     with (
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,
-        open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())
@@ -193,7 +192,8 @@ def resume_estimator(
         )
         settings = _settings(config, policy, saved.given, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
-        finished = fit(settings, sources, executor, journal, context)
+        with open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context:
+            finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)
 

@@ -2,7 +2,7 @@
 
 BLAS has one thread: results must not depend on how many it happens to use, and
 the parallelism is over chunks. (OpenMP's limit is a thread's own: the one library
-call that uses OpenMP takes it there, see `kmeans`.) And the interpreter's switch
+call that uses OpenMP takes it there, see `init.kmeans`.) And the interpreter's switch
 interval is short. A thread that waits for the interpreter's lock needs some 50 µs
 to wake up, in which the other may have finished a call of NumPy and have taken the
 lock again; so it goes on, until after the interval the waiting thread gets the lock

@@ -52,5 +52,6 @@ class GraphExecutor:
             graph = graph_of(work, payload)
             layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
             with Callback(posttask=graph.count(observer)):
-                (value,) = dask.compute(Delayed(graph.root, layers, layer=graph.layer), traverse=False)
+                root = Delayed(graph.root, layers, layer=graph.layer)
+                (value,) = dask.compute(root, traverse=False, scheduler=self.client)
         return cast("T", value)

@@ -68,8 +68,9 @@ class ThreadExecutor:
         graph = graph_of(work, SharedWork(work.task, work.merge, reading))
 
         def expect(_: Any, state: Mapping[str, Any]) -> None:
-            if reading is not None:
-                reading.expect(_upcoming(graph.chunks_of, state))
+            upcoming = _upcoming(graph.chunks_of, state)
+            if reading is not None and upcoming:  # Nothing where dask begins with the graph of another fit.
+                reading.expect(upcoming)
 
         ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
         per_thread = 2 if work.addressable else 1

@@ -61,7 +61,7 @@ def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dic
     rebuilt: Any = as_policy(name)
     try:
         return rebuilt.set_params(**parameters)
-    except (ValueError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{name} has no such parameters: {error}") from error
 
 

@@ -1,5 +1,6 @@
 """What every store of objects promises: whole objects, created exclusively, listed and removed by key."""
 
+import asyncio
 import errno
 import os
 import threading
@@ -19,7 +20,7 @@ from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
 from emtau_dask.io.files import each, exclusive
-from emtau_dask.io.objects import object_store
+from emtau_dask.io.objects import LocalObjects, object_store
 from emtau_dask.io.objects.beginning import open_log
 
 PLACES = {
@@ -242,3 +243,26 @@ def test_all_calls_side_by_side_have_ended_when_one_raises():
 def test_calls_side_by_side_may_make_such_calls_themselves():
     """There are more of them than threads, so that none would be left for the inner ones."""
     assert each(lambda i: each(lambda j: j, [i, i + 1]), range(40)) == [[i, i + 1] for i in range(40)]
+
+
+def test_of_many_threads_one_creates_an_object_whatever_the_zarr_store():
+    """Also where the store waits between looking and writing."""
+
+    class Slow(MemoryStore):
+        async def get(self, *arguments, **options):
+            found = await super().get(*arguments, **options)
+            await asyncio.sleep(0.01)
+            return found
+
+    objects, won = object_store(Slow()), []
+    threads = [threading.Thread(target=lambda: won.append(objects.create("one", b"x"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False] * 7 + [True]
+
+
+def test_a_class_is_no_store():
+    with pytest.raises(CheckpointError, match="give a path, a URL or a zarr store"):
+        object_store(LocalObjects)

@@ -15,7 +15,7 @@ ANY = either(choice("on-empty"), NONE, integer(1))
 
 ALLOWED = [
     (COUNT, [1, 9, np.int8(3), np.uint64(9)]),
-    (LEVEL, [0, 1e-320, 1e308, 2, np.float32(2), np.longdouble(1)]),
+    (LEVEL, [0, 1e-320, 1e308, 2, np.float32(2), np.longdouble(1), Fraction(1, 3)]),
     (FRACTION, [1, 1e-320, 0.5, np.float32(1)]),
     (FLAG, [True, False, np.bool_(1)]),
     (NONE, [None]),
@@ -31,15 +31,14 @@ OTHER = [
     {},
     object(),
     1j,
-    Fraction(1, 3),
     np.array([1, 2]),
     -(10**400),
     10**5000,
 ]
 REFUSED = [
-    (COUNT, [0, 10, 1.0, True, None, math.nan, *OTHER]),
+    (COUNT, [0, 10, 1.0, True, None, math.nan, Fraction(3), *OTHER]),
     (LEVEL, [-1, -1e-320, math.nan, math.inf, True, None, *OTHER]),
-    (FRACTION, [0, -0.0, 1 + 1e-15, math.nan, math.inf, True, None, *OTHER]),
+    (FRACTION, [0, -0.0, 1 + 1e-15, math.nan, math.inf, True, None, Fraction(1, 3), *OTHER]),
     (FLAG, [0, 1, None, *OTHER]),
     (NONE, [0, False, *OTHER]),
     (NAME, ["ful", "Full", 0, None, *OTHER]),

@@ -130,6 +130,13 @@ def test_dataset_options_follow_the_dataset(minimal: Path) -> None:
     assert config.data.dataset_options == MixtureOptions(rows=10)
 
 
+@pytest.mark.parametrize("figure", ["-.inf", ".inf", ".nan"])
+def test_published_figures_are_finite(minimal: Path, figure: str) -> None:
+    override = f"algorithm.compare=[{{name: em, published: {{means: [{figure}]}}}}]"
+    with pytest.raises(ConfigError, match=r"published\.means.* must be a list of numbers"):
+        load_config(minimal, [override])
+
+
 def test_compare_lists_algorithms_with_published_figures(minimal: Path) -> None:
     entry = "{name: kmeans, published: {seconds: 2.68, means: [1, 2.5]}}"
     config = load_config(minimal, [f"algorithm.compare=[{{name: em}}, {entry}]"])

@@ -250,6 +250,16 @@ def test_a_damaged_model_is_refused(saved, damage):
         GaussianMixture.load(saved)
 
 
+def test_an_array_without_values_may_not_have_many_chunks(saved):
+    """Else as many places would be listed as its metadata says, before any chunk is looked for."""
+    document = json.loads((saved / "means" / "zarr.json").read_text())
+    document["shape"] = [0, 2**33]
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [1, 1]
+    (saved / "means" / "zarr.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidDataError, match="chunks, more than emtau writes"):
+        GaussianMixture.load(saved)
+
+
 def lie(**values):
     """Replace arrays, and write the digest that fits."""
 

@@ -10,6 +10,7 @@ from sklearn.model_selection import GridSearchCV
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.errors import ConfigError
+from emtau_dask.policies import matching_policy
 from emtau_dask.policies.base import RowArray
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
@@ -134,3 +135,8 @@ def test_a_grid_search_goes_over_tau(algorithm):
     mixture = GaussianMixture(3, algorithm=algorithm, random_state=0)
     search = GridSearchCV(mixture, {"algorithm__tau": np.array([2, 30])}, cv=2).fit(X)
     assert search.best_estimator_.algorithm.tau == search.best_params_["algorithm__tau"]
+
+
+def test_stored_parameters_that_a_policy_has_not_are_refused():
+    with pytest.raises(ConfigError, match="em-tau has no such parameters"):
+        matching_policy(None, "em-tau", "EMTau", {"tau__x": 1})

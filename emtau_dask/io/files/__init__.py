@@ -1,6 +1,6 @@
 """Local files: read safely, written whole; their errors translated into words that name a remedy."""
 
-from emtau_dask.io.files.direct import LEAST_BYTES, direct_setting, passes_cache, read_directly
+from emtau_dask.io.files.direct import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
@@ -13,7 +13,6 @@ __all__ = [
     "Proofs",
     "ScratchFolder",
     "check_regular",
-    "direct_setting",
     "each",
     "followed",
     "give_free_name",

@@ -13,12 +13,11 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.errors import ConfigError
 from emtau_dask.io.files.regular import fill
+from emtau_dask.settings import choice_setting
 
 KEY = "emtau.direct-reads"
 LEAST_BYTES = 2**20
@@ -35,27 +34,13 @@ CGROUPS = {
 """Where limits are, and the names of their files, for versions 2 and 1 of cgroups."""
 
 
-def direct_setting() -> str:
-    """Return dask's ``emtau.direct-reads`` in this process: ``"auto"``, ``"always"`` or ``"never"``.
-
-    Raises
-    ------
-    ConfigError
-        The setting is none of the three.
-    """
-    setting = dask.config.get(KEY, "auto")
-    if setting not in ("auto", "always", "never"):
-        raise ConfigError(f"dask's setting {KEY} is {setting!r}; give 'auto', 'always' or 'never'.")
-    return str(setting)
-
-
 def passes_cache(n_bytes: int) -> bool:
     """Return whether data of ``n_bytes`` on disk, all of which each pass reads, are better read directly.
 
-    As `direct_setting` says; with "auto", where they take more than three quarters of the memory that
-    this process may use. Raises as `direct_setting` does.
+    As dask's ``emtau.direct-reads`` says in this process; with "auto", where they take more than three
+    quarters of the memory that this process may use. Raises `ConfigError` for any other word.
     """
-    setting = direct_setting()
+    setting = choice_setting(KEY)
     if setting == "auto":
         return hasattr(os, "O_DIRECT") and n_bytes > CACHED_SHARE * usable_memory()
     return setting == "always"

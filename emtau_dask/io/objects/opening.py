@@ -49,7 +49,7 @@ def object_store(where: object) -> ObjectStore:
     Raises `CheckpointError` where ``where`` is none of these, a URL of an unknown or missing file system, or
     a store that cannot be written.
     """
-    if isinstance(where, ObjectStore):
+    if isinstance(where, ObjectStore) and not isinstance(where, type):
         return where
     if isinstance(where, Path):
         return LocalObjects(str(where.absolute()))

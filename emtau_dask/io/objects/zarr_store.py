@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from zarr.storage import MemoryStore
 
 from emtau_dask.io.objects.base import ObjectStore, storage_errors
 from emtau_dask.messages import masked
+from emtau_dask.process import of_process
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,7 @@ class ZarrStoreObjects(ObjectStore):
             sync(self.store.set(key, default_buffer_prototype().buffer.from_bytes(data)))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Look for the object, and write it if it is missing.
-
-        All threads share zarr's event loop. In memory neither step waits, so nothing comes between them.
-        """
+        """Look for the object, and write it if it is missing; one thread of this process at a time."""
 
         async def look_and_set() -> bool:
             prototype = default_buffer_prototype()
@@ -72,7 +71,7 @@ class ZarrStoreObjects(ObjectStore):
                 await self.store.set(key, prototype.buffer.from_bytes(data))
             return found is None
 
-        with storage_errors(self.location, f"write {key}"):
+        with storage_errors(self.location, f"write {key}"), of_process(threading.Lock):
             return sync(look_and_set())
 
     def list(self, prefix: str) -> list[str]:

@@ -165,7 +165,7 @@ class RemotePath(ABC):
             found = _insisting(lambda: files.find(path, detail=True))
         except FileNotFoundError:
             return []
-        sizes = zip(_below(path, found), (info["size"] for info in found.values()), strict=True)
+        sizes = zip(_below(path, found), (info.get("size") or 0 for info in found.values()), strict=True)
         wanted = [(name, size) for name, size in sizes if name and name.endswith(suffix)]
         return sorted(wanted, key=lambda file: file[0].split("/"))
 
@@ -212,7 +212,7 @@ class RemotePath(ABC):
         """Remove a file; one that is not there is no error."""
         files, path = self.connect()
         with suppress(FileNotFoundError):
-            _insisting(lambda: files.rm_file(path))
+            files.rm_file(path)  # Tried once: another process may have made a new one meanwhile.
 
 
 def _protocols(files: Any) -> frozenset[str]:

@@ -53,11 +53,6 @@ class NpyHeader:
         order: Literal["F", "C"] = "F" if self.by_column else "C"
         return np.memmap(path, self.dtype, "r", self.begin, self.shape, order)
 
-    def check_size(self, size: int) -> None:
-        """Raise ValueError where a file of ``size`` bytes is too short."""
-        if size < self.end:
-            raise ValueError(f"it has {size:,} bytes of {self.end:,}")
-
     def of_file(self, size: int) -> str:
         """Return a text that identifies a file of ``size`` bytes with this header."""
         order = "by column" if self.by_column else "by row"
@@ -82,11 +77,17 @@ def _header(beginning: bytes) -> NpyHeader:
     return NpyHeader(shape, by_column and len(shape) > 1, dtype, file.tell())
 
 
+def _check_size(header: NpyHeader, size: int) -> None:
+    """Raise ValueError where a file of ``size`` bytes is too short."""
+    if size < header.end:
+        raise ValueError(f"it has {size:,} bytes of {header.end:,}")
+
+
 def _local_header(path: str | Path) -> NpyHeader:
     """Return the header of a file that is as long as it declares; else raises ValueError or OSError."""
     with opened_regular(path) as (descriptor, size):
         header = _header(os.pread(descriptor, HEADER_BYTES, 0))
-    header.check_size(size)
+    _check_size(header, size)
     return header
 
 
@@ -170,7 +171,7 @@ def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
         first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)
         header = _header(url.read(0, first, first))
         if size is not None:
-            header.check_size(size)
+            _check_size(header, size)
     return header, size
 
 

@@ -52,14 +52,17 @@ class Kind:
     originals: Callable = lambda folder: list(folder.iterdir())
 
 
-OPENED = ("io.files.regular.", "io.sources.opening.", "io.objects.opening.")
+OPENED = ("io.files.regular.", "io.sources.opening.")
 ZARR = (
     *OPENED,
     "io.zarr_format.documents._read_document",
     "io.zarr_format.documents.document_at",
     "io.sources.zarr_arrays.open_zarr",
 )
-COMMITS = (*OPENED, *(f"io.objects.{name}." for name in ("documents", "base", "beginning", "commits")))
+COMMITS = (
+    *OPENED,
+    *(f"io.objects.{name}." for name in ("documents", "base", "beginning", "commits", "local", "opening")),
+)
 KINDS = {
     "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "io.sources.npy._"), ".npy"),
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),
