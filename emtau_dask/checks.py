@@ -96,7 +96,7 @@ def either(*constraints: Constraint) -> Constraint:
 
 
 def _as_float(value: Any, kinds: Any = (int, float, np.integer, np.floating)) -> float:
-    """Return a number of these kinds as a float; NaN for anything else, infinity for what is beyond float64."""
+    """Return a number of these kinds as a float; NaN for all else, infinity for what is beyond float64."""
     if isinstance(value, bool) or not isinstance(value, kinds):
         return math.nan
     try:
