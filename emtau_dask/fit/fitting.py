@@ -124,20 +124,20 @@ def fit(
         context,
         compiled=settings.compiled,
     )
-    task = _Task(replace(problem, contents=journal.contents), settings, sources.responsibilities, journal)
+    fixed = _Fixed(replace(problem, contents=journal.contents), settings, sources.responsibilities, journal)
     state = journal.state
     with first_unusable_row_named(problem), journal.watched():
         while not state.finished:
             try:
-                state = _run_ended(task, _run_started(task, state))
+                state = _run_ended(fixed, _run_started(fixed, state))
             except SingularComponentError as error:
-                state = _run_left_out(task, state, error)
+                state = _run_left_out(fixed, state, error)
             journal.save(state, commit=True)
     return state
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
+class _Fixed:
     """What does not change in a fit."""
 
     problem: Problem
@@ -146,20 +146,20 @@ class _Task:
     journal: Journal
 
 
-def _run_left_out(task: _Task, state: FitState, error: SingularComponentError) -> FitState:
+def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
     """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
-    n_runs = len(task.settings.seeds)
+    n_runs = len(fixed.settings.seeds)
     if state.run == n_runs - 1 and state.best is None:
         raise error
     message = f"start {state.run + 1} of {n_runs} is left out: {error}"
     warn_user(message)
-    return _next_run(task, replace(state, left_out=(*state.left_out, message)), state.best)
+    return _next_run(fixed, replace(state, left_out=(*state.left_out, message)), state.best)
 
 
-def _start(task: _Task, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
-    problem, settings = task.problem, task.settings
-    if task.responsibilities is not None:
-        statistics = start_from_responsibilities(problem, task.responsibilities)
+def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
+    problem, settings = fixed.problem, fixed.settings
+    if fixed.responsibilities is not None:
+        statistics = start_from_responsibilities(problem, fixed.responsibilities)
         return starting_parameters(problem, GivenParameters(), statistics, settings.em.reg_covar)
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
@@ -169,36 +169,36 @@ def _start(task: _Task, state: FitState, after: Callable[[KMeansProgress], None]
     return starting_parameters(problem, settings.given, statistics, settings.em.reg_covar)
 
 
-def _run_started(task: _Task, state: FitState) -> FitState:
+def _run_started(fixed: _Fixed, state: FitState) -> FitState:
     """Return the state with a current run, whose Θ₀ is committed."""
     if state.current is not None:
         return state
-    journal = task.journal
+    journal = fixed.journal
 
     def after(progress: KMeansProgress) -> None:
         journal.save(replace(state, start=progress), commit=journal.due(progress.n_iter))
 
-    parameters = _start(task, state, after)
-    begun = replace(state, start=None, current=RunState(parameters, task.settings.previous_bound))
+    parameters = _start(fixed, state, after)
+    begun = replace(state, start=None, current=RunState(parameters, fixed.settings.previous_bound))
     journal.save(begun, commit=True)
     return begun
 
 
-def _run_ended(task: _Task, state: FitState) -> FitState:
+def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
     """Return the state after the current run: that before the next, or the finished one."""
     assert state.current is not None
-    journal = task.journal
+    journal = fixed.journal
 
     def after(run: RunState) -> None:
         going_on = run.stop_reason is None
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
-    ended = iterate(task.problem, state.current, task.settings.em, journal.writer, after)
+    ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after)
     best = state.best
-    return _next_run(task, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
+    return _next_run(fixed, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
 
 
-def _next_run(task: _Task, state: FitState, best: RunState | None) -> FitState:
-    if state.run + 1 < len(task.settings.seeds):
+def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
+    if state.run + 1 < len(fixed.settings.seeds):
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
     return replace(state, start=None, current=best, best=None, finished=True)

@@ -29,13 +29,20 @@ from emtau_dask.process import of_process
 class CountingStore(WrapperStore[Store]):
     """The store during one read: it counts ``bytes_read``, and notes whether an object was ``missing``.
 
-    No object may have more than ``limit`` bytes. ``n_objects`` hold all the data, each like the one that is
-    read: local files that together are too large for the page cache are read past it; never where it is 0.
+    No object may have more than ``limit`` bytes.
     """
 
-    def __init__(self, store: Store, limit: int, n_objects: int) -> None:
+    def __init__(self, store: Store, limit: int) -> None:
         super().__init__(store)
         self._limit = limit
+        self.begin(0)
+
+    def begin(self, n_objects: int) -> None:
+        """Begin to count for another read.
+
+        ``n_objects`` hold all the data, each like the one that is read: local files that together are too
+        large for the page cache are read past it; never where it is 0.
+        """
         self._n_objects = n_objects
         self.bytes_read = 0
         self.missing = False
@@ -79,16 +86,25 @@ class ZarrReader(RangeReader):
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
         """Return the rows and the stored (compressed) bytes read for them."""
-        limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
-        n_objects = self._layout.n_objects if self._may_pass_cache(start, stop) else 0
-        store = CountingStore(self.stored.store, limit, n_objects)
+        try:
+            store, array = self._spare.pop()
+        except IndexError:
+            store, array = self._counted()
+        store.begin(self._layout.n_objects if self._may_pass_cache(start, stop) else 0)
         budget = of_process(ReadBudget)
         with self._errors(f"rows {start} to {stop} of "), budget.reading(self.peak_bytes(start, stop)):
-            rows = self._rows(self.stored.within(store), start, stop)
+            rows = self._rows(array, start, stop)
         if store.missing:
             # A chunk that is not stored holds the fill value. This raises where the whole array is gone.
             self.identity()
-        return rows, store.bytes_read
+        bytes_read = store.bytes_read
+        self._spare.append((store, array))
+        return rows, bytes_read
+
+    def _counted(self) -> tuple[CountingStore, zarr.Array[Any]]:
+        limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
+        store = CountingStore(self.stored.store, limit)
+        return store, self.stored.within(store)
 
     def _errors(self, part: str = "") -> AbstractContextManager[None]:
         where = self.stored.description.where
@@ -128,6 +144,14 @@ class ZarrReader(RangeReader):
         layout = self._layout
         large = layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * layout.object_bytes)
         return large and layout.is_whole_objects(start, stop)
+
+    @cached_property
+    def _spare(self) -> list[tuple[CountingStore, zarr.Array[Any]]]:
+        """What no read uses now: to make an array anew takes a twentieth of a read of a small chunk."""
+        return []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ZarrReader, (self.stored,)
 
     @cached_property
     def _layout(self) -> ZarrLayout:
