@@ -57,7 +57,8 @@ def masked_url(url: str) -> str:
 def _without_secrets(scheme: str, rest: str) -> str:
     if scheme.lower().startswith(_LOCAL):
         return rest
-    bare, mark, more = re.fullmatch(r"([^?#]*)([?#]?)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    found = re.search("[?#]", rest)
+    bare, mark, more = (rest, "", "") if found is None else rest.partition(found[0])
     host, slash, path = bare.partition("/")
     _, at, name = host.rpartition("@")
     if at:
