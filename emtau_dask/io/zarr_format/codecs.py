@@ -237,9 +237,6 @@ class Decompressor(BytesBytesCodec):
         found = await asyncio.to_thread(decompressed, self.name, chunk_bytes.as_numpy_array(), self.made)
         return chunk_spec.prototype.buffer.from_array_like(found)
 
-    async def _encode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
-        raise NotImplementedError
-
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
         """Refuse: the size is not known."""
         raise NotImplementedError
