@@ -137,6 +137,12 @@ class Scene:
         self.surroundings = more
         return self.driver("fit", "fit.yaml", *TO_SCHEDULER, **more)
 
+    def begin_until(self, commit: int) -> Container:
+        """Start a fit, and wait until its commit of this number is there."""
+        driver = self.begin()
+        self.wait_for_commit(commit, driver)
+        return driver
+
     def resume(self, **more: Any) -> Container:
         """Go on with it in another container, by default of the same kind."""
         # Results beside a checkpoint are no question; those of one in an object store are.
@@ -332,8 +338,7 @@ def undisturbed(session: Session, fit: Fit, settings: dict[str, str]) -> str:
 def worker_cut_off_and_back(scene: Scene) -> None:
     """For longer than `worker-ttl`, or not, in turn."""
     _, worker, _ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     worker.cut()
     time.sleep(8 if scene.repetition % 2 == 0 else 2)
     worker.join()
@@ -341,16 +346,14 @@ def worker_cut_off_and_back(scene: Scene) -> None:
 
 def worker_cut_off(scene: Scene) -> None:
     _, worker, _ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     worker.cut()
 
 
 def worker_paused_and_woken(scene: Scene) -> None:
     """Wakes when the fit has gone on without it."""
     _, worker, _ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    fit = scene.begin_until(3)
     worker.pause()
     paused_at = scene.newest
     try:
@@ -363,8 +366,7 @@ def worker_out_of_memory(scene: Scene) -> None:
     """Files in memory count for the container, and the kernel kills what is largest in it."""
     more = {"options": ["--memory", "600m", "--memory-swap", "600m", "--shm-size", "1g"]}
     _, worker, _ = scene.cluster(first=more)
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     worker.execute("sh", "-c", "head -c 590000000 /dev/zero > /dev/shm/full", check=False)
     killed = docker(
         "events",
@@ -385,8 +387,7 @@ def worker_out_of_memory(scene: Scene) -> None:
 
 def worker_killed(scene: Scene) -> None:
     _, worker, _ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     worker.kill()
     docker("start", worker.id)
 
@@ -396,8 +397,7 @@ def worker_killed(scene: Scene) -> None:
 
 def scheduler_killed_and_replaced(scene: Scene) -> None:
     scheduler, *_ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     scheduler.kill()
     scheduler.remove()
 
@@ -411,8 +411,7 @@ def scheduler_killed_and_replaced(scene: Scene) -> None:
 def scheduler_cut_off(scene: Scene) -> None:
     """From workers and driver, for good."""
     scheduler, *_ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     scheduler.cut()
 
     def again() -> None:
@@ -426,8 +425,7 @@ def scheduler_cut_off(scene: Scene) -> None:
 def scheduler_cut_off_and_back(scene: Scene) -> None:
     """From workers and driver."""
     scheduler, *_ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     scheduler.cut()
     time.sleep(3 if scene.repetition % 2 == 0 else 15)
     scheduler.join()
@@ -435,8 +433,7 @@ def scheduler_cut_off_and_back(scene: Scene) -> None:
 
 def all_workers_cut_off_and_back(scene: Scene) -> None:
     _, *workers = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    scene.begin_until(3)
     for worker in workers:
         worker.cut()
     time.sleep(10)
@@ -450,8 +447,7 @@ def all_workers_cut_off_and_back(scene: Scene) -> None:
 def driver_killed(scene: Scene) -> None:
     """Its tasks go on while the resume begins."""
     scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    fit = scene.begin_until(3)
     scene.judged.clear()
     fit.kill()
     scene.resume()
@@ -460,15 +456,13 @@ def driver_killed(scene: Scene) -> None:
 def driver_cut_off(scene: Scene) -> None:
     """From the cluster, which the volume is not."""
     scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    fit = scene.begin_until(3)
     fit.cut()
 
 
 def two_resumes(scene: Scene) -> None:
     scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    fit = scene.begin_until(3)
     scene.judged.clear()
     fit.kill()
     scene.resume()
@@ -477,8 +471,7 @@ def two_resumes(scene: Scene) -> None:
 
 def driver_paused_while_another_ends(scene: Scene) -> None:
     scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    fit = scene.begin_until(3)
     fit.pause()
     try:
         other = scene.resume()
@@ -594,8 +587,7 @@ def late_worker_without_volume(scene: Scene) -> None:
     scene.world.scheduler()
     scene.world.worker(2)
     scene.world.workers_there(START_SECONDS, 1)
-    fit = scene.begin()
-    scene.wait_for_commit(2, fit)
+    scene.begin_until(2)
     late = scene.world.worker(1, volume=False)
     scene.cleared = lambda: (late.remove(), time.sleep(6))
 
@@ -606,8 +598,7 @@ def late_worker_without_volume(scene: Scene) -> None:
 def lossy_line(scene: Scene) -> None:
     """Every tenth packet to a worker and to the driver is lost."""
     _, worker, _ = scene.cluster()
-    fit = scene.begin()
-    scene.wait_for_commit(3, fit)
+    fit = scene.begin_until(3)
     drop = (
         "iptables",
         "-A",
