@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from emtau_dask.estimator import GaussianMixture
-    from emtau_dask.policies import EMLazy, EMStar, EMTau, FullEM
+    from emtau_dask.policies import EMLazy, EMSampled, EMStar, EMTau, FullEM
 
 __all__ = [
     "CheckpointCorruptError",
@@ -31,6 +31,7 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "EMLazy",
+    "EMSampled",
     "EMStar",
     "EMTau",
     "EmtauError",
@@ -41,7 +42,8 @@ __all__ = [
     "StorageError",
 ]
 
-_HOMES = {"GaussianMixture": "estimator"} | dict.fromkeys(("EMLazy", "EMStar", "EMTau", "FullEM"), "policies")
+_POLICIES = ("EMLazy", "EMSampled", "EMStar", "EMTau", "FullEM")
+_HOMES = {"GaussianMixture": "estimator"} | dict.fromkeys(_POLICIES, "policies")
 
 
 __version__ = "0.1.0.dev0"

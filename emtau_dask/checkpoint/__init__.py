@@ -4,6 +4,7 @@ from emtau_dask.checkpoint.fingerprints import check_same, fingerprint
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
 from emtau_dask.checkpoint.schema import (
     AlgorithmEntry,
+    ClimbingEntry,
     ConfigEntry,
     ParametersEntry,
     SourceEntry,
@@ -14,6 +15,7 @@ from emtau_dask.checkpoint.writer import CheckpointJournal
 __all__ = [
     "AlgorithmEntry",
     "CheckpointJournal",
+    "ClimbingEntry",
     "ConfigEntry",
     "ParametersEntry",
     "SavedFit",

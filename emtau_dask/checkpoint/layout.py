@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+from emtau_dask.checkpoint.progress import ORIGINS, moments_kept
 from emtau_dask.checkpoint.schema import ArrayRef, ConfigEntry
 from emtau_dask.em import CONTENTS_BYTES, IterationRecord
 from emtau_dask.io.objects import ArrayLayout, SlotState
@@ -36,6 +38,10 @@ def array_layouts(config: ConfigEntry, n_chunks: int, prefix: str, n_steps: int)
         "digests": ((n_chunks, DIGEST_BYTES), "uint8"),
         "contents": ((n_chunks, CONTENTS_BYTES), "uint8"),
     }
+    if config.climbing is not None:
+        arrays["origins"] = ((ORIGINS, K, d), "float64")
+        size = K + K * d + math.prod(matrices)
+        arrays["moments"] = ((moments_kept(config.climbing.memory), size), "float64")
     return {
         name: ArrayLayout(
             f"{prefix}/{name}",

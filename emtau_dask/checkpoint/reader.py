@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from emtau_dask.checkpoint.layout import COLUMNS, PARAMETERS, STATISTICS, Stored, array_layouts, slot_key
+from emtau_dask.checkpoint.progress import unpacked
 from emtau_dask.checkpoint.schema import (
     MAX_CHUNKS,
     MAX_COUNT,
@@ -26,11 +27,12 @@ from emtau_dask.checkpoint.schema import (
     FrozenEntry,
     Manifest,
     ParametersEntry,
+    ProgressEntry,
     RunEntry,
     first_problem,
     references_of,
 )
-from emtau_dask.em import FitState, FrozenRows, IterationRecord, KMeansProgress, RunState
+from emtau_dask.em import FitState, FrozenRows, IterationRecord, KMeansProgress, Progress, RunState
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.files import each
@@ -144,7 +146,7 @@ class WholeCommit:
         )
 
     def _run(self, entry: RunEntry) -> RunState:
-        columns = [getattr(entry.history, name) for name in COLUMNS]
+        columns = [_without_none(getattr(entry.history, name)) for name in COLUMNS]
         if len({len(column) for column in columns}) != 1:
             raise self._impossible("columns of its history differ in length")
         n_iter = len(entry.history.iteration)
@@ -152,7 +154,8 @@ class WholeCommit:
             raise self._impossible("its iterations are not numbered from 1")
         frozen = None if entry.frozen is None else self._frozen(entry.frozen)
         remaining = {chunk: rows for chunk, rows in enumerate(self._table(entry)[:, 2].tolist()) if rows}
-        if not entry.afresh and frozen is None and not remaining:
+        cycle = entry.progress is not None and entry.progress.cycle is not None
+        if not entry.afresh and frozen is None and not remaining and not cycle:
             raise self._impossible("no row is active and none is inactive")
         slots = self.slots[entry.chunks, entry.digests]
         self.stored.append(("chunks", slots, entry.chunks))
@@ -168,7 +171,22 @@ class WholeCommit:
             remaining,
             slots,
             entry.stop_reason,
+            None if entry.progress is None else self._progress(entry.progress),
         )
+
+    def _progress(self, entry: ProgressEntry) -> Progress:
+        if self.manifest.config.climbing is None:
+            raise self._impossible("it has steps that its settings do not have")
+        origins, moments = self._array("origins", entry.origins), self._array("moments", entry.moments)
+        if not (np.isfinite(origins).all() and np.isfinite(moments).all()):
+            raise self._impossible("its moments hold NaN or infinity")
+        try:
+            progress = unpacked(entry, self._parameters, origins, moments)
+        except (IndexError, StopIteration, RuntimeError) as error:
+            raise self._impossible("it counts more moments than it has") from error
+        self.stored.append(("origins", progress, entry.origins))
+        self.stored.append(("moments", progress, entry.moments))
+        return progress
 
     def _frozen(self, entry: FrozenEntry) -> FrozenRows:
         arrays = (self._finite(f"frozen_{name}", getattr(entry, name)) for name in STATISTICS)
@@ -228,6 +246,11 @@ class WholeCommit:
         return CheckpointCorruptError(
             f"commit {self.manifest.number} in {self.log.objects.location} cannot be: {why}."
         )
+
+
+def _without_none(column: list[Any]) -> list[Any]:
+    """Return a column with NaN for what is not known."""
+    return [math.nan if value is None else value for value in column]
 
 
 def _manifest(log: CommitLog, number: int) -> Manifest:

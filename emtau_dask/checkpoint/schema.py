@@ -12,6 +12,7 @@ from emtau_dask.mixture.covariance import structure_named
 MAX_COUNT = 2**48
 MAX_CHUNKS = 2**24
 MAX_SAMPLES = 16
+MAX_PAIRS = 64
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -65,6 +66,58 @@ class HistoryEntry(_Entry):
     bytes_read: list[Count]
     seconds: list[Number]
     rows: list[Positive]
+    accepted: list[bool]
+    gap: list[Number | None]
+
+
+class PointEntry(_Entry):
+    """An accepted point; its moments are in the run's array of moments."""
+
+    parameters: ParametersEntry
+    objective: Number
+
+
+class AscentEntry(_Entry):
+    """What quasi-Newton steps remember: so many pairs, and whether the trial's moments are known."""
+
+    pairs: Annotated[int, Field(ge=0, le=MAX_PAIRS)]
+    point: PointEntry | None
+    trial: bool
+    kind: Literal["given", "plain", "extrapolated", "cycle"]
+    length: Number
+    predicted: Number | None
+    radius: Number | None
+
+
+class CycleEntry(_Entry):
+    """Partial passes over rows that stand for all."""
+
+    outer: AscentEntry
+    entropy: Number
+    gap: Number | None
+
+
+class ProgressEntry(_Entry):
+    """Where a run is that may extrapolate; see `em.Progress`."""
+
+    level: Count
+    level_began: Count
+    damping: Number
+    failures: Count
+    unsure: Number | None
+    chosen: bool
+    ascent: AscentEntry
+    cycle: CycleEntry | None
+    origins: ArrayRef
+    moments: ArrayRef
+
+
+class ClimbingEntry(_Entry):
+    """How a run extrapolates, and its samples; see `em.Climbing`."""
+
+    memory: Annotated[int, Field(ge=0, le=MAX_PAIRS)]
+    seed: Count
+    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(max_length=MAX_SAMPLES)]
 
 
 class RunEntry(_Entry):
@@ -79,6 +132,7 @@ class RunEntry(_Entry):
     chunks: ArrayRef
     digests: ArrayRef | None
     stop_reason: StopReason | None
+    progress: ProgressEntry | None
 
 
 class StartEntry(_Entry):
@@ -144,6 +198,9 @@ class ConfigEntry(_Entry):
     covariance_type: Annotated[str, AfterValidator(lambda name: structure_named(name).name)]
     algorithm: AlgorithmEntry
     tol: Annotated[Number, Field(ge=0)]
+    gap_tol: Annotated[Number, Field(ge=0)]
+    climbing: ClimbingEntry | None
+    words: dict[Literal["algorithm", "tol", "n_init", "acceleration"], str | None]
     reg_covar: Annotated[Number, Field(ge=0)]
     max_iter: Count
     n_init: Positive

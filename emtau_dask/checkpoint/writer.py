@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from emtau_dask.checkpoint.layout import (
     array_layouts,
     place_of,
 )
+from emtau_dask.checkpoint.progress import packed
 from emtau_dask.checkpoint.reader import SavedFit
 from emtau_dask.checkpoint.schema import (
     ArrayRef,
@@ -30,6 +32,7 @@ from emtau_dask.checkpoint.schema import (
     HistoryEntry,
     Manifest,
     ParametersEntry,
+    ProgressEntry,
     RunEntry,
     SourceEntry,
     StartEntry,
@@ -37,7 +40,7 @@ from emtau_dask.checkpoint.schema import (
     references_of,
 )
 from emtau_dask.cluster import numerical_environment
-from emtau_dask.em import FitState, ReadContents, RunState
+from emtau_dask.em import FitState, Progress, ReadContents, RunState
 from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
 from emtau_dask.init import KMEANS_PASSES, GivenParameters
 from emtau_dask.io.files import each
@@ -55,6 +58,10 @@ from emtau_dask.io.objects import (
     new_attempt,
     rows_layout,
 )
+from emtau_dask.mixture.model import MixtureParameters
+
+STEPS_PER_PASS = 8
+"""Upper bound of the objects that a pass and its commit write of one array."""
 
 
 def _slots_of(state: FitState) -> list[SlotState]:
@@ -106,7 +113,7 @@ class CheckpointJournal:
         self._prefix = f"attempts/{self._attempt}"
         n_chunks = sum(count for _, count in data.chunks)
         passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
-        n_steps = 4 * config.n_init * passes + 1
+        n_steps = STEPS_PER_PASS * config.n_init * passes + 1
         self._layouts = array_layouts(config, n_chunks, self._prefix, n_steps)
         if fields is not None:
             self._layouts["rows"] = rows_layout(f"{self._prefix}/rows", fields, n_steps, n_chunks)
@@ -284,17 +291,17 @@ class _Entries:
         )
 
     def _run(self, run: RunState) -> RunEntry:
-        parameters = {name: self._itself(name, getattr(run.parameters, name)) for name in PARAMETERS}
         frozen = None
         if run.frozen is not None:
             values = {name: getattr(run.frozen.statistics, name) for name in STATISTICS}
             refs = {name: self._itself(f"frozen_{name}", array) for name, array in values.items()}
             frozen = FrozenEntry(entropy=run.frozen.entropy, **refs)
         columns = {name: [getattr(record, name) for record in run.records] for name in COLUMNS}
+        columns["gap"] = [gap if math.isfinite(gap) else None for gap in columns["gap"]]
         digests = {chunk: bytes.fromhex(slot.sha256) for chunk, slot in run.slots.items()}
         return RunEntry.model_validate(
             {
-                "parameters": ParametersEntry(**parameters),
+                "parameters": self._parameters(run.parameters),
                 "bound": run.bound,
                 "history": HistoryEntry(**columns),
                 "frozen": frozen,
@@ -303,7 +310,20 @@ class _Entries:
                 "chunks": self._array("chunks", run.slots, self._chunks(run)),
                 "digests": self._bytes_table("digests", run.slots, digests) if digests else None,
                 "stop_reason": run.stop_reason,
+                "progress": None if run.progress is None else self._progress(run.progress),
             }
+        )
+
+    def _parameters(self, parameters: MixtureParameters) -> ParametersEntry:
+        return ParametersEntry(**{name: self._itself(name, getattr(parameters, name)) for name in PARAMETERS})
+
+    def _progress(self, progress: Progress) -> ProgressEntry:
+        origins, moments = (np.zeros(self._layouts[name].chunks[1:]) for name in ("origins", "moments"))
+        fields = packed(progress, self._parameters, origins, moments)
+        return ProgressEntry(
+            **fields,
+            origins=self._array("origins", progress, origins),
+            moments=self._array("moments", progress, moments),
         )
 
     def _chunks(self, run: RunState) -> NDArray[np.int64]:

@@ -173,7 +173,7 @@ def _show_result(ctx: click.Context, result: RunResult) -> None:
     if result.model.stop_reason_ == "max-iter":
         click.echo(
             f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
-            f"{stop.tol:g}; the results are written. Raise one of them for a converged fit.",
+            f"{stop.tol}; the results are written. Raise one of them for a converged fit.",
             err=True,
         )
         ctx.exit(NOT_CONVERGED)

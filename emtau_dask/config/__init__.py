@@ -1,6 +1,6 @@
 """Run configs: what a YAML file may say, checked before any work starts."""
 
-from emtau_dask.config.algorithms import KMeansSettings, PublishedFigures, policy_of
+from emtau_dask.config.algorithms import KMeansSettings, PublishedFigures, algorithm_of, policy_of
 from emtau_dask.config.data import (
     DataSection,
     DatasetOptions,
@@ -25,6 +25,7 @@ __all__ = [
     "OutputSection",
     "PublishedFigures",
     "RunConfig",
+    "algorithm_of",
     "in_yaml",
     "load_config",
     "override_keys",

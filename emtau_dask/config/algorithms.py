@@ -11,9 +11,10 @@ from pydantic import BeforeValidator, Field, create_model
 
 from emtau_dask.checks import integer, number
 from emtau_dask.config.fields import NUMBERS, Section, allowed, optional
+from emtau_dask.fit import CONSTRAINTS
 from emtau_dask.policies import ALGORITHMS, ActivityPolicy
 
-DEFAULT = "em-tau"
+DEFAULT = "auto"
 _Figure = Annotated[float | None, optional(number(0))]
 _Figures = Annotated[tuple[float, ...] | None, optional(NUMBERS)]
 
@@ -83,12 +84,19 @@ else:
 
 
 class RunSettings(AlgorithmSettings):
-    """The algorithm of a run, and those of a comparison."""
+    """The algorithm of a run, and those of a comparison; see `GaussianMixture` for the acceleration."""
 
+    acceleration: Annotated[str | None, allowed(CONSTRAINTS["acceleration"])] = "auto"
     compare: tuple[ComparedAlgorithm, ...] = ()
 
 
-RUN_ALGORITHMS: dict[str, type[RunSettings]] = algorithm_models(RunSettings)
+class AutomaticSettings(RunSettings):
+    """The algorithm that the shape of the data decides on."""
+
+    name: Literal["auto"] = "auto"
+
+
+RUN_ALGORITHMS: dict[str, type[RunSettings]] = {DEFAULT: AutomaticSettings, **algorithm_models(RunSettings)}
 
 
 def _with_default_name(value: Any) -> Any:
@@ -103,5 +111,10 @@ else:
 
 def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
     """Return the activity policy that an entry of the section `algorithm` describes; k-means has none."""
-    parameters = settings.model_dump(exclude={"name", "compare", "published"})
+    parameters = settings.model_dump(exclude={"name", "acceleration", "compare", "published"})
     return ALGORITHMS[settings.name](**parameters)
+
+
+def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
+    """Return what the estimator's ``algorithm`` is for a run's section `algorithm`."""
+    return DEFAULT if settings.name == DEFAULT else policy_of(settings)

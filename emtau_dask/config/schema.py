@@ -52,22 +52,22 @@ class ModelSection(Section):
     n_components: Annotated[int, allowed(CONSTRAINTS["n_components"])]
     covariance_type: Annotated[str, allowed(CONSTRAINTS["covariance_type"])] = "full"
     reg_covar: Annotated[float, allowed(CONSTRAINTS["reg_covar"])] = 1e-6
-    n_init: Annotated[int, allowed(CONSTRAINTS["n_init"])] = 1
+    n_init: Annotated[int | str, allowed(CONSTRAINTS["n_init"])] = "auto"
     init_params: Annotated[str, allowed(CONSTRAINTS["init_params"])] = "kmeans"
     init: InitSection | None = None
     random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
-        if self.init is not None and self.n_init > 1:
+        if self.init is not None and self.n_init not in (1, "auto"):
             raise expected(f"without n_init={self.n_init} where init gives the start: one start, one fit")
         return self
 
 
 class StopSection(Section):
-    """When a fit stops: ``tol`` is in nats per row, and 0 never stops it."""
+    """When a fit stops: ``tol`` is in nats per row, and 0 never stops it; or ``auto`` or ``statistical``."""
 
-    tol: Annotated[float, allowed(CONSTRAINTS["tol"])] = 1e-5
+    tol: Annotated[float | str, allowed(CONSTRAINTS["tol"])] = "auto"
     max_iter: Count = 500
 
 

@@ -1,6 +1,7 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
 from emtau_dask.em.chunk import ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.em.climbing import Climbing, sampling_gap
 from emtau_dask.em.compiling import compile_setting, worth_compiling
 from emtau_dask.em.contents import CONTENTS_BYTES, ReadContents
 from emtau_dask.em.context import Context
@@ -17,7 +18,8 @@ from emtau_dask.em.problem import (
     first_unusable_row_named,
     make_problem,
 )
-from emtau_dask.em.state import FitState, KMeansProgress, RunState
+from emtau_dask.em.samples import Samples
+from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 
 __all__ = [
     "CONTENTS_BYTES",
@@ -26,7 +28,9 @@ __all__ = [
     "RESPONSIBILITIES",
     "SCAN_ROWS",
     "ChunkLoader",
+    "Climbing",
     "Context",
+    "Cycle",
     "EStepItem",
     "EmSettings",
     "FitHistory",
@@ -37,8 +41,10 @@ __all__ = [
     "KMeansProgress",
     "LoadedChunk",
     "Problem",
+    "Progress",
     "ReadContents",
     "RunState",
+    "Samples",
     "Scoring",
     "SilentObserver",
     "check_counts",
@@ -48,6 +54,7 @@ __all__ = [
     "iterate",
     "loaded_bytes",
     "make_problem",
+    "sampling_gap",
     "score_chunk",
     "worth_compiling",
 ]

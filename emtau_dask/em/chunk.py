@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.em.contents import check_contents, chunk_contents
 from emtau_dask.em.positions import Positions
+from emtau_dask.em.samples import Samples
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, process_id
 from emtau_dask.io.cache import CachedRows, RowCache
@@ -167,6 +168,8 @@ class ChunkLoader:
         None where every row weighs 1.
     cache : RowCache or None
         Of active rows, between passes.
+    sampled : RowCache or None
+        Of the rows of samples.
     positions : Positions
     made_in : str
         The fitting process.
@@ -179,6 +182,7 @@ class ChunkLoader:
     rows: ChunkReader
     weights: ChunkReader | None
     cache: RowCache | None = None
+    sampled: RowCache | None = None
     positions: Positions = field(default_factory=Positions)
     made_in: str = field(default_factory=process_id)
     known: Mapping[int, bytes] = field(default_factory=dict)
@@ -241,6 +245,44 @@ class ChunkLoader:
             subset=cached.positions.astype(np.intp),
             source_bytes=cached.source_bytes,
         )
+
+    def load_sample(
+        self,
+        chunk_range: ChunkRange,
+        samples: Samples,
+        level: int,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> tuple[LoadedChunk, Ints]:
+        """Return the rows of a sample, from the cache where they are there, and their positions.
+
+        Where they are not, the chunk is loaded, and its rows of all samples are cached.
+        """
+        nothing = np.arange(0)
+        found = None
+        if self.sampled is not None:
+            found = self.sampled.find(chunk_range.chunk, nothing, samples.name(level))
+        if found is None:
+            loaded = self.load(chunk_range, row_blocks, weight_blocks)
+            inside = samples.positions(chunk_range, loaded.positions())
+            if self.sampled is not None:
+                for number, positions in enumerate(inside):
+                    self.sampled.keep(chunk_range.chunk, loaded.taken(positions), samples.name(number))
+            return loaded, inside[level]
+        self._hold()
+        cached, bytes_read = found
+        positions = cached.positions.astype(np.intp)
+        loaded = LoadedChunk(
+            cached.rows,
+            cached.weights,
+            positions,
+            chunk_range.start,
+            bytes_read,
+            chunk_range.chunk,
+            subset=positions,
+            source_bytes=cached.source_bytes,
+        )
+        return loaded, positions
 
     def _hold(self) -> None:
         """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.chunk import ChunkLoader, LoadedChunk
 from emtau_dask.em.compiling import check_compiler
+from emtau_dask.em.samples import ACTIVITY, Samples
 from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
 from emtau_dask.io.objects import RowStateWriter, SlotState
@@ -20,8 +21,15 @@ from emtau_dask.mixture.compiled import Kernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import MostProbable
 from emtau_dask.mixture.model import Merger, SufficientStatistics, expected_log_density, merge
-from emtau_dask.mixture.numerics import Bools, Ints
-from emtau_dask.policies import ACTIVE, ActivityPolicy, Evidence, checked_update
+from emtau_dask.mixture.numerics import Bools, Floats, Ints, hashed_uniforms
+from emtau_dask.policies import (
+    ACTIVE,
+    ActivityPolicy,
+    Evidence,
+    WeightedPolicy,
+    checked_update,
+    checked_weights,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +74,12 @@ class PassTotals:
         Rows scored.
     chunks : tuple of ChunkOutcome
     bytes_read : int
+    staying : FrozenRows or None
+        Where active rows stand for others: the part of ``leaving`` that they stand for from now on.
+    rescored : int
+        Rows that were scored again for that.
+    unsure : float
+        ``Σ s_n (1 − max_k w_nk)`` over the rows scored, where it is measured.
     """
 
     statistics: SufficientStatistics | None = None
@@ -74,6 +88,9 @@ class PassTotals:
     scored: int = 0
     chunks: tuple[ChunkOutcome, ...] = ()
     bytes_read: int = 0
+    staying: FrozenRows | None = None
+    rescored: int = 0
+    unsure: float = 0.0
 
 
 def merge_frozen(
@@ -87,9 +104,9 @@ def merge_frozen(
 
 def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) -> PassTotals:
     """Return the totals of all parts of a pass, of which it holds one at a time."""
-    scored, leaving = Merger(structure), Merger(structure)
-    rows = bytes_read = 0
-    log_likelihood = entropy = 0.0
+    scored, leaving, staying = Merger(structure), Merger(structure), Merger(structure)
+    rows = bytes_read = rescored = 0
+    log_likelihood = entropy = staying_entropy = unsure = 0.0
     chunks: list[ChunkOutcome] = []
     for part in parts:
         if part.statistics is not None:
@@ -97,11 +114,16 @@ def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) ->
         if part.leaving is not None:
             leaving.push(part.leaving.statistics)
             entropy += part.leaving.entropy
+        if part.staying is not None:
+            staying.push(part.staying.statistics)
+            staying_entropy += part.staying.entropy
         log_likelihood += part.log_likelihood
         rows += part.scored
         bytes_read += part.bytes_read
         chunks += part.chunks
-    frozen = leaving.total()
+        rescored += part.rescored
+        unsure += part.unsure
+    frozen, weighted = leaving.total(), staying.total()
     return PassTotals(
         scored.total(),
         log_likelihood,
@@ -109,17 +131,37 @@ def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) ->
         rows,
         tuple(chunks),
         bytes_read,
+        None if weighted is None else FrozenRows(weighted, staying_entropy),
+        rescored,
+        unsure,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class RowTracking:
-    """A policy and where its row state is stored; for inactive rows all arrays but ``kept`` are set to 0."""
+    """A policy and where its row state is stored; for inactive rows all arrays but ``kept`` are set to 0.
+
+    ``seed`` is that of the numbers that are drawn for rows, and ``unsure`` what `Evidence` has of the data.
+    """
 
     policy: ActivityPolicy
     writer: RowStateWriter
     kept: frozenset[str]
     cache: RowCache | None
+    seed: int = 0
+    unsure: float = math.nan
+
+    def row_weights(self, state: Mapping[str, NDArray[Any]], n_rows: int) -> Floats | None:
+        """Return how many rows each of ``n_rows`` active ones stands for; None where all stand for one."""
+        if not isinstance(self.policy, WeightedPolicy):
+            return None
+        return checked_weights(self.policy, state, n_rows)
+
+    def draws(self, iteration: int, numbers: Ints) -> Floats | None:
+        """Return the uniform numbers of rows in an iteration, for a policy that weights them."""
+        if not isinstance(self.policy, WeightedPolicy):
+            return None
+        return hashed_uniforms((self.seed, ACTIVITY, iteration), numbers)
 
     def fresh(self, n_rows: int, positions: Ints) -> Mapping[str, NDArray[Any]]:
         """Return new state for a chunk: the rows at ``positions`` are active, all else is 0."""
@@ -164,6 +206,26 @@ class RowTracking:
         return slot
 
 
+class SampleLevel(NamedTuple):
+    """One of nested samples."""
+
+    samples: Samples
+    level: int
+
+
+def _times(weights: Floats | None, factors: Floats | None) -> Floats | None:
+    if weights is None or factors is None:
+        return factors if weights is None else weights
+    return weights * factors
+
+
+def _unsure(evidence: Evidence | None, weights: Floats | None) -> float:
+    if evidence is None:
+        return 0.0
+    unsure = 1.0 - evidence.responsibilities
+    return float(unsure.sum() if weights is None else weights @ unsure)
+
+
 @dataclass(frozen=True)
 class EStepItem:
     """The chunk of a task, and its row state: None where every row is active and none is stored yet."""
@@ -193,12 +255,15 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     iteration : int
     tracking : RowTracking or None
         None where every row is always active.
+    sample : SampleLevel or None
+        Which rows alone are scored, and how unsure they are is measured.
     """
 
     loader: ChunkLoader
     kernels: Kernels
     iteration: int
     tracking: RowTracking | None
+    sample: SampleLevel | None = None
 
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache where they are there, and its row state."""
@@ -206,6 +271,10 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             state = self.tracking.last(item.chunk_range, item.state)
             positions = np.flatnonzero(state[ACTIVE])
             return FoundRows(self.loader.load_active(item.chunk_range, positions, *blocks), positions, state)
+        if self.sample is not None:
+            samples, level = self.sample
+            loaded, positions = self.loader.load_sample(item.chunk_range, samples, level, *blocks)
+            return FoundRows(loaded, positions, None)
         loaded = self.loader.load(item.chunk_range, *blocks)
         positions = loaded.positions()
         if self.tracking is None:
@@ -215,45 +284,75 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
         """Score the chunk's active rows, and write row state where it changes; again, it does the same."""
         loaded, positions, state = found.loaded, found.positions, found.state
-        if self.tracking is None or state is None:
-            statistics, log_likelihood = self._score(loaded, positions, None)
-            n = len(positions)
-            outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
-            return PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
         n = len(positions)
-        label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
-        evidence = Evidence(self.iteration, np.empty(n, dtype=label_type), np.empty(n), np.empty(n))
-        statistics, log_likelihood = self._score(loaded, positions, evidence)
+        if self.tracking is None or state is None:
+            evidence = None if self.sample is None else self._evidence(n)
+            statistics, log_likelihood = self._score(loaded, positions, evidence, None)
+            outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
+            totals = PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
+            return replace(totals, unsure=_unsure(evidence, loaded.weights_at(positions)))
+        tracking = self.tracking
+        evidence = replace(
+            self._evidence(n),
+            draws=tracking.draws(self.iteration, item.chunk_range.start + positions),
+            unsure=tracking.unsure,
+        )
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
-        after, stays = checked_update(self.tracking.policy, before, evidence)
+        factors = None if item.state is None else tracking.row_weights(before, n)
+        statistics, log_likelihood = self._score(loaded, positions, evidence, factors)
+        after, stays = checked_update(tracking.policy, before, evidence)
         unchanged = stays.all() and all(np.array_equal(before[name], after[name]) for name in before)
         written = item.state
         if written is None or not unchanged:
-            written = self.tracking.write(loaded.chunk, state, after, positions, stays)
+            written = tracking.write(loaded.chunk, state, after, positions, stays)
         self.loader.keep_active(loaded, positions[stays])
-        return PassTotals(
+        totals = PassTotals(
             statistics,
             log_likelihood,
-            self._frozen(loaded, positions[~stays]),
-            len(positions),
+            None,
+            n,
             (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written, loaded.contents),),
             loaded.bytes_read,
         )
+        kept = tracking.row_weights({name: values[stays] for name, values in after.items()}, stays.sum())
+        if kept is None:
+            return replace(totals, leaving=self._frozen(loaded, positions[~stays], None))
+        totals = replace(totals, unsure=_unsure(evidence, _times(loaded.weights_at(positions), factors)))
+        if statistics is None or (stays.all() and factors is not None and np.array_equal(kept, factors)):
+            return totals
+        return replace(
+            totals,
+            leaving=self._with_entropy(statistics, log_likelihood),
+            staying=self._frozen(loaded, positions[stays], kept),
+            rescored=len(kept),
+        )
 
-    def _frozen(self, loaded: LoadedChunk, positions: Ints) -> FrozenRows | None:
+    def _evidence(self, n_rows: int) -> Evidence:
+        label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
+        return Evidence(
+            self.iteration, np.empty(n_rows, dtype=label_type), np.empty(n_rows), np.empty(n_rows)
+        )
+
+    def _frozen(self, loaded: LoadedChunk, positions: Ints, factors: Floats | None) -> FrozenRows | None:
         if not len(positions):
             return None
-        statistics, log_likelihood = self._score(loaded, positions, None)
+        statistics, log_likelihood = self._score(loaded, positions, None, factors)
         assert statistics is not None
+        return self._with_entropy(statistics, log_likelihood)
+
+    def _with_entropy(self, statistics: SufficientStatistics, log_likelihood: float) -> FrozenRows:
         # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
         entropy = log_likelihood - expected_log_density(statistics, self.kernels.plan.parameters)
         return FrozenRows(statistics, max(0.0, entropy))
 
     def _score(
-        self, loaded: LoadedChunk, positions: Ints, evidence: Evidence | None
+        self, loaded: LoadedChunk, positions: Ints, evidence: Evidence | None, factors: Floats | None
     ) -> tuple[SufficientStatistics | None, float]:
-        """Return the statistics and the log-likelihood of rows, and write the evidence of each."""
-        weights, totals, seen = loaded.weights_at(positions), [], None
+        """Return the statistics and the log-likelihood of rows, and write the evidence of each.
+
+        Each row stands for as many as ``factors`` says, None for one.
+        """
+        weights, totals, seen = _times(loaded.weights_at(positions), factors), [], None
         if self.kernels.by_tiles:
             check_compiler()
         kernel = self.kernels.made(len(positions))

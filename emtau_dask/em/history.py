@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import overload
 
 
@@ -16,11 +18,12 @@ class IterationRecord:
     iteration : int
         1-based.
     lower_bound : float
-        After its E-step, before its M-step; nats per (weighted) row.
+        After its E-step, before its M-step; nats per (weighted) row. Of a sample, it is the sample's; where
+        sampled rows stand for others, it is an estimate.
     active_rows : int
-        Rows scored.
+        Rows scored, those of samples and starts included; more than all where some are scored twice.
     full_pass : bool
-        Whether that was every row.
+        Whether every row was scored, so that the bound is exact.
     chunks_processed, chunks_skipped : int
         Chunks that hold rows, by whether they had a task.
     bytes_read : int
@@ -31,6 +34,12 @@ class IterationRecord:
         Wall-clock time.
     rows : int
         Rows of positive weight in the data.
+    accepted : bool
+        Whether the parameters that were scored are kept. Those that an extrapolation led to are refused
+        where they lower the bound, and the fit goes on from the last ones that were accepted.
+    gap : float
+        Estimated nats per row that a stationary point lies above the bound; see `GaussianMixture.gap_`.
+        NaN where there is no estimate.
     """
 
     iteration: int
@@ -42,6 +51,8 @@ class IterationRecord:
     bytes_read: int
     seconds: float
     rows: int
+    accepted: bool = True
+    gap: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,30 @@ class FitHistory(Sequence[IterationRecord]):
         return iter(self.records)
 
     @property
+    def last_kept(self) -> IterationRecord | None:
+        """The last record; where it was refused, the last of a full pass that was accepted."""
+        last = self.records[-1] if self.records else None
+        if last is None or last.accepted:
+            return last
+        return next(
+            (record for record in reversed(self.records) if record.full_pass and record.accepted), last
+        )
+
+    @property
     def work(self) -> float:
         """Sum of the iterations' active fractions; 1 is one pass over the data."""
         return sum(record.active_rows / record.rows for record in self.records)
+
+
+def extrapolated_gap(records: Sequence[IterationRecord]) -> float:
+    """Return how far the bounds of EM's own steps are from their limit (Aitken), nats per row.
+
+    From the last three, where they are of passes over all rows: with changes a and b, the bounds still rise
+    by ``b² / (a − b)`` if they go on to fall by the same factor. While EM crawls that is too little. NaN
+    where the changes do not fall.
+    """
+    last = records[-3:]
+    if len(last) < 3 or not all(record.full_pass and record.accepted for record in last):
+        return math.nan
+    first, second = (after.lower_bound - before.lower_bound for before, after in pairwise(last))
+    return second**2 / (first - second) if 0 <= second < first else math.nan

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import NamedTuple
 
+from emtau_dask.ascent import Kind, Maximiser, MomentSpace, Trial
+from emtau_dask.em.climbing import (
+    Climbing,
+    Scored,
+    after_full_pass,
+    after_partial_pass,
+    after_sample,
+    cycle_begun,
+    cycle_ended,
+    maximiser_of,
+    samples_left,
+)
 from emtau_dask.em.estep_task import (
     EStepItem,
     EStepTask,
     FrozenRows,
     PassTotals,
     RowTracking,
+    SampleLevel,
     merge_frozen,
     merge_totals,
 )
-from emtau_dask.em.history import IterationRecord
+from emtau_dask.em.history import IterationRecord, extrapolated_gap
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.state import RunState
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
@@ -35,6 +50,7 @@ from emtau_dask.policies import (
     NextPass,
     PassSummary,
     Schedule,
+    WeightedPolicy,
     checked_row_arrays,
     checked_schedule,
 )
@@ -51,12 +67,18 @@ class EmSettings:
         Nats per row; 0 never stops by it.
     max_iter : int
     reg_covar : float
+    gap_tol : float
+        The fit also stops after a full pass whose estimated gap is below this; nats per row.
+    climbing : Climbing or None
+        None for steps of EM alone, on all rows.
     """
 
     policy: ActivityPolicy
     tol: float
     max_iter: int
     reg_covar: float
+    gap_tol: float = 0.0
+    climbing: Climbing | None = None
 
 
 def iterate(
@@ -65,6 +87,7 @@ def iterate(
     settings: EmSettings,
     writer: Callable[[], RowStateWriter | None],
     after: Callable[[RunState], None],
+    paused: Callable[[RunState], bool] = lambda state: False,
 ) -> RunState:
     """Run EM with partial E-steps (the paper's Algorithm 2) from ``state`` until it stops.
 
@@ -78,11 +101,13 @@ def iterate(
         Called for each pass; writes its row state. None where the policy keeps none.
     after : callable (RunState) -> None
         Called after each iteration.
+    paused : callable (RunState) -> bool
+        Whether to return before the next iteration.
 
     Returns
     -------
     RunState
-        With a ``stop_reason``: ``"tol"``, ``"no-active-rows"`` or ``"max-iter"``.
+        With a ``stop_reason``: ``"tol"``, ``"no-active-rows"`` or ``"max-iter"``; without one where paused.
 
     Raises
     ------
@@ -91,7 +116,7 @@ def iterate(
     InvalidDataError
         A row holds NaN or infinity, or is beyond the range of float64.
     """
-    while state.stop_reason is None:
+    while state.stop_reason is None and not paused(state):
         if state.iteration >= settings.max_iter:
             return replace(state, stop_reason="max-iter")
         state = advance(problem, state, settings, writer)
@@ -107,63 +132,224 @@ def advance(
     Parameters and errors are those of `iterate`.
     """
     began = time.perf_counter()
-    frozen = None if state.afresh else state.frozen
-    chunks = problem.chunks if state.afresh else [chunk for chunk, rows in state.remaining.items() if rows]
-
-    def score(plan: KernelPlan) -> PassTotals:
-        return _e_step(problem, state, plan, settings, chunks, writer())
-
-    def maximise(totals: PassTotals) -> MixtureParameters:
-        statistics = _all_rows(problem, totals, frozen)
-        return m_step(statistics, problem.structure, settings.reg_covar, problem.executor.threads)
-
-    totals, parameters = _with_enough_digits(
-        score, maximise, plan_kernel(state.parameters, problem.rows.dtype)
-    )
-    bound = _lower_bound(problem, state.parameters, totals, frozen)
+    if settings.climbing is not None:
+        state = _all_rows_last(state, settings, settings.climbing)
+    sample = _sample(state, settings)
+    chunks = problem.chunks
+    if not state.afresh:
+        chunks = [chunk for chunk, rows in state.remaining.items() if rows]
+    scored = _scored(problem, state, settings, chunks, sample, writer)
+    totals = scored.totals
+    full_pass = totals.scored == problem.n_present and sample is None
+    following = state if sample is not None else _following(problem, state, settings, totals)
+    if settings.climbing is None:
+        found = _Found(_plainly(following, scored), True, math.nan)
+    else:
+        found = _climbed(problem, following, settings, settings.climbing, scored, sample, full_pass=full_pass)
     record = IterationRecord(
         iteration=state.iteration + 1,
-        lower_bound=bound,
-        active_rows=totals.scored,
-        full_pass=totals.scored == problem.n_present,
+        lower_bound=scored.bound,
+        active_rows=totals.scored + totals.rescored,
+        full_pass=full_pass,
         chunks_processed=len(chunks),
         chunks_skipped=len(problem.chunks) - len(chunks),
         bytes_read=totals.bytes_read,
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
+        accepted=found.accepted,
+        gap=found.gap,
     )
-    problem.context.observer.iteration(record, parameters)
-    following = _following(problem, state, totals, frozen)
-    change = None if state.bound is None else bound - state.bound
+    records = (*state.records, record)
+    if settings.climbing is None:
+        record = replace(record, gap=extrapolated_gap(records))
+        records = (*state.records, record)
+    problem.context.observer.iteration(record, found.state.parameters)
+    return _scheduled(problem, replace(found.state, records=records), state, settings, scored)
+
+
+class _Found(NamedTuple):
+    """The state after a step, whether what was scored is kept, and the gap."""
+
+    state: RunState
+    accepted: bool
+    gap: float
+
+
+def _all_rows_last(state: RunState, settings: EmSettings, climbing: Climbing) -> RunState:
+    """Return the state in which the last iteration that is allowed scores all rows."""
+    if state.iteration + 1 < settings.max_iter:
+        return state
+    return samples_left(state, climbing)
+
+
+def _sample(state: RunState, settings: EmSettings) -> SampleLevel | None:
+    if settings.climbing is None or state.progress is None:
+        return None
+    samples, level = settings.climbing.samples, state.progress.level
+    return SampleLevel(samples, level) if level < len(samples.shares) else None
+
+
+def _scored(
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    chunks: Sequence[int],
+    sample: SampleLevel | None,
+    writer: Callable[[], RowStateWriter | None],
+) -> Scored:
+    """Return a pass under the state's parameters."""
+    frozen = None if state.afresh else state.frozen
+    cycle = None if state.progress is None else state.progress.cycle
+    held = None if state.afresh or cycle is None else cycle.held
+    structure, threads = problem.structure, problem.executor.threads
+
+    def score(plan: KernelPlan) -> PassTotals:
+        return _e_step(problem, state, plan, settings, chunks, sample, None if sample else writer())
+
+    def statistics(totals: PassTotals) -> SufficientStatistics | None:
+        if held is not None:
+            return held.total(structure, totals.statistics)
+        if sample is not None:
+            return totals.statistics
+        return _all_rows(problem, totals, frozen)
+
+    def maximise(totals: PassTotals) -> MixtureParameters | None:
+        found = statistics(totals)
+        return None if found is None else m_step(found, structure, settings.reg_covar, threads)
+
+    plan = plan_kernel(state.parameters, problem.rows.dtype)
+    totals, plain, collapse = _with_enough_digits(score, maximise, plan)
+    if collapse is not None and settings.climbing is None:
+        raise collapse
+    if sample is not None:
+        weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
+        bound = totals.log_likelihood / weight if weight else -math.inf
+    elif held is not None:
+        bound = (totals.log_likelihood + held.bound(structure, state.parameters)) / problem.total_weight
+    else:
+        bound = _lower_bound(problem, state.parameters, totals, frozen)
+    return Scored(totals, None if plain is None else statistics(totals), plain, bound, collapse)
+
+
+def _plainly(state: RunState, scored: Scored) -> RunState:
+    assert scored.plain is not None
+    return replace(state, parameters=scored.plain)
+
+
+def _climbed(
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    climbing: Climbing,
+    scored: Scored,
+    sample: SampleLevel | None,
+    *,
+    full_pass: bool,
+) -> _Found:
+    """Return the state after the step that a pass leads to."""
+    maximiser = maximiser_of(problem, climbing, settings.reg_covar)
+    if sample is not None:
+        return _Found(*after_sample(problem, state, climbing, maximiser, scored))
+    assert state.progress is not None
+    if state.progress.cycle is not None:
+        return _Found(*after_partial_pass(problem, state, maximiser, scored))
+    if full_pass:
+        return _Found(*after_full_pass(problem, state, maximiser, scored))
+    ascent = replace(state.progress.ascent, trial=Trial()).elsewhere()
+    progress = replace(state.progress, ascent=ascent)
+    return _Found(replace(_plainly(state, scored), progress=progress), True, math.nan)
+
+
+def _scheduled(
+    problem: Problem, state: RunState, before: RunState, settings: EmSettings, scored: Scored
+) -> RunState:
+    """Return the state with what the next iteration scores, or why there is none."""
+    record, progress = state.records[-1], state.progress
+    if progress is not None and before.progress is not None and _sample(before, settings) is not None:
+        return replace(state, afresh=True)
+    comparable = before.bound is not None and record.accepted
+    change = record.lower_bound - before.bound if comparable and before.bound is not None else None
+    cycle = None if progress is None else progress.cycle
     summary = PassSummary(
         record.iteration,
         record.full_pass,
-        sum(following.remaining.values()),
+        sum(state.remaining.values()),
         change,
         settings.tol,
-        following.since_reset,
+        state.since_reset,
+        record.accepted,
+        record.gap,
+        math.nan if cycle is None else cycle.gap,
+        0 if progress is None else progress.failures,
     )
     schedule = checked_schedule(settings.policy, summary)
-    return replace(
-        following,
-        parameters=parameters,
-        bound=bound,
-        records=(*state.records, record),
+    exact = progress is None or (record.full_pass and record.accepted)
+    stop_reason = _stop_reason(schedule, change if exact else None, settings.tol)
+    if exact and schedule.test_tol and record.gap < settings.gap_tol:
+        stop_reason = "tol"
+    state = replace(
+        state,
+        bound=record.lower_bound if exact else None if progress is None or record.full_pass else before.bound,
         afresh=schedule.next_pass is NextPass.ALL,
-        stop_reason=_stop_reason(schedule, change, settings.tol),
+        stop_reason=stop_reason,
     )
+    if settings.climbing is None or progress is None:
+        return state
+    return _moved_on(problem, state, settings, settings.climbing, scored)
 
 
-def _following(problem: Problem, state: RunState, totals: PassTotals, frozen: FrozenRows | None) -> RunState:
+def _moved_on(
+    problem: Problem, state: RunState, settings: EmSettings, climbing: Climbing, scored: Scored
+) -> RunState:
+    """Return the state at the parameters that are scored next, by the objective of the rows that are."""
+    progress, record = state.progress, state.records[-1]
+    assert progress is not None
+    maximiser = maximiser_of(problem, climbing, settings.reg_covar)
+    last = record.iteration >= settings.max_iter
+    if state.stop_reason is not None or last:
+        return _settled(state, maximiser)
+    ends = state.afresh or record.iteration + 1 >= settings.max_iter
+    if progress.cycle is not None:
+        return replace(cycle_ended(state, maximiser), afresh=True) if ends else state
+    if ends:
+        return replace(state, afresh=True)
+    if isinstance(settings.policy, WeightedPolicy):
+        return cycle_begun(problem, state, maximiser, scored.totals, record.gap)
+    if sum(state.remaining.values()) == problem.n_present:
+        return state
+    return _without_extrapolation(state, maximiser)
+
+
+def _settled(state: RunState, maximiser: Maximiser) -> RunState:
+    """Return the state at EM's own step from the last accepted point of all rows: it is never worse."""
+    return replace(_without_extrapolation(state, maximiser), afresh=True)
+
+
+def _without_extrapolation(state: RunState, maximiser: Maximiser) -> RunState:
+    progress = state.progress
+    assert progress is not None
+    ascent, point = progress.ascent, progress.ascent.point
+    if point is None or ascent.trial.kind is Kind.PLAIN:
+        return state
+    plain = maximiser.parameters(MomentSpace(maximiser.structure, ascent.origins), point.response)
+    if plain is None:
+        return state
+    ascent = replace(ascent, trial=Trial(point.response, Kind.PLAIN))
+    return replace(state, parameters=plain, progress=replace(progress, ascent=ascent))
+
+
+def _following(problem: Problem, state: RunState, settings: EmSettings, totals: PassTotals) -> RunState:
     """Return the state with the active rows that a pass left, and the statistics of the others."""
     if problem.contents is not None:
         problem.contents.found(
             {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
         )
     written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
+    frozen = None if state.afresh else state.frozen
+    weighted = isinstance(settings.policy, WeightedPolicy)
     return replace(
         state,
-        frozen=merge_frozen(problem.structure, frozen, totals.leaving),
+        frozen=None if weighted else merge_frozen(problem.structure, frozen, totals.leaving),
         since_reset=1 if state.afresh else state.since_reset + 1,
         remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
         slots={**state.slots, **written},
@@ -178,21 +364,27 @@ def _stop_reason(schedule: Schedule, change: float | None, tol: float) -> str | 
 
 def _with_enough_digits(
     score: Callable[[KernelPlan], PassTotals],
-    maximise: Callable[[PassTotals], MixtureParameters],
+    maximise: Callable[[PassTotals], MixtureParameters | None],
     plan: KernelPlan,
-) -> tuple[PassTotals, MixtureParameters]:
-    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass."""
+) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None]:
+    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass.
+
+    In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
+    """
     totals = score(plan)
     try:
         parameters = maximise(totals)
-        if plan.admits(parameters):
-            return totals, parameters
-    except SingularComponentError:
+        if parameters is None or plan.admits(parameters):
+            return totals, parameters, None
+    except SingularComponentError as error:
         if not plan.together.any():
-            raise
+            return totals, None, error
     again = score(plan.centred)
     again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
-    return again, maximise(again)
+    try:
+        return again, maximise(again), None
+    except SingularComponentError as error:
+        return again, None, error
 
 
 def _e_step(
@@ -201,6 +393,7 @@ def _e_step(
     plan: KernelPlan,
     settings: EmSettings,
     chunks: Sequence[int],
+    sample: SampleLevel | None,
     writer: RowStateWriter | None,
 ) -> PassTotals:
     tracking = None
@@ -208,12 +401,18 @@ def _e_step(
         arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
         kept = frozenset(array.name for array in arrays if array.keep)
         tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
+        if settings.climbing is not None and state.progress is not None:
+            tracking = replace(tracking, seed=settings.climbing.samples.seed, unsure=state.progress.unsure)
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
+    if sample is not None:
+        share = sample.samples.shares[sample.level]
+        active = {chunk: share * size for chunk, size in sizes.items()}
     iteration = state.iteration + 1
+    kernels = Kernels(plan, compiled=problem.compiled)
     totals = problem.map_reduce(
-        EStepTask(problem.loader(noting=True), Kernels(plan, compiled=problem.compiled), iteration, tracking),
+        EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
         partial(merge_totals, problem.structure),
         name="estep",
         stage=f"iteration {iteration}",

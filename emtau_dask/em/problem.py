@@ -105,7 +105,7 @@ class Problem:
         """
         weights = None if self.weights is None else self.weights.reader()
         cache = self.context.cache if is_stored(self.rows) else None
-        loader = ChunkLoader(self.rows.reader(), weights, cache, self.context.positions)
+        loader = ChunkLoader(self.rows.reader(), weights, cache, self.context.cache, self.context.positions)
         if self.contents is None:
             return loader
         unknown = self.chunk_ranges.keys() - self.contents.known.keys() if noting else ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from emtau_dask.ascent import Ascent, HeldMoments
 from emtau_dask.em.estep_task import FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.io.objects import SlotState
@@ -33,6 +35,57 @@ class KMeansProgress:
 
 
 @dataclass(frozen=True, eq=False)
+class Cycle:
+    """Partial passes over rows that stand for all, between two passes over all rows.
+
+    Attributes
+    ----------
+    outer : Ascent
+        Of the pass over all rows before.
+    held : HeldMoments
+    gap : float
+        Estimated when the cycle began, nats per row.
+    """
+
+    outer: Ascent
+    held: HeldMoments
+    gap: float
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Where a run is that may extrapolate, and begin on samples.
+
+    Attributes
+    ----------
+    ascent : Ascent
+    level : int
+        The sample that is scored now; from their number on, all rows are.
+    level_began : int
+        Iterations made before this level.
+    cycle : Cycle or None
+        None where all rows are scored next, or a sample.
+    damping : float
+        See `ascent.begin_cycle`.
+    failures : int
+        Cycles that led to a lower bound of all rows.
+    unsure : float
+        See `Evidence`.
+    chosen : bool
+        Whether the run is no longer one of several starts that are compared on the first sample.
+    """
+
+    ascent: Ascent
+    level: int = 0
+    level_began: int = 0
+    cycle: Cycle | None = None
+    damping: float = 0.0
+    failures: int = 0
+    unsure: float = math.nan
+    chosen: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class RunState:
     """One run of EM between two iterations.
 
@@ -55,6 +108,8 @@ class RunState:
         Where the last row state of each chunk is.
     stop_reason : str or None
         None while it goes on.
+    progress : Progress or None
+        None where every step is EM's own, and every sample all rows.
     """
 
     parameters: MixtureParameters
@@ -66,6 +121,7 @@ class RunState:
     remaining: Mapping[int, int] = field(default_factory=dict)
     slots: Mapping[int, SlotState] = field(default_factory=dict)
     stop_reason: str | None = None
+    progress: Progress | None = None
 
     @property
     def iteration(self) -> int:
@@ -79,8 +135,9 @@ class RunState:
 
     @property
     def lower_bound(self) -> float:
-        """The last iteration's bound, nats per row; −inf where there was none."""
-        return self.records[-1].lower_bound if self.records else -np.inf
+        """See `FitHistory.last_kept`; nats per row, −inf where there is no record."""
+        last = self.history.last_kept
+        return -np.inf if last is None else last.lower_bound
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from emtau_dask.estimator.inputs import checked_array, checked_lazy
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.execution import interrupts_as_they_are
+from emtau_dask.fit import NAMED_TOL
 from emtau_dask.io.sources import as_dask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
@@ -57,7 +59,9 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.history_ = history
         self.n_iter_ = len(history)
         self.lower_bounds_ = [record.lower_bound for record in history]
-        self.lower_bound_ = self.lower_bounds_[-1] if self.lower_bounds_ else -np.inf
+        last = history.last_kept
+        self.lower_bound_ = -np.inf if last is None else last.lower_bound
+        self.gap_ = math.nan if last is None else last.gap
         self.stop_reason_ = stop_reason
         self.converged_ = stop_reason == "tol"
 
@@ -185,6 +189,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings["tol"] = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        settings["n_init"] = 1 if isinstance(self.n_init, str) else self.n_init
         structure = structure_named(self._fitted_type)
         twin = SklearnMixture(covariance_type=structure.scikit_learn_name, **settings)
         for name in _COPIED:

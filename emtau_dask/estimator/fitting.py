@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from emtau_dask.ascent import memory_for
 from emtau_dask.checkpoint import (
     AlgorithmEntry,
     CheckpointJournal,
+    ClimbingEntry,
     ConfigEntry,
     ParametersEntry,
     SourceEntry,
@@ -21,7 +23,15 @@ from emtau_dask.checkpoint import (
     first_problem,
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
-from emtau_dask.em import EmSettings, FitObserver, FitState, compile_setting, worth_compiling
+from emtau_dask.em import (
+    Climbing,
+    EmSettings,
+    FitObserver,
+    FitState,
+    Samples,
+    compile_setting,
+    worth_compiling,
+)
 from emtau_dask.errors import ConfigError, InvalidDataError, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.progress import observer_for
@@ -32,17 +42,27 @@ from emtau_dask.fit import (
     FitSettings,
     FitSources,
     Journal,
+    automatic,
     check_settings,
     fit,
+    free_parameters,
     open_context,
     row_fields,
     temporary_journal,
+    tolerances,
 )
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.objects import ObjectStore, check_startable, object_store, start_log, warn_unless_exclusive
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import check_means, check_precisions, check_weights
-from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, describe_policy
+from emtau_dask.policies import (
+    ActivityPolicy,
+    EMSampled,
+    WeightedPolicy,
+    as_policy,
+    checked_row_arrays,
+    describe_policy,
+)
 from emtau_dask.settings import read_settings
 
 
@@ -69,23 +89,47 @@ def _last_fit(estimator: FittedMixture, n_features: int) -> GivenParameters:
     return GivenParameters(parameters.weights, parameters.means, precisions)
 
 
-def _settings(
-    estimator: FittedMixture, policy: ActivityPolicy, seeds: Seeds, sources: FitSources, executor: Executor
-) -> FitSettings:
+def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, executor: Executor) -> FitSettings:
+    """Return the settings of a fit, those in words resolved by the data's shape."""
     shape, n_components = sources.rows.shape, int(estimator.n_components)
+    covariance_type = estimator.covariance_type
     warm = estimator.warm_start and hasattr(estimator, "converged_") and sources.responsibilities is None
     given = _last_fit(estimator, shape[1]) if warm else _given(estimator, shape[1])
-    drawn = sources.responsibilities is None and given.complete(estimator.covariance_type) is None
+    drawn = sources.responsibilities is None and given.complete(covariance_type) is None
+    auto = is_automatic(estimator.algorithm)
+    plan = automatic(shape[0], n_components, shape[1], covariance_type)
+    policy = plan.policy if auto else as_policy(estimator.algorithm)
+    n_init = estimator.n_init
+    if isinstance(n_init, str):
+        n_init = plan.n_init if auto else 1
+    p = free_parameters(n_components, shape[1], covariance_type)
+    tol, gap_tol = tolerances(estimator.tol, shape[0], p, auto=auto)
+    runs = tuple(seeds.draw() for _ in range(n_init)) if drawn else (0,)
+    weighted = isinstance(policy, WeightedPolicy)
+    asked = estimator.acceleration == "quasi-newton" or (
+        estimator.acceleration == "auto" and (auto or weighted)
+    )
+    climbing = None
+    if asked or weighted or auto:
+        structure = structure_named(covariance_type)
+        memory = memory_for(structure, n_components, shape[1]) if asked else 0
+        shares = plan.shares if auto and sources.responsibilities is None and not warm else ()
+        climbing = Climbing(memory, Samples(runs[0], shares))
     return FitSettings(
         n_components,
-        structure_named(estimator.covariance_type),
-        EmSettings(policy, float(estimator.tol), int(estimator.max_iter), float(estimator.reg_covar)),
+        structure_named(covariance_type),
+        EmSettings(policy, tol, int(estimator.max_iter), float(estimator.reg_covar), gap_tol, climbing),
         estimator.init_params,
         given,
-        tuple(seeds.draw() for _ in range(estimator.n_init)) if drawn else (0,),
+        runs,
         float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None,
-        worth_compiling(executor.client, shape, estimator.covariance_type, n_components),
+        worth_compiling(executor.client, shape, covariance_type, n_components),
     )
+
+
+def is_automatic(algorithm: object) -> bool:
+    """Return whether the data's shape decides on the algorithm."""
+    return isinstance(algorithm, str) and algorithm == "auto"
 
 
 def _config(
@@ -93,6 +137,7 @@ def _config(
 ) -> ConfigEntry:
     """Return the settings as a commit stores them; raises `ConfigError` for one that JSON cannot hold."""
     name, kind, parameters = describe_policy(settings.em.policy)
+    climbing = settings.em.climbing
     names = getattr(estimator, "feature_names_in_", None)
     state = estimator.random_state
     values = {
@@ -101,9 +146,20 @@ def _config(
         "covariance_type": estimator.covariance_type,
         "algorithm": AlgorithmEntry(name=name, kind=kind, params=parameters),
         "tol": settings.em.tol,
+        "gap_tol": settings.em.gap_tol,
+        "climbing": None
+        if climbing is None
+        else ClimbingEntry(
+            memory=climbing.memory, seed=climbing.samples.seed, shares=list(climbing.samples.shares)
+        ),
+        "words": {
+            name: value
+            for name in ("algorithm", "tol", "n_init", "acceleration")
+            if isinstance(value := getattr(estimator, name), str | None)
+        },
         "reg_covar": settings.em.reg_covar,
         "max_iter": settings.em.max_iter,
-        "n_init": int(estimator.n_init),
+        "n_init": len(settings.seeds),
         "init_params": settings.init_params,
         "checkpoint_every": int(estimator.checkpoint_every),
         "random_state": int(state) if isinstance(state, Integral) else None,
@@ -176,13 +232,14 @@ def fit_estimator(
         The id of the checkpointed run; None without a checkpoint.
     """
     check_settings(estimator.get_params(deep=False))
-    seeds, policy = Seeds(estimator.random_state), as_policy(estimator.algorithm)
+    auto = is_automatic(estimator.algorithm)
+    seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, responsibilities_init) as sources,
     ):
-        settings = _settings(estimator, policy, seeds, sources, executor)
+        settings = _settings(estimator, seeds, sources, executor)
         with (
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,

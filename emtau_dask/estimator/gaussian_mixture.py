@@ -10,7 +10,11 @@ from emtau_dask.errors import warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.fit import NAMED_TOL
 from emtau_dask.policies import ALGORITHMS, as_policy
+
+FAR, GOOD_GAP = 100.0, 1e-9
+"""A fit that stops by tol is warned of where the gap is this many times larger, and worth a digit."""
 
 
 class GaussianMixture(FittedMixture):
@@ -23,19 +27,26 @@ class GaussianMixture(FittedMixture):
     covariance_type : {"full", "tied", "diag", "spherical", "tied_diag", "tied_spherical"}, default="full"
         As in scikit-learn. With ``"tied_diag"`` all components have one variance in each feature, with
         ``"tied_spherical"`` all have one variance (mclust's models EEI and EII).
-    algorithm : {"em", "em-tau", "em-star", "em-lazy"} or policy, default="em-tau"
+    algorithm : {"auto", "em", "em-tau", "em-star", "em-lazy", "em-sampled"} or policy, default="auto"
         Which rows each E-step scores: a name, for the policy's defaults, or an
-        object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, or one's own with the
-        methods of `emtau_dask.policies.ActivityPolicy`.
-    tol : float, default=1e-5
-        The fit stops when the lower bound changes by less; nats per row. 0
-        never stops by it.
+        object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, `EMSampled`, or one's own with the
+        methods of `emtau_dask.policies.ActivityPolicy`. ``"auto"`` begins on samples where the data are
+        large, and goes on with `EMSampled` or `FullEM`: a fixed function of the numbers of rows, features
+        and components and of the covariance type (see `emtau_dask.fit.automatic`).
+    tol : float, "auto" or "statistical", default="auto"
+        The fit stops when the lower bound changes by less from one full pass to the next; nats per row. 0
+        never stops by it. ``"statistical"`` stops when the estimated gap (see ``gap_``) is below
+        ``min(0.01 p/2N, 1/8N)`` for p free parameters and N rows: then sampling error is many times larger.
+        ``"auto"`` is ``"statistical"`` for ``algorithm="auto"`` where there are at least 10 rows for each
+        parameter, else 1e-5.
     reg_covar : float, default=1e-6
         Added to every variance.
     max_iter : int, default=500
-    n_init : int, default=1
+    n_init : int or "auto", default="auto"
         Number of starts; the fitted attributes are those of the start with the best final bound.
-        Where all starting parameters are given there is one start.
+        Where all starting parameters are given there is one start. Where a fit begins on samples, the starts
+        are compared on the first one, and only the best goes on. ``"auto"`` is 1, but 2 or 4 where
+        ``algorithm="auto"`` begins on a small sample.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
         Each needs bounded memory, and gives the same start for a seed under any chunking.
         ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
@@ -56,6 +67,9 @@ class GaussianMixture(FittedMixture):
         Iterations (and passes of a k-means start) between commits.
     verbose : int, default=0
         1 prints progress to standard output.
+    acceleration : {"auto", "quasi-newton"} or None, default="auto"
+        Whether quasi-Newton steps replace EM's own between passes over all rows (and on samples). One that
+        lowers the log-likelihood is refused. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
 
     Attributes
     ----------
@@ -70,10 +84,16 @@ class GaussianMixture(FittedMixture):
         the parameters may stop because the rows froze.
     n_iter_ : int
     lower_bound_ : float
-        Last lower bound of the log-likelihood, before the last M-step; nats per
-        (weighted) row.
+        Last lower bound of the log-likelihood that was accepted on a full pass, before the last M-step;
+        nats per (weighted) row.
     lower_bounds_ : list of float
-        Of every iteration.
+        Of every iteration; those of samples and of sampled rows are estimates, see ``history_``.
+    gap_ : float
+        Estimated nats per row that a stationary point of the log-likelihood lies above the last full pass.
+        An estimate, local and of second order: half of the product of the gradient with a quasi-Newton step
+        (the Newton decrement), whose curvature was learnt from the last steps; for the steps of EM alone
+        Aitken's extrapolation of the last three bounds, which is too small while EM crawls. NaN where there
+        is no estimate.
     history_ : FitHistory
         One `IterationRecord` an iteration; ``history_.work`` is the number of
         passes over the data that the scored rows amount to.
@@ -102,11 +122,11 @@ class GaussianMixture(FittedMixture):
         n_components: int = 1,
         *,
         covariance_type: str = "full",
-        algorithm: Any = "em-tau",
-        tol: float = 1e-5,
+        algorithm: Any = "auto",
+        tol: float | str = "auto",
         reg_covar: float = 1e-6,
         max_iter: int = 500,
-        n_init: int = 1,
+        n_init: int | str = "auto",
         init_params: str = "kmeans",
         weights_init: Any = None,
         means_init: Any = None,
@@ -116,6 +136,7 @@ class GaussianMixture(FittedMixture):
         checkpoint: Any = None,
         checkpoint_every: int = 1,
         verbose: int = 0,
+        acceleration: str | None = "auto",
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -133,6 +154,7 @@ class GaussianMixture(FittedMixture):
         self.checkpoint = checkpoint
         self.checkpoint_every = checkpoint_every
         self.verbose = verbose
+        self.acceleration = acceleration
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm."""
@@ -192,6 +214,13 @@ class GaussianMixture(FittedMixture):
         return self
 
     def _warn_unless_converged(self) -> None:
+        tol = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        if self.stop_reason_ == "tol" and self.gap_ > max(FAR * tol, GOOD_GAP):
+            warn_user(
+                f"The lower bound changed by less than tol, but is estimated to be {self.gap_:.2g} nats per "
+                "row below where it would end. Set tol='statistical', or a smaller one.",
+                ConvergenceWarning,
+            )
         if self.stop_reason_ == "max-iter" and self.max_iter > 0:
             warn_user(
                 "Best performing initialization did not converge. Try different init parameters, or "

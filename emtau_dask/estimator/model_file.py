@@ -35,9 +35,19 @@ from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import AnyArray, read_only_copy
 from emtau_dask.policies import ALGORITHMS, as_policy, describe_policy, matching_policy
 
-FORMAT, VERSION = "emtau-model", 1
+FORMAT, VERSION = "emtau-model", 2
+AUTO = "auto"
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
-SETTINGS = ("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start")
+SETTINGS = (
+    "covariance_type",
+    "tol",
+    "reg_covar",
+    "max_iter",
+    "n_init",
+    "init_params",
+    "warm_start",
+    "acceleration",
+)
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 WEIGHTS_TOLERANCE = 1e-6
 """The same as for initial weights."""
@@ -99,8 +109,9 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     settings = {
         name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
     }
-    policy: Any = as_policy(estimator.algorithm)
-    algorithm: Any = None
+    automatic = isinstance(estimator.algorithm, str) and estimator.algorithm == AUTO
+    policy: Any = None if automatic else as_policy(estimator.algorithm)
+    algorithm: Any = {"name": AUTO, "params": {}} if automatic else None
     if type(policy) in ALGORITHMS.values():  # A user's own policy is not stored.
         policy_name, _, parameters = describe_policy(policy)
         algorithm = {"name": policy_name, "params": parameters}
@@ -169,7 +180,8 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str,
         )
     else:
         name = algorithm["name"]
-        estimator.algorithm = matching_policy(None, name, name, algorithm["params"])
+        if name != AUTO:
+            estimator.algorithm = matching_policy(None, name, name, algorithm["params"])
     parameters = MixtureParameters(structure.name, weights, means, covariances, factors)
     _check_mixture(parameters)
     estimator._publish(parameters, FitHistory(records), str(attributes["stop_reason"]))
@@ -185,7 +197,7 @@ def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
     records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
     for number, record in enumerate(records, start=1):
         counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
-        rows_possible = 0 <= record.active_rows <= record.rows and record.rows > 0
+        rows_possible = 0 <= record.active_rows <= 2 * record.rows and record.rows > 0
         possible = record.iteration == number and rows_possible and min(counts) >= 0
         if not possible or math.isnan(record.lower_bound):
             raise ValueError(f"its history has the impossible iteration {record}")

@@ -17,7 +17,7 @@ from emtau_dask.checkpoint import (
     read_newest,
 )
 from emtau_dask.cluster import differing_workers, numerical_environment, prove_access
-from emtau_dask.em import EmSettings, FitObserver, FitState, worth_compiling
+from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, Samples, worth_compiling
 from emtau_dask.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -26,7 +26,14 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.estimator.fitting import fingerprints, fit_session, proved, publish, with_notes
+from emtau_dask.estimator.fitting import (
+    fingerprints,
+    fit_session,
+    is_automatic,
+    proved,
+    publish,
+    with_notes,
+)
 from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
@@ -105,7 +112,12 @@ def saved_estimator(
             warm_start=config.warm_start,
             checkpoint=checkpoint,
             checkpoint_every=config.checkpoint_every,
+            acceleration=None,
         )
+        words: dict[str, Any] = {str(name): value for name, value in config.words.items()}
+        if algorithm is not None:
+            words.pop("algorithm", None)
+        estimator.set_params(**words)
         check_settings(estimator.get_params(deep=False))
         checked_row_arrays(policy, config.n_components, config.max_iter)
     except ConfigError as error:
@@ -169,7 +181,13 @@ def resume_estimator(
         By default one that suits standard output.
     """
     check_settings(estimator.get_params(deep=False))
-    policy, state = as_policy(estimator.algorithm), saved.state
+    entry, state = saved.config.algorithm, saved.state
+    auto = is_automatic(estimator.algorithm)
+    policy = (
+        matching_policy(None, entry.name, entry.kind, entry.params)
+        if auto
+        else as_policy(estimator.algorithm)
+    )
     needed = responsibilities_init if state.current is None and state.best is None else None
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
@@ -243,13 +261,18 @@ def _settings(
     return FitSettings(
         config.n_components,
         structure_named(config.covariance_type),
-        EmSettings(policy, config.tol, config.max_iter, config.reg_covar),
+        EmSettings(policy, config.tol, config.max_iter, config.reg_covar, config.gap_tol, _climbing(config)),
         config.init_params,
         given,
         tuple(config.seeds),
         config.previous_bound,
         worth_compiling(executor.client, sources.rows.shape, config.covariance_type, config.n_components),
     )
+
+
+def _climbing(config: ConfigEntry) -> Climbing | None:
+    entry = config.climbing
+    return None if entry is None else Climbing(entry.memory, Samples(entry.seed, tuple(entry.shares)))
 
 
 def _journal(

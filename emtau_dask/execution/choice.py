@@ -11,6 +11,11 @@ from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.threads import ThreadExecutor, compute_here, compute_in_threads
 
 
+def one_thread() -> Executor:
+    """Return the executor that computes in the calling thread."""
+    return ThreadExecutor(1, compute_here)
+
+
 def choose_executor() -> Executor:
     """Return the executor for the scheduler of a config or context, else the active client, else threads.
 

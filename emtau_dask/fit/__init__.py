@@ -1,5 +1,6 @@
 """A whole fit from its settings, sources and state."""
 
+from emtau_dask.fit.automatic import NAMED_TOL, automatic, free_parameters, tolerances
 from emtau_dask.fit.context import open_context
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
@@ -8,17 +9,21 @@ from emtau_dask.fit.settings import CONSTRAINTS, check_settings
 
 __all__ = [
     "CONSTRAINTS",
+    "NAMED_TOL",
     "FitDemand",
     "FitOutline",
     "FitSettings",
     "FitSources",
     "Journal",
     "TemporaryJournal",
+    "automatic",
     "check_settings",
     "demand",
     "fit",
+    "free_parameters",
     "largest_chunk",
     "open_context",
     "row_fields",
     "temporary_journal",
+    "tolerances",
 ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from emtau_dask.ascent import Ascent
 from emtau_dask.em import (
     Context,
     EmSettings,
     FitState,
     KMeansProgress,
     Problem,
+    Progress,
     RunState,
     first_unusable_row_named,
     iterate,
@@ -23,12 +26,17 @@ from emtau_dask.init import (
     STARTS,
     GivenParameters,
     StartRequest,
+    forget,
     start_from_responsibilities,
     starting_parameters,
+    starting_problem,
 )
 from emtau_dask.io.sources import Source
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.model import MixtureParameters
+
+STARTING_ITERATIONS = 8
+"""Iterations of each of several starts on the first sample, before the best goes on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +153,12 @@ class _Fixed:
     responsibilities: Source | None
     journal: Journal
 
+    @property
+    def contested(self) -> bool:
+        """Whether several starts are compared on the first sample, of which the best goes on."""
+        climbing = self.settings.em.climbing
+        return climbing is not None and len(climbing.samples.shares) > 0 and len(self.settings.seeds) > 1
+
 
 def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
     """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
@@ -158,12 +172,15 @@ def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError)
 
 def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
     problem, settings = fixed.problem, fixed.settings
+    climbing = settings.em.climbing
     if fixed.responsibilities is not None:
         statistics = start_from_responsibilities(problem, fixed.responsibilities)
         return starting_parameters(problem, GivenParameters(), statistics, settings.em.reg_covar)
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
+    if climbing is not None and climbing.samples.shares:
+        problem, after = starting_problem(problem, climbing.samples), forget
     request = StartRequest(problem, settings.seeds[state.run], state.start, after)
     statistics = STARTS[settings.init_params](request)
     return starting_parameters(problem, settings.given, statistics, settings.em.reg_covar)
@@ -179,7 +196,13 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, start=progress), commit=journal.due(progress.n_iter))
 
     parameters = _start(fixed, state, after)
-    begun = replace(state, start=None, current=RunState(parameters, fixed.settings.previous_bound))
+    run = RunState(parameters, fixed.settings.previous_bound)
+    if fixed.settings.em.climbing is not None:
+        records = () if state.best is None or not fixed.contested else state.best.records
+        chosen = not fixed.contested
+        progress = Progress(Ascent(parameters.means), level_began=len(records), chosen=chosen)
+        run = replace(run, records=records, progress=progress)
+    begun = replace(state, start=None, current=run)
     journal.save(begun, commit=True)
     return begun
 
@@ -193,12 +216,40 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         going_on = run.stop_reason is None
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
-    ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after)
+    def left(run: RunState) -> bool:
+        return run.progress is not None and not run.progress.chosen and _start_judged(run)
+
+    ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
+    if fixed.contested and ended.stop_reason is None:
+        return _next_run(fixed, state, _judged(ended, state.best))
+    if fixed.contested:
+        return replace(state, start=None, current=ended, best=None, finished=True)
     best = state.best
     return _next_run(fixed, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
+
+
+def _judged(run: RunState, best: RunState | None) -> RunState:
+    """Return the better of two starts by their last bounds on the first sample, with the records of both."""
+    assert run.progress is not None
+    made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
+    bounds = [record.lower_bound for record in made if record.accepted]
+    bound = max(bounds, default=-math.inf)
+    if best is not None and best.bound is not None and best.bound >= bound:
+        return replace(best, records=run.records)
+    return replace(run, bound=bound)
+
+
+def _start_judged(run: RunState) -> bool:
+    """Return whether a start has gone far enough on its sample to be compared."""
+    assert run.progress is not None
+    return run.progress.level > 0 or len(run.records) - run.progress.level_began >= STARTING_ITERATIONS
 
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
     if state.run + 1 < len(fixed.settings.seeds):
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
+    if fixed.contested and best is not None and best.progress is not None:
+        progress = replace(best.progress, chosen=True, level_began=len(best.records))
+        chosen = replace(best, bound=fixed.settings.previous_bound, progress=progress)
+        return replace(state, start=None, current=chosen, best=None)
     return replace(state, start=None, current=best, best=None, finished=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from emtau_dask.checks import FLAG, Constraint, choice, either, integer, number
+from emtau_dask.checks import FLAG, NONE, Constraint, choice, either, integer, number
 from emtau_dask.errors import ConfigError
 from emtau_dask.init import STARTS
 from emtau_dask.messages import short
@@ -16,10 +16,11 @@ CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
     {
         "n_components": integer(1, 2**24),
         "covariance_type": choice(*STRUCTURES),
-        "tol": number(0),
+        "tol": either(number(0), choice("auto", "statistical")),
+        "acceleration": either(choice("auto", "quasi-newton"), NONE),
         "reg_covar": number(0),
         "max_iter": integer(0),
-        "n_init": integer(1, 10_000),
+        "n_init": either(integer(1, 10_000), choice("auto")),
         "init_params": choice(*STARTS),
         "warm_start": FLAG,
         "checkpoint_every": integer(1),

@@ -1,7 +1,7 @@
 """Starts: Θ₀ by k-means, by seeds, or from given responsibilities."""
 
 from emtau_dask.init.assignment import NearestCentre
-from emtau_dask.init.kmeans import lloyd
+from emtau_dask.init.kmeans import forget, lloyd
 from emtau_dask.init.methods import (
     KMEANS_PASSES,
     STARTS,
@@ -10,6 +10,7 @@ from emtau_dask.init.methods import (
     check_responsibilities_shape,
     start_from_responsibilities,
     starting_parameters,
+    starting_problem,
 )
 from emtau_dask.init.sampling import sample_size
 
@@ -20,8 +21,10 @@ __all__ = [
     "NearestCentre",
     "StartRequest",
     "check_responsibilities_shape",
+    "forget",
     "lloyd",
     "sample_size",
     "start_from_responsibilities",
     "starting_parameters",
+    "starting_problem",
 ]

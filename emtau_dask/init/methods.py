@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from emtau_dask.em import KMeansProgress, Problem
+from emtau_dask.em import Context, KMeansProgress, Problem, Samples, make_problem
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.execution import one_thread
 from emtau_dask.init.assignment import (
     GivenResponsibilities,
     NearestCentre,
@@ -18,8 +19,8 @@ from emtau_dask.init.assignment import (
     statistics_under,
 )
 from emtau_dask.init.kmeans import forget, lloyd, plusplus_seeds
-from emtau_dask.init.sampling import sample_rows, sample_size
-from emtau_dask.io.sources import Source
+from emtau_dask.init.sampling import sample_rows, sample_size, sampled_rows
+from emtau_dask.io.sources import Source, as_source
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step
 from emtau_dask.mixture.numerics import Floats, read_only_copy
 
@@ -94,6 +95,25 @@ STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingPr
     }
 )
 """The starts by their ``init_params``; each returns the statistics whose M-step is Θ₀."""
+
+
+def starting_problem(problem: Problem, samples: Samples) -> Problem:
+    """Return the problem of a start on rows of the first sample, in this process's memory.
+
+    The one pass over the data that it takes leaves the rows of all samples in the cache.
+    """
+    size = sample_size(problem.n_components, problem.n_features)
+    rows = sampled_rows(problem, samples, size)
+    weights = None if problem.weights is None else as_source(rows.weights, ndim=1, what="sample_weight")
+    return make_problem(
+        as_source(rows.rows, ndim=2, what="X"),
+        weights,
+        problem.n_components,
+        problem.structure,
+        one_thread(),
+        Context(problem.context.observer),
+        compiled=problem.compiled,
+    )
 
 
 def check_responsibilities_shape(responsibilities: Source | None, rows: Source, n_components: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem
+from emtau_dask.em import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem, Samples
 from emtau_dask.execution import Pass, ReadingTask
 from emtau_dask.init.row_random import PRIORITY, row_uniforms
 from emtau_dask.io.sources import ChunkRange, ChunkReader
@@ -145,3 +145,42 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
     assert sample is not None
     order = np.searchsorted(sample.numbers, draw.numbers)
     return RowSample(sample.rows[order], sample.weights[order], draw.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class _FirstSampleTask(ReadingTask["tuple[LoadedChunk, Ints]", RowSample]):
+    loader: ChunkLoader
+    samples: Samples
+    share: float
+
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Ints]:
+        return self.loader.load_sample(item, self.samples, 0, *blocks)
+
+    def compute(self, item: ChunkRange, found: tuple[LoadedChunk, Ints]) -> RowSample:
+        loaded, positions = found
+        positions = self.samples.below(item, positions, self.share)
+        rows = np.empty((len(positions), loaded.rows.shape[1]))
+        for where, block in loaded.blocks(positions, SCAN_ROWS):
+            rows[where] = block
+        weights = loaded.weights_at(positions)
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, item.start + positions)
+
+
+def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
+    """Return rows of the first sample in their order, about ``size`` of them or all where there are fewer.
+
+    Raises
+    ------
+    InvalidDataError
+        A row holds NaN or infinity.
+    """
+    share = min(samples.shares[0], size / problem.rows.shape[0])
+    sample = problem.map_reduce(
+        _FirstSampleTask(problem.loader(noting=True), samples, share),
+        partial(reduce, _join),
+        name="sample",
+        stage="sample rows",
+    )
+    assert sample is not None
+    order = np.argsort(sample.numbers)
+    return RowSample(sample.rows[order], sample.weights[order], sample.numbers[order])

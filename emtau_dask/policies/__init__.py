@@ -8,15 +8,23 @@ from emtau_dask.policies.base import (
     RowArray,
     RowState,
     Schedule,
+    WeightedPolicy,
 )
 from emtau_dask.policies.description import describe_policy, matching_policy
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
+from emtau_dask.policies.sampled import EMSampled
 from emtau_dask.policies.star import EMStar
 from emtau_dask.policies.tau import EMTau
 from emtau_dask.policies.traced import SCORED_AT, Traced
-from emtau_dask.policies.validation import ACTIVE, checked_row_arrays, checked_schedule, checked_update
+from emtau_dask.policies.validation import (
+    ACTIVE,
+    checked_row_arrays,
+    checked_schedule,
+    checked_update,
+    checked_weights,
+)
 
 __all__ = [
     "ACTIVE",
@@ -24,6 +32,7 @@ __all__ = [
     "SCORED_AT",
     "ActivityPolicy",
     "EMLazy",
+    "EMSampled",
     "EMStar",
     "EMTau",
     "Evidence",
@@ -34,10 +43,12 @@ __all__ = [
     "RowState",
     "Schedule",
     "Traced",
+    "WeightedPolicy",
     "as_policy",
     "checked_row_arrays",
     "checked_schedule",
     "checked_update",
+    "checked_weights",
     "describe_policy",
     "matching_policy",
 ]

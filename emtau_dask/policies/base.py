@@ -7,6 +7,7 @@ the driver and sees only counts and the bound. Both are pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -57,12 +58,20 @@ class Evidence:
         Responsibility of that component, ``max_k w_nk``.
     log_likelihoods : ndarray of shape (n,), float64
         ``ln p(x_n | Θ)``, nats.
+    draws : ndarray of shape (n,), float64, or None
+        Uniform in [0, 1): a function of the fit's seed, the iteration and the
+        row's number. None unless the policy has `row_weights`.
+    unsure : float
+        Mean of ``1 − responsibilities`` over the data, as last known: from a
+        sample, or from the last pass over all rows. NaN where it is not known.
     """
 
     iteration: int
     labels: NDArray[Any]
     responsibilities: NDArray[np.float64]
     log_likelihoods: NDArray[np.float64]
+    draws: NDArray[np.float64] | None = None
+    unsure: float = math.nan
 
 
 class NextPass(Enum):
@@ -95,6 +104,13 @@ class PassSummary:
         The fit's tolerance, nats per row.
     since_reset : int
         Iterations run since every row was last made active, this one included.
+    accepted : bool
+        Whether the parameters that were scored are kept.
+    gap, gap_at_reset : float
+        Estimated nats per row between the bound and where it would end, on the rows that are scored now:
+        after this iteration, and when every row was last scored. NaN where there is no estimate.
+    failures : int
+        How often partial passes led to parameters that lowered the bound of all rows.
     """
 
     iteration: int
@@ -103,6 +119,10 @@ class PassSummary:
     change: float | None
     tol: float
     since_reset: int
+    accepted: bool = True
+    gap: float = math.nan
+    gap_at_reset: float = math.nan
+    failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,4 +157,16 @@ class ActivityPolicy(Protocol):
 
     def schedule(self, summary: PassSummary) -> Schedule:
         """Return what the next iteration scores and whether tol may be tested now."""
+        ...
+
+
+@runtime_checkable
+class WeightedPolicy(ActivityPolicy, Protocol):
+    """A policy whose active rows stand for more than themselves."""
+
+    def row_weights(self, state: RowState) -> NDArray[np.float64]:
+        """Return how many rows each active row stands for, itself included: at least 1, a pure function.
+
+        What the other rows contribute is held, less what the active rows stand for beyond themselves.
+        """
         ...

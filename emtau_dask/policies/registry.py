@@ -11,11 +11,12 @@ from emtau_dask.policies.base import ActivityPolicy
 from emtau_dask.policies.built_in import BuiltInPolicy
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
+from emtau_dask.policies.sampled import EMSampled
 from emtau_dask.policies.star import EMStar
 from emtau_dask.policies.tau import EMTau
 
 ALGORITHMS: Mapping[str, type[BuiltInPolicy]] = MappingProxyType(
-    {"em": FullEM, "em-tau": EMTau, "em-star": EMStar, "em-lazy": EMLazy}
+    {"em": FullEM, "em-tau": EMTau, "em-star": EMStar, "em-lazy": EMLazy, "em-sampled": EMSampled}
 )
 
 
@@ -32,6 +33,6 @@ def as_policy(algorithm: object) -> ActivityPolicy:
     if isinstance(algorithm, ActivityPolicy) and not isinstance(algorithm, type):
         return algorithm
     raise ConfigError(
-        f"algorithm is {short(algorithm)}; use one of {', '.join(map(repr, ALGORITHMS))}, or an object with "
+        f"algorithm is {short(algorithm)}; use 'auto', {', '.join(map(repr, ALGORITHMS))}, or an object with "
         "the methods row_arrays, update and schedule."
     )

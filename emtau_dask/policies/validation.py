@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import ConfigError
+from emtau_dask.messages import short
 from emtau_dask.policies.base import (
     ActivityPolicy,
     Evidence,
@@ -16,6 +17,7 @@ from emtau_dask.policies.base import (
     RowArray,
     RowState,
     Schedule,
+    WeightedPolicy,
 )
 
 ACTIVE = "active"
@@ -71,3 +73,14 @@ def checked_schedule(policy: ActivityPolicy, summary: PassSummary) -> Schedule:
     if not isinstance(schedule, Schedule) or not isinstance(schedule.next_pass, NextPass):
         raise _refuse(policy, "schedule", repr(schedule), "a Schedule whose next_pass is a NextPass")
     return schedule
+
+
+def checked_weights(policy: WeightedPolicy, state: RowState, n_rows: int) -> NDArray[np.float64]:
+    """Return ``policy.row_weights(…)``; raises `ConfigError` unless every row stands for 1 or more."""
+    weights = policy.row_weights(state)
+    good = isinstance(weights, np.ndarray) and weights.dtype == np.float64 and weights.shape == (n_rows,)
+    if not good or not (np.isfinite(weights) & (weights >= 1)).all():
+        raise _refuse(
+            policy, "row_weights", short(weights), f"finite float64 of at least 1, of shape ({n_rows},)"
+        )
+    return weights

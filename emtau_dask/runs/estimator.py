@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.config import RunConfig, policy_of
+from emtau_dask.config import RunConfig, algorithm_of
 from emtau_dask.errors import ConfigError
 from emtau_dask.estimator import GaussianMixture
 
@@ -18,7 +18,8 @@ def estimator_of(config: RunConfig) -> GaussianMixture:
     return GaussianMixture(
         model.n_components,
         covariance_type=model.covariance_type,
-        algorithm=policy_of(config.algorithm),
+        algorithm=algorithm_of(config.algorithm),
+        acceleration=config.algorithm.acceleration,
         tol=stop.tol,
         reg_covar=model.reg_covar,
         max_iter=stop.max_iter,

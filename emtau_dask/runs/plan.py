@@ -9,10 +9,10 @@ from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
 from emtau_dask.cluster import active_client
-from emtau_dask.config import RunConfig, policy_of
+from emtau_dask.config import RunConfig, algorithm_of
 from emtau_dask.em import worth_compiling
 from emtau_dask.errors import ConfigError
-from emtau_dask.fit import FitDemand, FitOutline, demand, largest_chunk, row_fields
+from emtau_dask.fit import FitDemand, FitOutline, automatic, demand, largest_chunk, row_fields
 from emtau_dask.io.sources import Source
 from emtau_dask.runs.inputs import Inputs
 from emtau_dask.runs.tables import text_table
@@ -49,8 +49,10 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     sources: dict[str, Source] = {"X": inputs.rows}
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
-    policy, settings = policy_of(config.algorithm), read_settings()
-    client, shape = active_client(), inputs.rows.shape
+    settings, client, shape = read_settings(), active_client(), inputs.rows.shape
+    policy = algorithm_of(config.algorithm)
+    if isinstance(policy, str):
+        policy = automatic(shape[0], model.n_components, shape[1], model.covariance_type).policy
     outline = FitOutline(
         n_components=model.n_components,
         covariance_type=model.covariance_type,

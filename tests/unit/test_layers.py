@@ -23,6 +23,7 @@ LAYERS = (
     "mixture.model",
     "mixture.estep",
     "mixture.compiled",
+    "ascent",
     "policies",
     "io.files",
     "io.remote",

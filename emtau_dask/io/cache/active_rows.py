@@ -130,7 +130,7 @@ class _Cached:
     """What is cached for one token; ``used`` is in seconds of the monotonic clock."""
 
     entries: dict[tuple[str, int], _Entry] = field(default_factory=dict)
-    """By `ROWS` or `STATE`, and chunk."""
+    """By `ROWS`, the name of other rows or `STATE`, and chunk."""
     folder: ScratchFolder | None = None
     writable: bool = True
     """False once a file could not be written."""
@@ -238,25 +238,26 @@ class RowCache:
             if cached:
                 _store().put(cached, (what, chunk), None)
 
-    def find(self, chunk: int, positions: NDArray[Any]) -> tuple[CachedRows, int] | None:
+    def find(self, chunk: int, positions: NDArray[Any], name: str = ROWS) -> tuple[CachedRows, int] | None:
         """Return cached rows of a chunk and the bytes read from a file for them, 0 for rows in memory.
 
-        They may be more than those at ``positions``. None where one of these is missing.
+        They may be more than those at ``positions``. None where one of these is missing. Rows that were
+        cached under another ``name`` are others.
         """
-        found = self._look(ROWS, chunk)
+        found = self._look(name, chunk)
         if isinstance(found, CachedRows) and _covers(found.positions, positions):
             return found, 0
         with suppress(OSError, ValueError, EOFError):
             return found.read(positions) if isinstance(found, _File) else None
         return None
 
-    def keep(self, chunk: int, found: CachedRows) -> None:
-        """Cache rows of a chunk in place of those cached before.
+    def keep(self, chunk: int, found: CachedRows, name: str = ROWS) -> None:
+        """Cache rows of a chunk in place of those cached before under the same name.
 
         They stay in memory where they fit, else go to a file where it is smaller than what the source
         would have to read. Where neither is possible, what was cached before stays.
         """
-        key = (ROWS, chunk)
+        key = (name, chunk)
         with _store().of(self.token) as cached:
             if cached is None:
                 return

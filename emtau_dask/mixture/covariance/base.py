@@ -136,6 +136,10 @@ class CovarianceStructure:
     add_outer: Callable[[Floats, Floats, Floats], None]
     # (scatter, factors) -> ``Σ_k tr(Σ_k⁻¹ S_k)``.
     distances: Callable[[Floats, Floats], float]
+    # (second moments about the means, weights (K,), factors, d) -> what the moments exceed those expected of
+    # the weights by, in units of the standard deviations of one row of weight 1; (K, m), or (1, m) where
+    # components share a covariance. The sum of squares is the Fisher information's.
+    standardised: Callable[[Floats, Floats, Floats, int], Floats]
     # Which squares of coordinates are features.
     squares: Squares
     # (weights, covariances, factors) -> the transforms (d, d) or None of the frames worth trying, the

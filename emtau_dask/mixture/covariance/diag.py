@@ -50,6 +50,9 @@ DIAG = CovarianceStructure(
     add_scatter=_add_scatter,
     add_outer=_add_outer,
     distances=scaled_trace,
+    standardised=lambda seconds, weights, factors, d: (
+        np.sqrt(0.5) * (seconds * factors**2 - weights[:, np.newaxis])
+    ),
     squares=OWN_SQUARES,
     coefficients=own_coefficients,
     scatter=own_scatters,

@@ -17,6 +17,7 @@ from emtau_dask.mixture.covariance.matrices import (
     log_diagonal,
     regularised,
     squared_factors,
+    standardised_forms,
     times_upper,
     whitened_trace,
 )
@@ -117,6 +118,7 @@ FULL = CovarianceStructure(
     add_scatter=_add_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,
+    standardised=lambda seconds, weights, factors, d: standardised_forms(seconds, weights, factors),
     squares=ALL_PAIRS,
     transforms=_transforms,
     coefficients=_coefficients,

@@ -92,6 +92,14 @@ def times_upper(rows: Floats, upper: Floats, out: Floats) -> None:
         np.matmul(rows[:, :end], upper[:end, begin:end], out=out[:, begin:end])
 
 
+def standardised_forms(seconds: Floats, weights: Floats, factors: Floats) -> Floats:
+    """Return ``(P_kᵀ M_k P_k − w_k I) / √2`` of matrices (m, d, d) and weights (m,), shape (m, d²)."""
+    forms = factors.swapaxes(-1, -2) @ seconds @ factors
+    np.einsum("kii->ki", forms)[...] -= weights[:, np.newaxis]
+    forms *= np.sqrt(0.5)
+    return forms.reshape(len(forms), -1)
+
+
 def whitened_trace(scatter: Floats, factors: Floats) -> float:
     """Return ``Σ_k tr(P_kᵀ S_k P_k)`` of matrices (..., d, d)."""
     return float(np.vdot(factors, scatter @ factors))

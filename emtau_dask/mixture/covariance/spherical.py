@@ -52,6 +52,9 @@ SPHERICAL = CovarianceStructure(
     add_scatter=_add_scatter,
     add_outer=_add_outer,
     distances=scaled_trace,
+    standardised=lambda seconds, weights, factors, d: (
+        np.sqrt(0.5 / d) * (seconds * factors**2 - d * weights)[:, np.newaxis]
+    ),
     squares=SUM_OF_SQUARES,
     coefficients=summed_coefficients,
     scatter=summed_scatters,

@@ -17,6 +17,7 @@ from emtau_dask.mixture.covariance.matrices import (
     log_diagonal,
     regularised,
     squared_factors,
+    standardised_forms,
     times_upper,
     whitened_trace,
 )
@@ -96,6 +97,9 @@ TIED = CovarianceStructure(
     add_scatter=_add_scatter,
     add_outer=_add_outer,
     distances=whitened_trace,
+    standardised=lambda seconds, weights, factor, d: standardised_forms(
+        seconds[np.newaxis], weights.sum(keepdims=True), factor[np.newaxis]
+    ),
     squares=SUM_OF_SQUARES,
     # In the coordinates that its own factor whitens, the covariance is the identity.
     transforms=lambda weights, covariance, factor: iter([factor]),

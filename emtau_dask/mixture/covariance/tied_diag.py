@@ -50,6 +50,9 @@ TIED_DIAG = CovarianceStructure(
     add_scatter=lambda scatter, k, tiles: DIAG.add_scatter(scatter[np.newaxis], 0, tiles),
     add_outer=_add_outer,
     distances=scaled_trace,
+    standardised=lambda seconds, weights, factors, d: (
+        np.sqrt(0.5) * (seconds * factors**2 - weights.sum())[np.newaxis]
+    ),
     squares=OWN_SQUARES,
     coefficients=own_coefficients,
     scatter=lambda *moments: own_scatters(*moments).sum(axis=0),

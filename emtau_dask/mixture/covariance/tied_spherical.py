@@ -52,6 +52,9 @@ TIED_SPHERICAL = CovarianceStructure(
     add_scatter=lambda scatter, k, tiles: SPHERICAL.add_scatter(scatter[np.newaxis], 0, tiles),
     add_outer=_add_outer,
     distances=scaled_trace,
+    standardised=lambda seconds, weights, factor, d: (
+        np.sqrt(0.5 / d) * (seconds * factor**2 - d * weights.sum()).reshape(1, 1)
+    ),
     squares=SUM_OF_SQUARES,
     coefficients=summed_coefficients,
     scatter=lambda *moments: np.asarray(summed_scatters(*moments).sum()),

@@ -18,6 +18,7 @@ from emtau_dask.mixture.numerics.cholesky import (
     precision_factors,
 )
 from emtau_dask.mixture.numerics.products import Step, perform, product, squares, summed_product
+from emtau_dask.mixture.numerics.row_hash import hashed_uniforms
 
 __all__ = [
     "EPS",
@@ -29,6 +30,7 @@ __all__ = [
     "check_variances",
     "covariance_of_factor",
     "factor_of_precision",
+    "hashed_uniforms",
     "perform",
     "precision_factors",
     "product",

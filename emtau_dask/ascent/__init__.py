@@ -1,0 +1,35 @@
+"""Steps that end where EM ends, after fewer passes: signed moments, and quasi-Newton steps of them."""
+
+from emtau_dask.ascent.held import HeldMoments
+from emtau_dask.ascent.moments import MomentSpace
+from emtau_dask.ascent.quasi_newton import (
+    REFUSABLE,
+    Ascent,
+    Climb,
+    Kind,
+    Maximiser,
+    Pair,
+    Point,
+    Trial,
+    begin_cycle,
+    climb,
+    end_cycle,
+    memory_for,
+)
+
+__all__ = [
+    "REFUSABLE",
+    "Ascent",
+    "Climb",
+    "HeldMoments",
+    "Kind",
+    "Maximiser",
+    "MomentSpace",
+    "Pair",
+    "Point",
+    "Trial",
+    "begin_cycle",
+    "climb",
+    "end_cycle",
+    "memory_for",
+]

@@ -1,0 +1,202 @@
+"""What follows a pass in a run that extrapolates: on a sample, on all rows, on rows that stand for all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from emtau_dask.ascent import (
+    REFUSABLE,
+    HeldMoments,
+    Kind,
+    Maximiser,
+    MomentSpace,
+    begin_cycle,
+    climb,
+    end_cycle,
+)
+from emtau_dask.em.estep_task import FrozenRows, PassTotals
+from emtau_dask.em.problem import Problem
+from emtau_dask.em.samples import Samples
+from emtau_dask.em.state import Cycle, Progress, RunState
+from emtau_dask.errors import SingularComponentError
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
+
+LEVEL_GAP = 1e-3
+"""A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
+LEVEL_ITERATIONS = 100
+"""A sample is left after so many iterations at the latest."""
+LEAST_DAMPING, MORE = 0.02, 4.0
+"""What follows a cycle that failed: damping of at least this, or four times as much."""
+
+
+@dataclass(frozen=True)
+class Climbing:
+    """How a run extrapolates, and on which samples it begins.
+
+    Attributes
+    ----------
+    memory : int
+        Steps that are remembered; with 0 every step is EM's own.
+    samples : Samples
+        Of which the run begins on the smallest; without shares it begins on all rows.
+    """
+
+    memory: int
+    samples: Samples
+
+
+class Scored(NamedTuple):
+    """A pass: its totals, the statistics of all rows that it stands for, their M-step, and the bound.
+
+    Statistics and M-step are None where they are those of no mixture; ``collapse`` then says why, if a
+    component collapsed.
+    """
+
+    totals: PassTotals
+    statistics: SufficientStatistics | None
+    plain: MixtureParameters | None
+    bound: float
+    collapse: SingularComponentError | None
+
+
+def sampling_gap(problem: Problem, n_rows: float) -> float:
+    """Return ``p/2n``: what the sampling error of n rows costs in likelihood, nats per row."""
+    K, d = problem.n_components, problem.n_features
+    free = problem.structure.n_parameters(K, d) + K * d + K - 1
+    return free / (2.0 * n_rows)
+
+
+def maximiser_of(problem: Problem, climbing: Climbing, reg_covar: float) -> Maximiser:
+    """Return the M-step of a run."""
+    return Maximiser(problem.structure, reg_covar, problem.executor.threads, climbing.memory)
+
+
+def after_sample(
+    problem: Problem, state: RunState, climbing: Climbing, maximiser: Maximiser, scored: Scored
+) -> tuple[RunState, bool, float]:
+    """Return the state after a pass over a sample, whether its parameters are kept, and the gap.
+
+    Where the sample determines no mixture, or has little left to gain, the next one follows.
+    """
+    progress = _progress(state)
+    totals = scored.totals
+    weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
+    if weight > 0:
+        progress = replace(progress, unsure=totals.unsure / weight)
+    step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
+    progress = replace(progress, ascent=step.ascent)
+    stuck = not step.accepted and math.isnan(step.gap)
+    made = state.iteration + 1 - progress.level_began
+    close = step.gap < LEVEL_GAP * sampling_gap(problem, max(totals.scored, 1)) and made > 1
+    if stuck or close or made >= LEVEL_ITERATIONS:
+        progress = replace(
+            progress,
+            level=progress.level + 1,
+            level_began=state.iteration + 1,
+            ascent=step.ascent.elsewhere(),
+        )
+    return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
+
+
+def after_full_pass(
+    problem: Problem, state: RunState, maximiser: Maximiser, scored: Scored
+) -> tuple[RunState, bool, float]:
+    """Return the state after a pass over all rows, whether its parameters are kept, and the gap.
+
+    Raises
+    ------
+    SingularComponentError
+        EM's own step led to a component that collapsed.
+    """
+    progress = _progress(state)
+    trial = progress.ascent.trial
+    if scored.collapse is not None and trial.kind not in REFUSABLE:
+        raise scored.collapse
+    step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
+    progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / problem.total_weight)
+    if trial.kind is Kind.CYCLE and not step.accepted:
+        progress = _failed(progress)
+    return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
+
+
+def cycle_begun(
+    problem: Problem, state: RunState, maximiser: Maximiser, totals: PassTotals, gap: float
+) -> RunState:
+    """Return the state before the first partial pass over the rows that a full pass left active."""
+    progress = _progress(state)
+    outer, damping = progress.ascent, progress.damping
+    point = outer.point
+    assert point is not None
+    structure = problem.structure
+    held = _signed(totals, point.parameters)
+    if damping > 0:
+        space = MomentSpace(structure, outer.origins)
+        expected = space.expected_log_density(point.moments, point.parameters)
+        pull = HeldMoments(outer.origins, point.moments, -expected)
+        held = held.plus(pull, damping * problem.total_weight, structure)
+    step = begin_cycle(outer, maximiser, damping)
+    progress = replace(progress, ascent=step.ascent, cycle=Cycle(outer, held, gap))
+    return replace(state, parameters=step.parameters, progress=progress)
+
+
+def after_partial_pass(
+    problem: Problem, state: RunState, maximiser: Maximiser, scored: Scored
+) -> tuple[RunState, bool, float]:
+    """Return the state after a pass over rows that stand for all; see `after_full_pass`."""
+    progress = _progress(state)
+    cycle = progress.cycle
+    assert cycle is not None
+    objective = scored.bound / (1.0 + progress.damping)
+    step = climb(progress.ascent, maximiser, state.parameters, objective, scored.statistics, scored.plain)
+    if scored.totals.leaving is not None:
+        change = _signed(scored.totals, state.parameters)
+        cycle = replace(cycle, held=cycle.held.plus(change, 1.0, problem.structure))
+    progress = replace(progress, ascent=step.ascent, cycle=cycle)
+    return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
+
+
+def cycle_ended(state: RunState, maximiser: Maximiser) -> RunState:
+    """Return the state before all rows are scored at the parameters that partial passes led to."""
+    progress = _progress(state)
+    cycle = progress.cycle
+    assert cycle is not None
+    step = end_cycle(progress.ascent, cycle.outer, maximiser, state.parameters)
+    progress = replace(progress, ascent=step.ascent, cycle=None)
+    if step.ascent.trial.kind is not Kind.CYCLE:
+        progress = _failed(progress)
+    return replace(state, parameters=step.parameters, progress=progress)
+
+
+def _failed(progress: Progress) -> Progress:
+    damping = max(MORE * progress.damping, LEAST_DAMPING)
+    return replace(progress, damping=damping, failures=progress.failures + 1)
+
+
+def samples_left(state: RunState, climbing: Climbing) -> RunState:
+    """Return the state in which all rows are scored next, whatever was to be scored."""
+    progress = _progress(state)
+    level = len(climbing.samples.shares)
+    if progress.level >= level:
+        return state
+    ascent = progress.ascent.elsewhere()
+    return replace(state, progress=replace(progress, level=level, level_began=state.iteration, ascent=ascent))
+
+
+def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
+    space = MomentSpace(parameters.structure, parameters.means)
+
+    def moments(part: FrozenRows | None) -> HeldMoments:
+        if part is None:
+            return HeldMoments(space.origins, np.zeros(space.size), 0.0)
+        return HeldMoments(space.origins, space.of(part.statistics), part.entropy)
+
+    return moments(totals.leaving).plus(moments(totals.staying), -1.0, space.structure)
+
+
+def _progress(state: RunState) -> Progress:
+    assert state.progress is not None
+    return state.progress
