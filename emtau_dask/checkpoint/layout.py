@@ -7,9 +7,10 @@ import math
 
 from emtau_dask.checkpoint.progress import ORIGINS, moments_kept
 from emtau_dask.checkpoint.schema import ArrayRef, ConfigEntry
-from emtau_dask.em import CONTENTS_BYTES, IterationRecord
+from emtau_dask.em import IterationRecord
 from emtau_dask.io.objects import ArrayLayout, SlotState
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.rows import CONTENTS_BYTES
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 CHUNK_COLUMNS = ("attempt", "step", "remaining")

@@ -41,6 +41,7 @@ def packed(progress: Progress, write: Write, origins: NDArray[Any], moments: NDA
         "damping": progress.damping,
         "failures": progress.failures,
         "unsure": _or_none(progress.unsure),
+        "heat": progress.heat,
         "chosen": progress.chosen,
         "ascent": _ascent(progress.ascent, write, moments, place),
         "cycle": None,
@@ -94,6 +95,7 @@ def unpacked(entry: ProgressEntry, read: Read, origins: NDArray[Any], moments: N
         entry.damping,
         entry.failures,
         _or_nan(entry.unsure),
+        entry.heat,
         entry.chosen,
     )
 

@@ -105,6 +105,7 @@ class ProgressEntry(_Entry):
     damping: Number
     failures: Count
     unsure: Number | None
+    heat: Count
     chosen: bool
     ascent: AscentEntry
     cycle: CycleEntry | None
@@ -117,6 +118,7 @@ class ClimbingEntry(_Entry):
 
     memory: Annotated[int, Field(ge=0, le=MAX_PAIRS)]
     seed: Count
+    annealed: bool
     shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(max_length=MAX_SAMPLES)]
 
 

@@ -40,7 +40,7 @@ from emtau_dask.checkpoint.schema import (
     references_of,
 )
 from emtau_dask.cluster import numerical_environment
-from emtau_dask.em import FitState, Progress, ReadContents, RunState
+from emtau_dask.em import FitState, Progress, RunState
 from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
 from emtau_dask.init import KMEANS_PASSES, GivenParameters
 from emtau_dask.io.files import each
@@ -59,6 +59,7 @@ from emtau_dask.io.objects import (
     rows_layout,
 )
 from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.rows import ReadContents
 
 STEPS_PER_PASS = 8
 """Upper bound of the objects that a pass and its commit write of one array."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, ChunkLoader, EStepItem, Problem
+from emtau_dask.em import SCAN_ROWS, EStepItem, Problem
 from emtau_dask.execution import NO_SOURCE, Pass
 from emtau_dask.io.objects import ObjectStore, SlotState
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source
@@ -19,6 +19,7 @@ from emtau_dask.mixture.estep import BlockKernel, KernelPlan, plan_kernel
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats, Ints
 from emtau_dask.policies import SCORED_AT
+from emtau_dask.rows import ChunkLoader
 
 
 def _scored(plan: KernelPlan, rows: Floats) -> tuple[Floats, Floats]:

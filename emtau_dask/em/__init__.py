@@ -1,9 +1,7 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
-from emtau_dask.em.chunk import ChunkLoader, LoadedChunk, loaded_bytes
 from emtau_dask.em.climbing import Climbing, sampling_gap
 from emtau_dask.em.compiling import compile_setting, worth_compiling
-from emtau_dask.em.contents import CONTENTS_BYTES, ReadContents
 from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
@@ -18,16 +16,13 @@ from emtau_dask.em.problem import (
     first_unusable_row_named,
     make_problem,
 )
-from emtau_dask.em.samples import Samples
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 
 __all__ = [
-    "CONTENTS_BYTES",
     "LABELS",
     "LOG_LIKELIHOODS",
     "RESPONSIBILITIES",
     "SCAN_ROWS",
-    "ChunkLoader",
     "Climbing",
     "Context",
     "Cycle",
@@ -39,12 +34,9 @@ __all__ = [
     "FrozenRows",
     "IterationRecord",
     "KMeansProgress",
-    "LoadedChunk",
     "Problem",
     "Progress",
-    "ReadContents",
     "RunState",
-    "Samples",
     "Scoring",
     "SilentObserver",
     "check_counts",
@@ -52,7 +44,6 @@ __all__ = [
     "compile_setting",
     "first_unusable_row_named",
     "iterate",
-    "loaded_bytes",
     "make_problem",
     "sampling_gap",
     "score_chunk",

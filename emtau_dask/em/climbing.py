@@ -20,15 +20,19 @@ from emtau_dask.ascent import (
 )
 from emtau_dask.em.estep_task import FrozenRows, PassTotals
 from emtau_dask.em.problem import Problem
-from emtau_dask.em.samples import Samples
 from emtau_dask.em.state import Cycle, Progress, RunState
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
+from emtau_dask.rows import Samples
 
 LEVEL_GAP = 1e-3
 """A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
 LEVEL_ITERATIONS = 100
 """A sample is left after so many iterations at the latest."""
+TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
+"""Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
+PASSES_EACH = 2
+"""Annealed passes at each temperature."""
 LEAST_DAMPING, MORE = 0.02, 4.0
 """What follows a cycle that failed: damping of at least this, or four times as much."""
 
@@ -43,10 +47,25 @@ class Climbing:
         Steps that are remembered; with 0 every step is EM's own.
     samples : Samples
         Of which the run begins on the smallest; without shares it begins on all rows.
+    annealed : bool
+        Whether the first passes over the smallest sample are annealed.
     """
 
     memory: int
     samples: Samples
+    annealed: bool = False
+
+    @property
+    def heat(self) -> int:
+        """Annealed passes that a run begins with."""
+        return len(TEMPERATURES) * PASSES_EACH if self.annealed and self.samples.shares else 0
+
+
+def inverse_temperature(progress: Progress | None) -> float:
+    """Return the power of the densities by which rows are given to components in the next pass."""
+    if progress is None or not progress.heat:
+        return 1.0
+    return TEMPERATURES[-(-progress.heat // PASSES_EACH) - 1]
 
 
 class Scored(NamedTuple):
@@ -87,16 +106,20 @@ def after_sample(
     weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
     if weight > 0:
         progress = replace(progress, unsure=totals.unsure / weight)
+    if progress.heat and scored.plain is not None:
+        cooler = replace(progress, heat=progress.heat - 1)
+        return replace(state, parameters=scored.plain, progress=cooler), True, math.nan
     step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
     progress = replace(progress, ascent=step.ascent)
     stuck = not step.accepted and math.isnan(step.gap)
-    made = state.iteration + 1 - progress.level_began
+    made = state.iteration + 1 - progress.level_began - climbing.heat * (progress.level == 0)
     close = step.gap < LEVEL_GAP * sampling_gap(problem, max(totals.scored, 1)) and made > 1
     if stuck or close or made >= LEVEL_ITERATIONS:
         progress = replace(
             progress,
             level=progress.level + 1,
             level_began=state.iteration + 1,
+            heat=0,
             ascent=step.ascent.elsewhere(),
         )
     return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap

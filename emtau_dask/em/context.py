@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.em.positions import Positions
 from emtau_dask.io.cache import RowCache
+from emtau_dask.rows import Positions
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em.chunk import ChunkLoader, LoadedChunk
 from emtau_dask.em.compiling import check_compiler
-from emtau_dask.em.samples import ACTIVITY, Samples
 from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
 from emtau_dask.io.objects import RowStateWriter, SlotState
@@ -30,6 +28,7 @@ from emtau_dask.policies import (
     checked_update,
     checked_weights,
 )
+from emtau_dask.rows import ACTIVITY, ChunkLoader, LoadedChunk, Samples
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from emtau_dask.em.climbing import (
     after_sample,
     cycle_begun,
     cycle_ended,
+    inverse_temperature,
     maximiser_of,
     samples_left,
 )
@@ -44,6 +45,7 @@ from emtau_dask.mixture.model import (
     expected_log_density,
     m_step,
     merge,
+    tempered,
 )
 from emtau_dask.policies import (
     ActivityPolicy,
@@ -217,7 +219,7 @@ def _scored(
         found = statistics(totals)
         return None if found is None else m_step(found, structure, settings.reg_covar, threads)
 
-    plan = plan_kernel(state.parameters, problem.rows.dtype)
+    plan = plan_kernel(tempered(state.parameters, inverse_temperature(state.progress)), problem.rows.dtype)
     totals, plain, collapse = _with_enough_digits(score, maximise, plan)
     if collapse is not None and settings.climbing is None:
         raise collapse

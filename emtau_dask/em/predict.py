@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em.chunk import LoadedChunk
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length
 from emtau_dask.mixture.model import most_probable
 from emtau_dask.mixture.numerics import Floats
+from emtau_dask.rows import LoadedChunk
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em.chunk import LARGEST, ChunkLoader, LoadedChunk, loaded_bytes
-from emtau_dask.em.contents import ReadContents
 from emtau_dask.em.context import Context
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass, ReadingTask
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_stored
 from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.rows import LARGEST, ChunkLoader, LoadedChunk, ReadContents, loaded_bytes
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12

@@ -71,6 +71,8 @@ class Progress:
         Cycles that led to a lower bound of all rows.
     unsure : float
         See `Evidence`.
+    heat : int
+        Annealed passes to come.
     chosen : bool
         Whether the run is no longer one of several starts that are compared on the first sample.
     """
@@ -82,6 +84,7 @@ class Progress:
     damping: float = 0.0
     failures: int = 0
     unsure: float = math.nan
+    heat: int = 0
     chosen: bool = True
 
 

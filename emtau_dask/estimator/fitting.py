@@ -23,15 +23,7 @@ from emtau_dask.checkpoint import (
     first_problem,
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
-from emtau_dask.em import (
-    Climbing,
-    EmSettings,
-    FitObserver,
-    FitState,
-    Samples,
-    compile_setting,
-    worth_compiling,
-)
+from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, compile_setting, worth_compiling
 from emtau_dask.errors import ConfigError, InvalidDataError, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.progress import observer_for
@@ -63,6 +55,7 @@ from emtau_dask.policies import (
     checked_row_arrays,
     describe_policy,
 )
+from emtau_dask.rows import Samples
 from emtau_dask.settings import read_settings
 
 
@@ -114,7 +107,7 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
         structure = structure_named(covariance_type)
         memory = memory_for(structure, n_components, shape[1]) if asked else 0
         shares = plan.shares if auto and sources.responsibilities is None and not warm else ()
-        climbing = Climbing(memory, Samples(runs[0], shares))
+        climbing = Climbing(memory, Samples(runs[0], shares), plan.annealed)
     return FitSettings(
         n_components,
         structure_named(covariance_type),
@@ -150,7 +143,10 @@ def _config(
         "climbing": None
         if climbing is None
         else ClimbingEntry(
-            memory=climbing.memory, seed=climbing.samples.seed, shares=list(climbing.samples.shares)
+            memory=climbing.memory,
+            seed=climbing.samples.seed,
+            annealed=climbing.annealed,
+            shares=list(climbing.samples.shares),
         ),
         "words": {
             name: value

@@ -17,7 +17,7 @@ from emtau_dask.checkpoint import (
     read_newest,
 )
 from emtau_dask.cluster import differing_workers, numerical_environment, prove_access
-from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, Samples, worth_compiling
+from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, worth_compiling
 from emtau_dask.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -42,6 +42,7 @@ from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
 from emtau_dask.messages import shown
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, matching_policy
+from emtau_dask.rows import Samples
 from emtau_dask.settings import read_settings
 
 M = TypeVar("M", bound=FittedMixture)
@@ -272,7 +273,11 @@ def _settings(
 
 def _climbing(config: ConfigEntry) -> Climbing | None:
     entry = config.climbing
-    return None if entry is None else Climbing(entry.memory, Samples(entry.seed, tuple(entry.shares)))
+    return (
+        None
+        if entry is None
+        else Climbing(entry.memory, Samples(entry.seed, tuple(entry.shares)), entry.annealed)
+    )
 
 
 def _journal(

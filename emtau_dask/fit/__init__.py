@@ -1,6 +1,6 @@
 """A whole fit from its settings, sources and state."""
 
-from emtau_dask.fit.automatic import NAMED_TOL, automatic, free_parameters, tolerances
+from emtau_dask.fit.resolving import NAMED_TOL, automatic, free_parameters, tolerances
 from emtau_dask.fit.context import open_context
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal

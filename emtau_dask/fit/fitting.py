@@ -35,7 +35,7 @@ from emtau_dask.io.sources import Source
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.model import MixtureParameters
 
-STARTING_ITERATIONS = 8
+STARTING_ITERATIONS = 6
 """Iterations of each of several starts on the first sample, before the best goes on."""
 
 
@@ -200,7 +200,8 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
     if fixed.settings.em.climbing is not None:
         records = () if state.best is None or not fixed.contested else state.best.records
         chosen = not fixed.contested
-        progress = Progress(Ascent(parameters.means), level_began=len(records), chosen=chosen)
+        heat = fixed.settings.em.climbing.heat
+        progress = Progress(Ascent(parameters.means), level_began=len(records), heat=heat, chosen=chosen)
         run = replace(run, records=records, progress=progress)
     begun = replace(state, start=None, current=run)
     journal.save(begun, commit=True)
@@ -216,8 +217,11 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         going_on = run.stop_reason is None
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
+    climbing = fixed.settings.em.climbing
+    iterations = 0 if climbing is None else climbing.heat + STARTING_ITERATIONS
+
     def left(run: RunState) -> bool:
-        return run.progress is not None and not run.progress.chosen and _start_judged(run)
+        return run.progress is not None and not run.progress.chosen and _start_judged(run, iterations)
 
     ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
     if fixed.contested and ended.stop_reason is None:
@@ -239,10 +243,10 @@ def _judged(run: RunState, best: RunState | None) -> RunState:
     return replace(run, bound=bound)
 
 
-def _start_judged(run: RunState) -> bool:
+def _start_judged(run: RunState, iterations: int) -> bool:
     """Return whether a start has gone far enough on its sample to be compared."""
     assert run.progress is not None
-    return run.progress.level > 0 or len(run.records) - run.progress.level_began >= STARTING_ITERATIONS
+    return run.progress.level > 0 or len(run.records) - run.progress.level_began >= iterations
 
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:

@@ -11,12 +11,13 @@ from uuid import uuid4
 import dask
 import numpy as np
 
-from emtau_dask.em import FitState, ReadContents, RunState
+from emtau_dask.em import FitState, RunState
 from emtau_dask.errors import CheckpointError, ConfigError, StorageError
 from emtau_dask.io.files import ScratchFolder
 from emtau_dask.io.objects import LocalObjects, RowFields, RowStateWriter, Witness, rows_layout
 from emtau_dask.io.sources import Source
 from emtau_dask.policies import ACTIVE, ActivityPolicy, checked_row_arrays
+from emtau_dask.rows import ReadContents
 
 WITNESS = "witness"
 """Key of what a temporary folder holds beside row state."""

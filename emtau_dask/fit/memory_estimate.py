@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
-from emtau_dask.em import chunk_costs, loaded_bytes
+from emtau_dask.em import chunk_costs
 from emtau_dask.execution import FAN_IN, batches_of
 from emtau_dask.init import sample_size
 from emtau_dask.io.objects import RowFields
 from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_stored
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import block_bytes
+from emtau_dask.rows import loaded_bytes
 
 PROCESS_BYTES = 280 * 10**6
 """The interpreter with every library that a fit loads, in a process of its own or a dask worker."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import ChunkLoader, LoadedChunk, Problem
+from emtau_dask.em import Problem
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution import NO_SOURCE, ReadingTask
 from emtau_dask.init.row_random import RESPONSIBILITY, row_uniforms
@@ -30,6 +30,7 @@ from emtau_dask.mixture.model import (
     zero,
 )
 from emtau_dask.mixture.numerics import Floats, Ints
+from emtau_dask.rows import ChunkLoader, LoadedChunk
 
 DRAWN_AT_ONCE = 2**12
 """Rows whose random numbers are drawn together, whether or not all of them are wanted."""

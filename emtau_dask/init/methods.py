@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from emtau_dask.em import Context, KMeansProgress, Problem, Samples, make_problem
+from emtau_dask.em import Context, KMeansProgress, Problem, make_problem
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution import one_thread
 from emtau_dask.init.assignment import (
@@ -23,6 +23,7 @@ from emtau_dask.init.sampling import sample_rows, sample_size, sampled_rows
 from emtau_dask.io.sources import Source, as_source
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step
 from emtau_dask.mixture.numerics import Floats, read_only_copy
+from emtau_dask.rows import Samples
 
 KMEANS_PASSES = 10
 SPARE_ROWS = 64
@@ -100,9 +101,12 @@ STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingPr
 def starting_problem(problem: Problem, samples: Samples) -> Problem:
     """Return the problem of a start on rows of the first sample, in this process's memory.
 
-    The one pass over the data that it takes leaves the rows of all samples in the cache.
+    The one pass over the data that it takes leaves the rows of all samples in the cache. Where starts draw
+    all rows anyway, the problem is the same.
     """
     size = sample_size(problem.n_components, problem.n_features)
+    if size >= problem.rows.shape[0]:
+        return problem
     rows = sampled_rows(problem, samples, size)
     weights = None if problem.weights is None else as_source(rows.weights, ndim=1, what="sample_weight")
     return make_problem(

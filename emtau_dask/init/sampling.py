@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, ChunkLoader, LoadedChunk, Problem, Samples
+from emtau_dask.em import SCAN_ROWS, Problem
 from emtau_dask.execution import Pass, ReadingTask
 from emtau_dask.init.row_random import PRIORITY, row_uniforms
 from emtau_dask.io.sources import ChunkRange, ChunkReader
 from emtau_dask.mixture.numerics import Floats, Ints
+from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
 
 SAMPLE_ELEMENTS = 2**21
 MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS = 2**12, 2**16

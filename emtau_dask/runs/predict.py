@@ -18,21 +18,14 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import (
-    LABELS,
-    LOG_LIKELIHOODS,
-    RESPONSIBILITIES,
-    FitObserver,
-    LoadedChunk,
-    Scoring,
-    score_chunk,
-)
+from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitObserver, Scoring, score_chunk
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_parquet
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.rows import LoadedChunk
 from emtau_dask.runs.inputs import open_rows
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import run_pass
 
-from emtau_dask.em.chunk import ChunkLoader
 from emtau_dask.em.estep_task import EStepItem, EStepTask
 from emtau_dask.execution import merge_tree
 from emtau_dask.execution.executor import NO_SOURCE
@@ -24,6 +23,7 @@ from emtau_dask.mixture.compiled.tiles import Kernels
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep.plan import plan_kernel
 from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.rows.chunk import ChunkLoader
 
 COSTS = st.dictionaries(
     st.integers(0, 5000), st.floats(0, 2**24) | st.floats(0, 2**10), min_size=1, max_size=200

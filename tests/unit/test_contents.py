@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from emtau_dask.em.contents import strips_digest
+from emtau_dask.rows.contents import strips_digest
 
 STRIP, PERIOD = 2**13, 2**18
 _random = np.random.default_rng(6)

@@ -34,6 +34,7 @@ LAYERS = (
     "io.output",
     "cluster",
     "execution",
+    "rows",
     "em",
     "init",
     "checkpoint",

@@ -8,6 +8,7 @@ from emtau_dask.mixture.model.parameters import (
     expected_log_density,
     m_step,
     most_probable,
+    tempered,
 )
 from emtau_dask.mixture.model.statistics import (
     Merger,
@@ -40,6 +41,7 @@ __all__ = [
     "most_probable",
     "quotients",
     "spread_out",
+    "tempered",
     "tile_rows",
     "zero",
 ]

@@ -111,6 +111,26 @@ def m_step(
     )
 
 
+def tempered(parameters: MixtureParameters, power: float) -> MixtureParameters:
+    """Return the mixture whose responsibilities are those of densities to a power, ``r ∝ (π_k N_k)^β``.
+
+    Ueda and Nakano 1998, "Deterministic annealing EM algorithm", eq. 13. A Gaussian density to the power β is
+    that of the covariance Σ/β but for a factor, which goes to the weights.
+    """
+    if power == 1.0:
+        return parameters
+    log_det = parameters.structure.log_det(parameters.precisions_cholesky, *parameters.means.shape)
+    logs = power * np.log(parameters.weights) - (1.0 - power) * log_det
+    weights = np.exp(logs - logs.max())
+    return MixtureParameters(
+        parameters.covariance_type,
+        read_only(np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)),
+        parameters.means,
+        read_only(np.asarray(parameters.covariances / power)),
+        read_only(np.asarray(parameters.precisions_cholesky * np.sqrt(power))),
+    )
+
+
 def expected_log_density(statistics: SufficientStatistics, parameters: MixtureParameters) -> float:
     """Return ``Σ_nk s_n w_nk ln[π_k N(x_n | μ_k, Σ_k)]``, in nats, from the statistics of the rows.
 

@@ -37,11 +37,14 @@ class Automatic:
         Shares of the rows in the samples that it begins on; none for all rows at once.
     n_init : int
         Starts.
+    annealed : bool
+        Whether the first passes over a sample are annealed.
     """
 
     policy: ActivityPolicy
     shares: tuple[float, ...]
     n_init: int
+    annealed: bool = False
 
 
 def free_parameters(n_components: int, n_features: int, covariance_type: str) -> int:
@@ -72,7 +75,7 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
             EMSampled(), tuple(shares), STARTS if shares[0] <= MOST_STARTING_WORK else FEWER_STARTS
         )
     if p <= n_rows / 4 and n_rows >= LEAST_SAMPLE:
-        return Automatic(FullEM(), (0.25, 0.5) if n_rows < FEW_ROWS * p else (0.25,), 1)
+        return Automatic(FullEM(), (0.25,), FEWER_STARTS, annealed=True)
     return Automatic(FullEM(), (), 1)
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em.contents import check_contents, chunk_contents
-from emtau_dask.em.positions import Positions
-from emtau_dask.em.samples import Samples
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, process_id
 from emtau_dask.io.cache import CachedRows, RowCache
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
 from emtau_dask.mixture.estep import Accumulated, ScoredBlock
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
+from emtau_dask.rows.contents import check_contents, chunk_contents
+from emtau_dask.rows.positions import Positions
+from emtau_dask.rows.samples import Samples
 
 LARGEST = np.float64(1e150)
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64. It is not a
