@@ -1,10 +1,10 @@
 """A whole fit from its settings, sources and state."""
 
-from emtau_dask.fit.resolving import NAMED_TOL, automatic, free_parameters, tolerances
 from emtau_dask.fit.context import open_context
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.fit.memory_estimate import FitDemand, FitOutline, demand, largest_chunk
+from emtau_dask.fit.resolving import NAMED_TOL, automatic, free_parameters, tolerances
 from emtau_dask.fit.settings import CONSTRAINTS, check_settings
 
 __all__ = [
