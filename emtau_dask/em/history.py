@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import overload
+from typing import Any, overload
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class IterationRecord:
     rows: int
     accepted: bool = True
     gap: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.gap):  # One object for all, so that records without an estimate can be equal.
+            object.__setattr__(self, "gap", math.nan)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
 
 @dataclass(frozen=True)

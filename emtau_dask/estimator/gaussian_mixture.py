@@ -157,10 +157,22 @@ class GaussianMixture(FittedMixture):
         self.acceleration = acceleration
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm."""
-        nested = any(name.startswith("algorithm__") for name in params)
+        """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm.
+
+        Raises
+        ------
+        ValueError
+            The mixture or its algorithm has no such parameter; ``algorithm="auto"`` has none.
+        """
+        nested = [name for name in params if name.startswith("algorithm__")]
         algorithm = params.get("algorithm", self.algorithm)
-        if nested and isinstance(algorithm, str) and algorithm in ALGORITHMS:
+        if nested and isinstance(algorithm, str):
+            if algorithm not in ALGORITHMS:
+                parameter = nested[0].removeprefix("algorithm__")
+                raise ValueError(
+                    f"Invalid parameter {parameter!r} for the algorithm {algorithm!r}, which has none. "
+                    f"Set algorithm too, to one of {', '.join(ALGORITHMS)}."
+                )
             params["algorithm"] = as_policy(algorithm)
         super().set_params(**params)
         return self

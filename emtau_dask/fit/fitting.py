@@ -35,7 +35,7 @@ from emtau_dask.io.sources import Source
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.model import MixtureParameters
 
-STARTING_ITERATIONS = 6
+STARTING_ITERATIONS = 4
 """Iterations of each of several starts on the first sample, before the best goes on."""
 
 

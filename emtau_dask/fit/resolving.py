@@ -19,8 +19,10 @@ FINER = 4
 LARGEST_SHARE = 1 / 16
 FEW_ROWS = 40
 """Rows for each parameter below which all rows are hardly a sample's error away from a quarter of them."""
-STARTS, FEWER_STARTS, MOST_STARTING_WORK = 8, 4, 1 / 64
+STARTS, FEWER_STARTS, MOST_STARTING_WORK = 16, 8, 1 / 64
 """Starts that are compared on the first sample; fewer where that is a larger share of the rows than this."""
+ANNEALED_STARTS = 4
+"""Of those that are annealed on a quarter of the rows."""
 NAMED_TOL = 1e-5
 LEAST_ROWS = 10
 """Rows for each parameter from which on sampling error says when a fit is good enough."""
@@ -75,7 +77,7 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
             EMSampled(), tuple(shares), STARTS if shares[0] <= MOST_STARTING_WORK else FEWER_STARTS
         )
     if p <= n_rows / 4 and n_rows >= LEAST_SAMPLE:
-        return Automatic(FullEM(), (0.25,), FEWER_STARTS, annealed=True)
+        return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
     return Automatic(FullEM(), (), 1)
 
 
