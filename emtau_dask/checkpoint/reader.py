@@ -129,7 +129,8 @@ class WholeCommit:
             raise self._impossible(f"it is in run {fit.run + 1} of {len(seeds)}")
         if fit.finished and (fit.current is None or fit.current.stop_reason is None):
             raise self._impossible("it is finished without a run that stopped")
-        if fit.best is not None and fit.best.stop_reason is None:
+        compared = fit.best is not None and fit.best.progress is not None and not fit.best.progress.chosen
+        if fit.best is not None and fit.best.stop_reason is None and not compared:
             raise self._impossible("its best run has not stopped")
         start = None
         if fit.start is not None:

@@ -87,6 +87,7 @@ class LineObserver(SilentObserver):
             f"iteration {record.iteration}: bound {record.lower_bound:.9g}, "
             f"change {_change(self._tracker.change)}, active {_active(record)}, "
             f"chunks {record.chunks_processed:,}/{total:,}, {record.seconds:.3g} s"
+            f"{'' if record.accepted else ', refused'}"
         )
 
     def note(self, message: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from rich.table import Table
 
-from emtau_dask.em import FitState
+from emtau_dask.em import FitState, IterationRecord
 from emtau_dask.estimator import open_saved
 from emtau_dask.io.objects import FORMAT, VERSION
 from emtau_dask.messages import masked_values, printable, shown
-from emtau_dask.runs.tables import text_table
+from emtau_dask.runs.tables import gap_text, text_table
 
 LAST_ITERATIONS = 10
 
@@ -25,6 +26,7 @@ def inspect_run(run: str) -> dict[str, Any]:
     manifest, state = saved.manifest, saved.state
     config, data = manifest.config, manifest.data
     current = state.current or state.best
+    last = None if current is None else current.history.last_kept
     rows = data.shape[0]
     return {
         "location": saved.log.objects.location,
@@ -39,6 +41,7 @@ def inspect_run(run: str) -> dict[str, Any]:
         "starts": len(config.seeds),
         "iteration": 0 if current is None else current.iteration,
         "lower_bound": current.lower_bound if current is not None and current.records else None,
+        "gap": None if last is None else _known(last.gap),
         "active_rows": _active_rows(state, rows),
         "rows": rows,
         "stop_reason": None if current is None else current.stop_reason,
@@ -47,8 +50,17 @@ def inspect_run(run: str) -> dict[str, Any]:
         "config": config.model_dump(mode="json", exclude={"given", "run_config"}),
         "run_config": masked_values(config.run_config),
         "data": data.model_dump(mode="json"),
-        "history": [] if current is None else [dataclasses.asdict(record) for record in current.records],
+        "history": [] if current is None else [_plain(record) for record in current.records],
     }
+
+
+def _plain(record: IterationRecord) -> dict[str, Any]:
+    return dataclasses.asdict(record) | {"gap": _known(record.gap)}
+
+
+def _known(value: float) -> float | None:
+    """Return a number, or None for NaN, which JSON does not have."""
+    return value if math.isfinite(value) else None
 
 
 def _active_rows(state: FitState, rows: int) -> int:
@@ -64,15 +76,17 @@ def run_table(described: dict[str, Any]) -> Table:
     config, bound = described["config"], described["lower_bound"]
     algorithm = config["algorithm"]
     parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())
+    automatic = "auto: " if config["words"].get("algorithm") == "auto" else ""
     lines = {
         "stage": described["stage"],
         "commit": f"{described['commit']}, written {described['written']}",
         "mixture": f"{config['n_components']} components, {config['covariance_type']}",
-        "algorithm": f"{algorithm['name'] or algorithm['kind']}({parameters})",
+        "algorithm": f"{automatic}{algorithm['name'] or algorithm['kind']}({parameters})",
         "data": f"{described['rows']:,} rows × {config['n_features']} features",
         "start": f"{described['start']} of {described['starts']}",
         "iteration": f"{described['iteration']} of at most {config['max_iter']}",
         "lower bound": "-" if bound is None else f"{bound:.9g} nats per row",
+        "estimated gap": gap_text(described["gap"]),
         "active rows": f"{described['active_rows']:,}",
         "stop reason": described["stop_reason"] or "-",
     }

@@ -66,8 +66,18 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
+    table.add_row("estimated gap", gap_text(model.gap_))
     table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
     return table
+
+
+def gap_text(gap: float | None) -> str:
+    """Return an estimated gap for people."""
+    return (
+        "not known"
+        if gap is None or not np.isfinite(gap)
+        else f"{gap:.2g} nats per row to where it would end"
+    )
 
 
 def _summary(values: NDArray[np.float64], few: bool) -> str:
