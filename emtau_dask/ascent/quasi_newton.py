@@ -305,7 +305,8 @@ def _from(inner: Ascent, space: MomentSpace, moments: Floats) -> Floats:
 def _falls(ascent: Ascent, objective: float) -> bool:
     if ascent.point is None or ascent.trial.kind not in REFUSABLE:
         return False
-    return not objective >= ascent.point.objective - FALL * max(1.0, abs(objective))
+    before = ascent.point.objective
+    return not objective >= before - FALL * max(1.0, abs(before))
 
 
 def _learnt(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:

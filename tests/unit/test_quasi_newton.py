@@ -1,0 +1,418 @@
+"""Quasi-Newton steps against dense BFGS and plain EM, with an E-step written out here."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from oracles import naive, starts
+from references import COVARIANCE_TYPES, statistics_of
+
+from emtau_dask.ascent import (
+    Ascent,
+    Kind,
+    Maximiser,
+    MomentSpace,
+    Pair,
+    Trial,
+    begin_cycle,
+    climb,
+    end_cycle,
+    memory_for,
+)
+from emtau_dask.ascent.quasi_newton import LEAST_CURVATURE, direction
+from emtau_dask.errors import SingularComponentError
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.model import m_step
+from emtau_dask.mixture.model.parameters import MixtureParameters
+
+STRUCTURES = pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+ROWS, _ = starts.mixture(400, 3, 2, separation=2.5, seed=7)
+K, D = 3, 2
+
+
+def started(covariance_type, seed=0):
+    given = starts.start(ROWS, K, covariance_type, seed=seed)
+    structure = structure_named(covariance_type)
+    covariances, factors = structure.from_precisions(np.asarray(given["precisions_init"]))
+    return MixtureParameters(
+        covariance_type, given["weights_init"], given["means_init"], covariances, factors
+    )
+
+
+def theta_of(parameters):
+    covariances = naive.unpacked(np.asarray(parameters.covariances), parameters.covariance_type, K, D)
+    return naive.Theta(parameters.weights, parameters.means, covariances)
+
+
+def scored(parameters, maximiser, rows=ROWS):
+    """Objective, statistics and M-step of an E-step."""
+    theta = theta_of(parameters)
+    statistics = statistics_of(maximiser.structure, rows, naive.e_step(rows, theta))
+    try:
+        plain = m_step(statistics, maximiser.structure, maximiser.reg_covar)
+    except SingularComponentError:
+        plain = None
+    return float(naive.log_likelihoods(rows, theta).mean()), statistics, plain
+
+
+class Climber:
+    """A climb, step by step; ``steps`` has a `Climb` each, ``objectives`` those that were scored."""
+
+    def __init__(self, parameters, memory=10, reg_covar=0.0):
+        self.maximiser = Maximiser(parameters.structure, reg_covar, 1, memory)
+        self.ascent, self.parameters = Ascent(parameters.means), parameters
+        self.steps, self.objectives, self.trials = [], [], []
+
+    def step(self, objective=None, **changes):
+        """Score and climb; an ``objective`` or other arguments take the place of the real ones."""
+        found, statistics, plain = scored(self.parameters, self.maximiser)
+        arguments = {"objective": found if objective is None else objective} | {
+            "statistics": statistics,
+            "plain": plain,
+        }
+        arguments |= changes
+        self.trials.append(self.ascent.trial)
+        result = climb(self.ascent, self.maximiser, self.parameters, **arguments)
+        self.objectives.append(arguments["objective"])
+        self.steps.append(result)
+        self.ascent, self.parameters = result.ascent, result.parameters
+        return result
+
+    def until(self, kind, most=30):
+        """Climb until such a step is scored next."""
+        for _ in range(most):
+            if self.ascent.trial.kind is kind:
+                return self
+            self.step()
+        raise AssertionError(f"no step was {kind} within {most}")
+
+    def taken(self, n):
+        for _ in range(n):
+            self.step()
+        return self
+
+
+def same(a, b, limit=1e-12):
+    for name in ("weights", "means", "covariances"):
+        left, right = np.asarray(getattr(a, name)), np.asarray(getattr(b, name))
+        assert np.abs(left - right).max() <= limit * np.abs(right).max(), name
+
+
+class TestDirection:
+    def vectors(self, seed, n=12, m=5):
+        rng = np.random.default_rng(seed)
+        root = rng.normal(size=(n, n))
+        curvature = root @ root.T / n + np.diag(rng.uniform(0.1, 1, n))
+        steps = rng.normal(size=(m, n))
+        return rng.normal(size=n), steps, steps @ curvature + 0.01 * rng.normal(size=(m, n))
+
+    def dense(self, gradient, steps, decreases):
+        inverse = np.eye(len(gradient))
+        for s, y in zip(steps, decreases, strict=True):
+            if s @ y <= LEAST_CURVATURE * np.linalg.norm(s) * np.linalg.norm(y):
+                continue
+            left = np.eye(len(s)) - np.outer(s, y) / (s @ y)
+            inverse = left @ inverse @ left.T + np.outer(s, s) / (s @ y)
+        return inverse @ gradient
+
+    def found(self, gradient, steps, decreases):
+        coefficients, slope = direction(gradient, list(steps), list(decreases))
+        step = coefficients @ np.array([gradient, *steps, *decreases])
+        assert slope == pytest.approx(step @ gradient, rel=1e-9)
+        return step
+
+    @pytest.mark.parametrize("m", [0, 1, 2, 5, 10])
+    @pytest.mark.parametrize("seed", [0, 1, 2])
+    def test_it_is_that_of_dense_bfgs(self, m, seed):
+        given = self.vectors(seed, m=m)
+        np.testing.assert_allclose(self.found(*given), self.dense(*given), rtol=1e-9, atol=1e-9)
+
+    def test_pairs_without_positive_curvature_are_left_out(self):
+        gradient, steps, decreases = self.vectors(3)
+        decreases[1] = -decreases[1]
+        steps[3] = 0.0
+        kept = [0, 2, 4]
+        expected = self.dense(gradient, steps[kept], decreases[kept])
+        np.testing.assert_allclose(self.found(gradient, steps, decreases), expected, rtol=1e-9, atol=1e-9)
+
+    def test_exact_pairs_of_a_quadratic_in_conjugate_directions_give_newtons_step(self):
+        gradient, steps, _ = self.vectors(4, n=5, m=5)
+        curvature = np.diag([1.0, 0.5, 0.2, 0.05, 0.01])
+        for i in range(5):  # conjugate, by Gram and Schmidt
+            for j in range(i):
+                steps[i] -= (steps[i] @ curvature @ steps[j]) / (steps[j] @ curvature @ steps[j]) * steps[j]
+        found = self.found(gradient, steps, steps @ curvature)
+        np.testing.assert_allclose(found, np.linalg.solve(curvature, gradient), rtol=1e-8)
+
+
+@STRUCTURES
+def test_without_memory_the_steps_are_those_of_em(covariance_type):
+    theta = theta_of(started(covariance_type))
+    climber = Climber(started(covariance_type), memory=0)
+    for _ in range(12):
+        step = climber.step()
+        theta = naive.m_step(ROWS, np.ones(len(ROWS)), naive.e_step(ROWS, theta), covariance_type, 0.0)
+        found = theta_of(step.parameters)
+        for name in ("weights", "means", "covariances"):
+            np.testing.assert_allclose(getattr(found, name), getattr(theta, name), rtol=1e-10, atol=1e-10)
+        assert step.accepted
+        assert step.ascent.trial.kind is Kind.PLAIN
+        assert not step.ascent.pairs
+
+
+@STRUCTURES
+def test_without_memory_the_steps_are_those_of_the_m_step(covariance_type):
+    plain = parameters = started(covariance_type)
+    climber = Climber(parameters, memory=0)
+    for _ in range(12):
+        plain = scored(plain, climber.maximiser)[2]
+        same(climber.step().parameters, plain)
+
+
+@STRUCTURES
+def test_accepted_steps_never_lower_the_objective_and_end_where_em_ends_after_fewer(covariance_type):
+    climber = Climber(started(covariance_type)).taken(100)
+    kept = [value for value, step in zip(climber.objectives, climber.steps, strict=True) if step.accepted]
+    assert np.diff(kept).min() >= -1e-11
+    assert any(trial.kind is Kind.EXTRAPOLATED for trial in climber.trials)
+    plain = Climber(started(covariance_type), memory=0).taken(100)
+    assert kept[-1] >= plain.objectives[-1] - 1e-12
+    further = Climber(climber.ascent.point.parameters, memory=0).taken(100)
+    assert further.objectives[-1] - kept[-1] <= 1e-9
+
+
+@STRUCTURES
+def test_the_gap_is_that_to_the_end_once_it_is_near(covariance_type):
+    climber = Climber(started(covariance_type)).taken(80)
+    end = max(climber.objectives)
+    for objective, step in zip(climber.objectives, climber.steps, strict=True):
+        gap = end - objective
+        if step.accepted and 1e-9 < gap < 1e-6:
+            assert gap / 30 <= step.gap <= 30 * gap
+
+
+def test_what_is_climbed_stays_at_the_m_step_of_its_moments():
+    """The trial's parameters are the M-step of its moments, whatever they were moved about."""
+    climber = Climber(started("full"))
+    for _ in range(25):
+        step = climber.step()
+        space = MomentSpace(climber.maximiser.structure, step.ascent.origins)
+        same(climber.maximiser.parameters(space, step.ascent.trial.moments), step.parameters, limit=1e-11)
+        if len(climber.steps) > 1:  # before, only what the point was given by is known
+            known = climber.maximiser.parameters(space, step.ascent.point.moments)
+            same(known, step.ascent.point.parameters, limit=1e-9)
+
+
+class TestRefusal:
+    @pytest.fixture
+    def climber(self):
+        return Climber(started("full")).until(Kind.EXTRAPOLATED)
+
+    @pytest.mark.parametrize("objective", [-math.inf, math.nan, "lower"])
+    def test_a_fall_is_refused_and_the_next_step_is_shorter_from_the_same_point(self, climber, objective):
+        before = climber.ascent
+        if objective == "lower":
+            objective = before.point.objective - 1e-9
+        step = climber.step(objective)
+        assert not step.accepted
+        assert step.ascent.point.parameters is before.point.parameters
+        assert step.ascent.point.objective == before.point.objective
+        assert step.ascent.radius == 0.5 * before.trial.length
+        own = MomentSpace(climber.maximiser.structure, before.origins).standardised(
+            before.point.gradient, before.point.parameters
+        )
+        assert step.ascent.trial.length <= max(step.ascent.radius, np.linalg.norm(own)) * (1 + 1e-6)
+
+    def test_a_fall_by_rounding_alone_is_accepted(self, climber):
+        objective = climber.ascent.point.objective
+        assert climber.step(objective - 1e-14 * abs(objective)).accepted
+
+    def test_what_a_refused_step_found_is_learnt(self, climber):
+        before = climber.ascent
+        step = climber.step(before.point.objective - 1.0)
+        assert step.ascent.pairs[:-1] == before.pairs
+        learnt = step.ascent.pairs[-1]
+        np.testing.assert_array_equal(learnt.step, before.trial.moments - before.point.moments)
+
+    def test_refused_again_and_again_it_comes_to_ems_own_step_which_is_accepted(self, climber):
+        point = climber.ascent.point
+        for _ in range(60):
+            if climber.ascent.trial.kind is Kind.PLAIN:
+                break
+            assert not climber.step(point.objective - 1.0).accepted
+        assert climber.ascent.trial.kind is Kind.PLAIN
+        space = MomentSpace(climber.maximiser.structure, climber.ascent.origins)
+        same(climber.parameters, climber.maximiser.parameters(space, point.response))
+        assert climber.step(point.objective - 5.0).accepted
+
+    @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.GIVEN])
+    def test_a_plain_step_is_accepted_however_much_it_loses(self, kind):
+        climber = Climber(started("full")).taken(3)
+        climber.ascent = replace(climber.ascent, trial=replace(climber.ascent.trial, kind=kind))
+        assert climber.step(climber.ascent.point.objective - 100.0).accepted
+
+    def test_rows_that_determine_no_mixture_send_an_extrapolation_back(self, climber):
+        point = climber.ascent.point
+        step = climber.step(statistics=None, plain=None)
+        assert not step.accepted
+        assert step.ascent.point is point
+        assert not math.isnan(step.gap)
+
+    def test_after_a_plain_step_to_them_nothing_is_left_to_try(self):
+        climber = Climber(started("full")).until(Kind.PLAIN)
+        point = climber.ascent.point
+        step = climber.step(plain=None)
+        assert not step.accepted
+        assert math.isnan(step.gap)
+        assert step.parameters is point.parameters
+
+    def test_at_the_start_nothing_is_left_to_try_either(self):
+        climber = Climber(started("full"))
+        given = climber.parameters
+        step = climber.step(statistics=None, plain=None)
+        assert not step.accepted
+        assert math.isnan(step.gap)
+        assert step.parameters is given
+
+    def test_a_refused_cycle_is_followed_by_ems_own_step(self, climber):
+        climber.ascent = replace(climber.ascent, trial=replace(climber.ascent.trial, kind=Kind.CYCLE))
+        point = climber.ascent.point
+        step = climber.step(point.objective - 1.0)
+        assert not step.accepted
+        assert step.ascent.trial.kind is Kind.PLAIN
+        space = MomentSpace(climber.maximiser.structure, step.ascent.origins)
+        same(step.parameters, climber.maximiser.parameters(space, point.response))
+
+
+class TestMemory:
+    @pytest.mark.parametrize("memory", [1, 3])
+    def test_no_more_pairs_are_kept_than_it_says_and_they_are_the_last(self, memory):
+        climber = Climber(started("full"), memory=memory)
+        for taken in range(1, 8):
+            before = climber.ascent
+            step = climber.step()
+            assert len(step.ascent.pairs) == min(memory, taken - 1)
+            if before.point is not None:
+                space = MomentSpace(climber.maximiser.structure, before.origins)
+                step_taken = space.moved(before.trial.moments - before.point.moments, step.ascent.origins)
+                np.testing.assert_allclose(step.ascent.pairs[-1].step, step_taken, rtol=1e-9, atol=1e-12)
+
+    def test_pairs_are_a_step_and_the_gradients_decrease_along_it(self):
+        """Both from E-steps at the two ends, with moments about the same origins."""
+        climber = Climber(started("full")).taken(4)
+        start = climber.ascent.point.parameters
+        end = climber.parameters
+        pair = climber.step().ascent.pairs[-1]
+        space = MomentSpace(climber.maximiser.structure, climber.ascent.origins)
+
+        def moments(parameters, responsibilities):
+            found = space.of(statistics_of(climber.maximiser.structure, ROWS, responsibilities))
+            return found / len(ROWS)
+
+        def of_mixture(parameters):  # moments whose M-step is Θ
+            covariances = np.asarray(parameters.covariances)
+            shifts = parameters.means - space.origins
+            seconds = covariances + shifts[:, :, None] * shifts[:, None, :]
+            pi = parameters.weights
+            return np.concatenate([pi, (pi[:, None] * shifts).ravel(), (pi[:, None, None] * seconds).ravel()])
+
+        responses = [moments(p, naive.e_step(ROWS, theta_of(p))) for p in (start, end)]
+        points = [of_mixture(p) for p in (start, end)]
+        np.testing.assert_allclose(pair.step, points[1] - points[0], atol=1e-10)
+        decrease = (responses[0] - points[0]) - (responses[1] - points[1])
+        np.testing.assert_allclose(pair.decrease, decrease, atol=1e-10)
+
+    def test_it_is_ten_or_less_where_moments_are_large(self):
+        assert memory_for(structure_named("full"), 3, 4) == 10
+        assert memory_for(structure_named("diag"), 10, 784) == 10
+        assert memory_for(structure_named("full"), 10, 784) == 3
+        size = 10 * (1 + 300 + 300**2)
+        assert memory_for(structure_named("full"), 10, 300) == max(3, 2**26 // (16 * size))
+
+
+@pytest.mark.parametrize("reg_covar", [1e-6, 1e-2, 1.0])
+@STRUCTURES
+def test_with_reg_covar_it_ends_at_the_fixed_point_of_regularised_em(covariance_type, reg_covar):
+    """Such a step may lower the likelihood: it is accepted, and nothing loops."""
+    climber = Climber(started(covariance_type), reg_covar=reg_covar).taken(100)
+    point = climber.ascent.point.parameters
+    same(scored(point, climber.maximiser)[2], point, limit=1e-4)
+
+
+def test_an_extrapolation_is_not_singular_without_reg_covar():
+    maximiser = Maximiser(structure_named("full"), 1e-2, 1, 10)
+    parameters = started("full")
+    space = MomentSpace(maximiser.structure, parameters.means)
+    moments = space.of(statistics_of(maximiser.structure, ROWS, naive.e_step(ROWS, theta_of(parameters))))
+    space.split(moments)[2][1] -= 2 * np.eye(D) * np.trace(space.split(moments)[2][1])
+    assert maximiser.extrapolated(space, moments) is None
+    flat = space.of(statistics_of(maximiser.structure, ROWS * [1, 0], np.full((len(ROWS), K), 1 / K)))
+    assert maximiser.parameters(space, flat) is not None
+    assert maximiser.extrapolated(space, flat) is None
+
+
+class TestCycle:
+    def test_its_first_step_is_ems_own_where_nothing_is_remembered(self):
+        climber = Climber(started("full")).taken(2)
+        ascent = replace(climber.ascent, pairs=())
+        step = begin_cycle(ascent, climber.maximiser, 0.0)
+        space = MomentSpace(climber.maximiser.structure, ascent.origins)
+        same(step.parameters, climber.maximiser.parameters(space, ascent.point.response))
+
+    @pytest.mark.parametrize("damping", [0.02, 1.0])
+    def test_damping_shortens_the_gradient(self, damping):
+        climber = Climber(started("full")).taken(3)
+        point = climber.ascent.point
+        begun = begin_cycle(climber.ascent, climber.maximiser, damping).ascent.point
+        np.testing.assert_allclose(begun.gradient, point.gradient / (1 + damping), atol=1e-14)
+        assert begun.objective == pytest.approx(point.objective / (1 + damping))
+        np.testing.assert_array_equal(begun.moments, point.moments)
+
+    def test_on_all_rows_it_leads_to_what_is_scored_next_with_its_gain_predicted(self):
+        climber = Climber(started("full")).taken(3)
+        outer = climber.ascent
+        begun = begin_cycle(outer, climber.maximiser, 0.0)
+        inner = Climber(started("full"))
+        inner.ascent, inner.parameters = begun.ascent, begun.parameters
+        inner.taken(6)
+        step = end_cycle(inner.ascent, outer, climber.maximiser, inner.parameters)
+        assert step.accepted
+        assert step.ascent.trial.kind is Kind.CYCLE
+        assert step.parameters is inner.parameters
+        assert step.ascent.point is outer.point
+        assert step.ascent.trial.predicted > 0
+        assert len(step.ascent.pairs) == len(inner.ascent.pairs)
+        moved = MomentSpace(climber.maximiser.structure, inner.ascent.origins).moved(
+            inner.ascent.pairs[-1].step, outer.origins
+        )
+        np.testing.assert_array_equal(step.ascent.pairs[-1].step, moved)
+        climber.ascent, climber.parameters = step.ascent, step.parameters
+        after = climber.step()
+        assert after.accepted
+        assert climber.objectives[-1] > outer.point.objective
+
+    def test_one_that_should_bring_nothing_gives_way_to_a_step_of_all_rows(self):
+        climber = Climber(started("full")).taken(3)
+        outer = climber.ascent
+        worse = started("full", seed=9)
+        inner = replace(outer, trial=Trial(outer.point.moments, Kind.PLAIN), pairs=())
+        step = end_cycle(inner, outer, climber.maximiser, worse)
+        gradient = outer.point.gradient
+        space = MomentSpace(climber.maximiser.structure, outer.origins)
+        gains = [space.expected_log_density(gradient, p) for p in (worse, outer.point.parameters)]
+        assert gains[0] < gains[1]
+        assert step.ascent.trial.kind is not Kind.CYCLE
+        same(step.parameters, climber.maximiser.parameters(space, outer.point.response))
+
+
+def test_elsewhere_pairs_are_kept_and_nothing_is_compared():
+    climber = Climber(started("full")).until(Kind.EXTRAPOLATED)
+    ascent = climber.ascent.elsewhere()
+    assert ascent.pairs == climber.ascent.pairs
+    assert all(isinstance(pair, Pair) for pair in ascent.pairs)
+    assert ascent.point is None
+    assert ascent.trial.kind is Kind.GIVEN
+    assert ascent.radius == math.inf
+    climber.ascent = ascent
+    assert climber.step(-1e9).accepted
