@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import ValidationError
 
-from emtau_dask import EMLazy, EMStar, EMTau, FullEM
+from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.checks import integer
 from emtau_dask.config.algorithms import (
     RUN_ALGORITHMS,
@@ -21,6 +21,7 @@ from emtau_dask.config.data import MixtureOptions
 from emtau_dask.config.schema import RunConfig, load_config
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies import ALGORITHMS
+from emtau_dask.runs.estimator import estimator_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -62,8 +63,10 @@ def test_shipped_configs_are_valid(name: str) -> None:
 
 def test_defaults_are_the_estimators(minimal: Path) -> None:
     config = load_config(minimal)
-    assert config.algorithm == RUN_ALGORITHMS["em-tau"](tau=20, revisit="on-empty")
-    assert (config.stop.tol, config.stop.max_iter, config.model.reg_covar) == (1e-5, 500, 1e-6)
+    assert config.algorithm == RUN_ALGORITHMS["auto"](acceleration="auto")
+    estimator = estimator_of(config)
+    given = {"n_components": 3, "random_state": 0}
+    assert estimator.get_params() == GaussianMixture(**given).get_params()
     assert config.output.directory == "runs/run"
 
 
@@ -87,7 +90,12 @@ def test_a_new_policy_needs_no_more_than_its_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("emtau_dask.config.algorithms.ALGORITHMS", {"em-every": EMEvery})
     model = algorithm_models(RunSettings)["em-every"]
     settings = model(every=9)
-    assert settings.model_dump() == {"name": "em-every", "compare": (), "every": 9}
+    assert settings.model_dump() == {
+        "name": "em-every",
+        "acceleration": "auto",
+        "compare": (),
+        "every": 9,
+    }
     policy: Any = policy_of(settings)
     assert (type(policy), policy.every) == (EMEvery, 9)
     with pytest.raises(ValidationError, match="must be an integer of at least 2"):
@@ -161,7 +169,11 @@ def test_a_config_survives_its_own_dump(name: str) -> None:
         ("modle=", ["modle is not a known key", "nearest valid key is model"]),
         ("model.init={seed: 3}", ["model.init.seed", "nearest valid key is model.init.dirichlet_seed"]),
         ("data.dataset_options.rows=3", ["data", "given a dataset where dataset_options are set"]),
-        ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "em-tau does not take it"]),
+        ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "auto does not take it"]),
+        (
+            "algorithm={name: em-tau, threshold: 0.5}",
+            ["algorithm.threshold", "0.5", "em-tau does not take it"],
+        ),
         ("algorithm.compare=[{name: em, tau: 3}]", ["algorithm.compare[0].tau", "em does not take it"]),
     ],
 )
@@ -199,8 +211,12 @@ def test_a_wrong_type_names_what_is_expected(minimal: Path, override: str, parts
         ("stop.tol=.nan", ["stop.tol = nan", "finite"]),
         ("model.covariance_type=ful", ["model.covariance_type = 'ful'", "nearest valid value is full"]),
         ("algorithm.name=emtau", ["algorithm.name = 'emtau'", "nearest valid value is em-tau"]),
-        ("algorithm.revisit=onempty", ["algorithm.revisit = 'onempty'", "nearest valid value is on-empty"]),
-        ("algorithm.revisit=0", ["algorithm.revisit = 0", "nearest valid value is 1"]),
+        (
+            "algorithm={name: em-tau, revisit: onempty}",
+            ["algorithm.revisit = 'onempty'", "nearest valid value is on-empty"],
+        ),
+        ("algorithm={name: em-tau, revisit: 0}", ["algorithm.revisit = 0", "nearest valid value is 1"]),
+        ("algorithm.acceleration=newton", ["algorithm.acceleration = 'newton'", "quasi-newton"]),
         ("algorithm={name: em-star, tail: 1.5}", ["algorithm.tail = 1.5", "nearest valid value is 1"]),
         ("algorithm={name: em-lazy, threshold: 0}", ["algorithm.threshold = 0", "above 0"]),
         ("algorithm.compare=[{tau: 3}]", ["algorithm.compare[0].name is missing"]),

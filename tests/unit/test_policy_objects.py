@@ -115,12 +115,15 @@ def test_set_params_reaches_into_an_algorithm_that_it_names():
 
 
 def test_set_params_without_the_algorithm_leaves_its_name():
-    assert GaussianMixture().set_params(tol=0.1).algorithm == "em-tau"
+    assert GaussianMixture().set_params(tol=0.1).algorithm == "auto"
+    assert GaussianMixture(algorithm="em-tau").set_params(tol=0.1).algorithm == "em-tau"
 
 
-def test_set_params_refuses_a_parameter_that_the_algorithm_does_not_have():
+@pytest.mark.parametrize("algorithm", ["auto", "em-tau", EMTau()], ids=repr)
+def test_set_params_refuses_a_parameter_that_the_algorithm_does_not_have(algorithm):
+    mixture = GaussianMixture(algorithm=algorithm)
     with pytest.raises(ValueError, match="Invalid parameter 'threshold'"):
-        GaussianMixture().set_params(algorithm__threshold=0.5)
+        mixture.set_params(algorithm__threshold=0.5)
 
 
 def test_clones_of_a_mixture_do_not_share_the_algorithm():
