@@ -1,6 +1,7 @@
 """Samples by row number: nested, of the right share, the same under any chunking; the numbers are uniform."""
 
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ class TestSamples:
 
     def test_each_holds_the_one_before(self):
         found = members(Samples(5, SHARES), CHUNKINGS["one"])
-        for smaller, larger in zip(found, found[1:], strict=False):
+        for smaller, larger in pairwise(found):
             assert len(smaller) < len(larger)
             assert np.isin(smaller, larger).all()
 
