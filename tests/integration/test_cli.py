@@ -14,7 +14,7 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 
-from emtau_dask import GaussianMixture, runs
+from emtau_dask import EMTau, GaussianMixture, runs
 from emtau_dask.cli.main import main
 from emtau_dask.runs import estimator
 
@@ -89,7 +89,7 @@ def test_fit_writes_the_model_and_its_labels() -> None:
 def test_fit_is_the_estimators_fit() -> None:
     emtau("fit", "run.yaml")
     rows = zarr.open_array("out/example1.zarr", path="X", mode="r")
-    direct = GaussianMixture(2, tol=1e-7, random_state=0).set_params(algorithm__tau=5).fit(rows)
+    direct = GaussianMixture(2, algorithm=EMTau(tau=5), tol=1e-7, random_state=0).fit(rows)
     np.testing.assert_array_equal(GaussianMixture.load("out/model.zarr").means_, direct.means_)
 
 
@@ -98,7 +98,7 @@ def test_a_given_dirichlet_start_is_numpys() -> None:
     emtau("fit", "run.yaml", "--set", "model.init={dirichlet_seed: 7}", "--set", "stop.tol=0.001")
     rows = values("out/example1.zarr", "X")
     start = np.random.default_rng(7).dirichlet(np.ones(2), 1000)
-    direct = GaussianMixture(2, tol=0.001).set_params(algorithm__tau=5)
+    direct = GaussianMixture(2, algorithm=EMTau(tau=5), tol=0.001)
     direct.fit(rows, responsibilities_init=start)
     np.testing.assert_array_equal(GaussianMixture.load("out/model.zarr").means_, direct.means_)
 
@@ -225,7 +225,7 @@ def test_row_weights_may_be_a_member_of_the_group(workplace: Path) -> None:
         "fit", "run.yaml", "--set", "data={path: points.zarr, weights: w}", "--set", "stop.tol=0.01"
     )
     assert result.exit_code == 0, result.stderr
-    direct = GaussianMixture(2, tol=0.01, random_state=0).set_params(algorithm__tau=5)
+    direct = GaussianMixture(2, algorithm=EMTau(tau=5), tol=0.01, random_state=0)
     direct.fit(rows, sample_weight=weights)
     np.testing.assert_allclose(GaussianMixture.load("out/model.zarr").means_, direct.means_, rtol=1e-9)
 
