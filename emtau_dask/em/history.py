@@ -119,3 +119,40 @@ def extrapolated_gap(records: Sequence[IterationRecord]) -> float:
         return math.nan
     first, second = (after.lower_bound - before.lower_bound for before, after in pairwise(last))
     return second**2 / (first - second) if 0 <= second < first else math.nan
+
+
+CRAWLING = 0.3
+"""Where the gains of full passes fall by less than this factor, their extrapolation counts too."""
+MOST_CORRECTED = 10.0
+
+
+def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) -> float:
+    """Return the estimated gap of an accepted full pass, with what the full passes before it say.
+
+    Quasi-Newton steps know the curvature of few directions, so that the estimate is too small where others
+    are slow. It grows by the factor by which the last one was too small for the gain that followed, and is at
+    least Aitken's extrapolation of the bounds two and four passes apart, where these crawl.
+
+    Parameters
+    ----------
+    records : sequence of IterationRecord
+        Of the iterations before.
+    gap : float
+        By the last step alone.
+    bound : float
+        Of this pass; nats per row, as all here.
+    """
+    kept = [record for record in records if record.full_pass and record.accepted]
+    if not kept or math.isnan(gap):
+        return gap
+    bounds = [*(record.lower_bound for record in kept), bound]
+    before = kept[-1].gap
+    if before > 0:
+        gap *= min(MOST_CORRECTED, max(1.0, (bound - kept[-1].lower_bound) / before))
+    for apart in (2, 4):
+        if len(bounds) > 2 * apart:
+            first, middle, last = bounds[-1 - 2 * apart], bounds[-1 - apart], bounds[-1]
+            slow, now = middle - first, last - middle
+            if slow > now > CRAWLING * slow:
+                gap = max(gap, now**2 / (slow - now))
+    return gap

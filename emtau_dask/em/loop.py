@@ -32,7 +32,7 @@ from emtau_dask.em.estep_task import (
     merge_frozen,
     merge_totals,
 )
-from emtau_dask.em.history import IterationRecord, extrapolated_gap
+from emtau_dask.em.history import IterationRecord, corrected_gap, extrapolated_gap
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.state import RunState
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
@@ -148,6 +148,9 @@ def advance(
         found = _Found(_plainly(following, scored), True, math.nan)
     else:
         found = _climbed(problem, following, settings, settings.climbing, scored, sample, full_pass=full_pass)
+    gap = found.gap
+    if full_pass and found.accepted:
+        gap = corrected_gap(state.records, gap, scored.bound)
     record = IterationRecord(
         iteration=state.iteration + 1,
         lower_bound=scored.bound,
@@ -159,7 +162,7 @@ def advance(
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
         accepted=found.accepted,
-        gap=found.gap,
+        gap=gap,
     )
     records = (*state.records, record)
     if settings.climbing is None:
@@ -285,6 +288,10 @@ def _scheduled(
         0 if progress is None else progress.failures,
     )
     schedule = checked_schedule(settings.policy, summary)
+    weighted = isinstance(settings.policy, WeightedPolicy)
+    if record.full_pass and not record.accepted and (weighted or summary.remaining < problem.n_present):
+        # What the rows that were left inactive contribute is of parameters that are not kept.
+        schedule = replace(schedule, next_pass=NextPass.ALL)
     exact = progress is None or (record.full_pass and record.accepted)
     stop_reason = _stop_reason(schedule, change if exact else None, settings.tol)
     if exact and schedule.test_tol and record.gap < settings.gap_tol:
