@@ -69,6 +69,11 @@ class Point:
         """The gradient of the objective with respect to natural parameters."""
         return self.response - self.moments
 
+    @property
+    def known(self) -> bool:
+        """Whether the moments are; where they are not, the response is in their place."""
+        return bool(self.gradient.any())
+
 
 @dataclass(frozen=True, eq=False)
 class Trial:
@@ -288,7 +293,7 @@ def end_cycle(inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: Mixtu
     assert moments is not None
     after = at.expected_log_density(point.gradient, reached)
     predicted = 0.5 * (after - at.expected_log_density(point.gradient, point.parameters))
-    if predicted > 0:
+    if predicted > 0 or not point.known:
         moments = _from(inner, at, moments)
         length = float(np.linalg.norm(at.standardised(moments - point.moments, point.parameters)))
         ascent = replace(back, trial=Trial(moments, Kind.CYCLE, length, predicted))
@@ -312,6 +317,8 @@ def _falls(ascent: Ascent, objective: float) -> bool:
 def _learnt(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
     before = ascent.point
     assert before is not None
+    if not before.known:
+        return ascent.pairs
     pair = Pair(scored.moments - before.moments, before.gradient - scored.gradient)
     return (*ascent.pairs, pair)[-memory:] if memory else ()
 

@@ -159,6 +159,10 @@ class _Fixed:
         climbing = self.settings.em.climbing
         return climbing is not None and len(climbing.samples.shares) > 0 and len(self.settings.seeds) > 1
 
+    def last_is_next(self, run: RunState) -> bool:
+        """Whether one iteration is left to a run, or none: that of all rows is the best start's."""
+        return run.iteration >= self.settings.em.max_iter - 1
+
 
 def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
     """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
@@ -221,7 +225,9 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
     iterations = 0 if climbing is None else climbing.heat + STARTING_ITERATIONS
 
     def left(run: RunState) -> bool:
-        return run.progress is not None and not run.progress.chosen and _start_judged(run, iterations)
+        if run.progress is None or run.progress.chosen:
+            return False
+        return fixed.last_is_next(run) or _start_judged(run, iterations)
 
     ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
     if fixed.contested and ended.stop_reason is None:
@@ -250,7 +256,8 @@ def _start_judged(run: RunState, iterations: int) -> bool:
 
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
-    if state.run + 1 < len(fixed.settings.seeds):
+    cut = fixed.contested and best is not None and fixed.last_is_next(best)
+    if state.run + 1 < len(fixed.settings.seeds) and not cut:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
     if fixed.contested and best is not None and best.progress is not None:
         progress = replace(best.progress, chosen=True, level_began=len(best.records))

@@ -292,8 +292,8 @@ class TestMemory:
         for taken in range(1, 8):
             before = climber.ascent
             step = climber.step()
-            assert len(step.ascent.pairs) == min(memory, taken - 1)
-            if before.point is not None:
+            assert len(step.ascent.pairs) == min(memory, max(0, taken - 2))  # the first gradient is unknown
+            if step.ascent.pairs:
                 space = MomentSpace(climber.maximiser.structure, before.origins)
                 step_taken = space.moved(before.trial.moments - before.point.moments, step.ascent.origins)
                 np.testing.assert_allclose(step.ascent.pairs[-1].step, step_taken, rtol=1e-9, atol=1e-12)
@@ -391,6 +391,21 @@ class TestCycle:
         after = climber.step()
         assert after.accepted
         assert climber.objectives[-1] > outer.point.objective
+
+    def test_from_a_point_whose_gradient_is_unknown_it_leads_to_what_is_scored_next(self):
+        """As from given parameters: nothing can be predicted there, and a fall would be refused."""
+        climber = Climber(started("full")).taken(1)
+        assert not climber.ascent.point.known
+        begun = begin_cycle(climber.ascent, climber.maximiser, 0.0)
+        inner = Climber(started("full"))
+        inner.ascent, inner.parameters = begun.ascent, begun.parameters
+        inner.taken(6)
+        step = end_cycle(inner.ascent, climber.ascent, climber.maximiser, inner.parameters)
+        assert step.ascent.trial.kind is Kind.CYCLE
+        climber.ascent, climber.parameters = step.ascent, step.parameters
+        after = climber.step()
+        assert after.accepted
+        assert len(after.ascent.pairs) == len(step.ascent.pairs)
 
     def test_one_that_should_bring_nothing_gives_way_to_a_step_of_all_rows(self):
         climber = Climber(started("full")).taken(3)
