@@ -39,12 +39,12 @@ from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.config.data import MixtureOptions
 from emtau_dask.datasets.registry import make_dataset
-from emtau_dask.em import chunk as chunks
 from emtau_dask.em.estep_task import EStepTask
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting
 from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.objects.commits import CommitLog
+from emtau_dask.rows import chunk as chunks
 
 SIZES = ("rows", "chunk_rows", "features", "components", "iterations", "tau", "threads")
 

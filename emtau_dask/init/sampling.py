@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
 
@@ -33,12 +33,14 @@ def sample_size(n_components: int, n_features: int) -> int:
 class RowSample:
     """Rows (m, d) drawn without replacement, with their weights and numbers (m,).
 
-    Each row of positive weight is equally likely.
+    Each row of positive weight is equally likely. ``contents`` are those of the chunks that were read for
+    it, by chunk, where they are noted.
     """
 
     rows: Floats
     weights: Floats
     numbers: Ints
+    contents: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,10 @@ class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
 
 def _join(a: RowSample, b: RowSample) -> RowSample:
     return RowSample(
-        np.concatenate([a.rows, b.rows]), np.append(a.weights, b.weights), np.append(a.numbers, b.numbers)
+        np.concatenate([a.rows, b.rows]),
+        np.append(a.weights, b.weights),
+        np.append(a.numbers, b.numbers),
+        {**a.contents, **b.contents},
     )
 
 
@@ -164,7 +169,9 @@ class _FirstSampleTask(ReadingTask["tuple[LoadedChunk, Ints]", RowSample]):
         for where, block in loaded.blocks(positions, SCAN_ROWS):
             rows[where] = block
         weights = loaded.weights_at(positions)
-        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, item.start + positions)
+        contents = {loaded.chunk: loaded.contents} if loaded.contents else {}
+        numbers = item.start + positions
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, numbers, contents)
 
 
 def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
@@ -183,5 +190,7 @@ def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
         stage="sample rows",
     )
     assert sample is not None
+    if problem.contents is not None:
+        problem.contents.found(sample.contents)
     order = np.argsort(sample.numbers)
     return RowSample(sample.rows[order], sample.weights[order], sample.numbers[order])

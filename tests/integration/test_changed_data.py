@@ -16,10 +16,10 @@ from clusters import name_of, processes, seen
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint.fingerprints import sampled
-from emtau_dask.em import chunk as chunks
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.fit import fitting
 from emtau_dask.io.sources.opening import as_source, open_source
+from emtau_dask.rows import chunk as chunks
 
 CHUNKS, CHUNK_ROWS = 176, 40
 _random = np.random.default_rng(4)
@@ -128,10 +128,15 @@ def test_shifted_rows_between_256_in_one_chunk(make, tmp_path, monkeypatch):
         GaussianMixture.resume(tmp_path / "run.zarr", now, max_iter=6)
 
 
+@pytest.mark.parametrize(("algorithm", "max_iter"), [("em-tau", 3), ("auto", 40)])
 @pytest.mark.parametrize("init_params", ["kmeans", "k-means++", "random", "random_from_data"])
-def test_no_later_start_comes_of_other_rows(init_params, tmp_path, monkeypatch):
-    """It would be committed, and stay when the right rows are back."""
-    settings = {"init_params": init_params, "n_init": 2, "random_state": 0, "tol": 0.0, "max_iter": 3}
+def test_no_later_start_comes_of_other_rows(init_params, algorithm, max_iter, tmp_path, monkeypatch):
+    """It would be committed, and stay when the right rows are back.
+
+    Where the algorithm is "auto", max_iter is that of both starts together.
+    """
+    settings = {"algorithm": algorithm, "init_params": init_params, "max_iter": max_iter}
+    settings |= {"n_init": 2, "random_state": 0, "tol": 0.0}
     X = in_memory(ROWS, tmp_path)
     starts = [fitting._start]
 

@@ -33,6 +33,7 @@ def base(tmp_path_factory):
     config = {
         "data": {"path": str(folder / "rows.npy")},
         "model": {"n_components": 2, "random_state": 0},
+        "algorithm": {"name": "em-tau"},
         "stop": {"max_iter": 3, "tol": 0.5},
         "output": {"labels": None, "model": None},
     }
