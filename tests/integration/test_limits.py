@@ -128,7 +128,8 @@ def test_what_cannot_be_committed_first_leaves_nothing(tmp_path, monkeypatch):
 def test_a_config_is_refused_with_the_limit(key, value, limit, tmp_path):
     config, run = tmp_path / "run.yaml", tmp_path / "run.zarr"
     config.write_text(
-        f"data: {{dataset: example1}}\nmodel: {{n_components: 2}}\ncheckpoint: {{path: {run}}}\n"
+        "data: {dataset: example1}\nmodel: {n_components: 2}\nalgorithm: {name: em-tau}\n"
+        f"checkpoint: {{path: {run}}}\n"
     )
     result = CliRunner().invoke(main, ["fit", str(config), "--set", f"{key}={value}"])
     assert result.exit_code == 2
