@@ -1,8 +1,10 @@
 """Fits with every part of what makes them take few passes, on few rows; shared by several tests."""
 
+import os
+import signal
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
@@ -11,7 +13,8 @@ import pytest
 from oracles import naive
 
 from emtau_dask import GaussianMixture
-from emtau_dask.em import loop
+from emtau_dask.em import SilentObserver, loop
+from emtau_dask.estimator import fitting
 from emtau_dask.fit import resolving
 
 
@@ -90,3 +93,54 @@ def log_likelihood(rows, weights, parameters):
     )
     theta = naive.Theta(parameters.weights, parameters.means, covariances)
     return float(np.average(naive.log_likelihoods(rows, theta), weights=weights))
+
+
+def seen(record):
+    """What is the same in a fit that was resumed: all but its time and what was read."""
+    return repr(replace(record, seconds=0.0, bytes_read=0))
+
+
+def bits_of(model):
+    """The bits of a fit's parameters, and its history."""
+    names = ("weights_", "means_", "covariances_", "precisions_cholesky_")
+    found = {name: np.asarray(getattr(model, name)).tobytes() for name in names}
+    found["history"] = [seen(record) for record in model.history_]
+    found["end"] = (model.stop_reason_, model.lower_bound_, repr(model.gap_), model.history_.notes)
+    return found
+
+
+class Interrupting(SilentObserver):
+    """Does something once so many iterations are scored, before the last of them is saved."""
+
+    def __init__(self, iterations, action):
+        self.left, self.action = iterations, action
+
+    def iteration(self, record, parameters):
+        self.left -= 1
+        if not self.left:
+            self.action()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted(iterations, action=interrupt):
+    """Fits are interrupted while they make their iteration of this number, from 1; 0 for never."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "observer_for", lambda verbose: Interrupting(iterations, action))
+        yield
+
+
+def resumed(checkpoint, X, **options):
+    """Resume by one thread, without warnings."""
+    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+        warnings.simplefilter("ignore")
+        return GaussianMixture.resume(checkpoint, X, **options)
+
+
+def fit_and_die(X, checkpoint, iteration, settings):
+    """In a process of its own: fit, and kill it while it makes an iteration."""
+    with few_rows_suffice(), interrupted(iteration, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        quiet_fit(X, checkpoint=checkpoint, **settings)

@@ -35,8 +35,8 @@ from emtau_dask.io.sources import Source
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.model import MixtureParameters
 
-STARTING_ITERATIONS = 4
-"""Iterations of each of several starts on the first sample, before the best goes on."""
+STARTING_ITERATIONS, AFTER_ANNEALING = 4, 10
+"""Iterations of each of several starts on the first sample, before the best goes on; after annealing more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +222,9 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
     climbing = fixed.settings.em.climbing
-    iterations = 0 if climbing is None else climbing.heat + STARTING_ITERATIONS
+    iterations = (
+        0 if climbing is None else climbing.heat + (AFTER_ANNEALING if climbing.heat else STARTING_ITERATIONS)
+    )
 
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:

@@ -1,6 +1,8 @@
 """The benchmarks, on tiny data: every part of them runs, and what they compute is right."""
 
+import dataclasses
 import importlib
+import itertools
 import json
 import runpy
 from pathlib import Path
@@ -277,3 +279,52 @@ def test_a_pause_of_all_processors_is_not_counted(monkeypatch):
         assert watching.seconds_without((1.5, 8.75)) == 7.25 - 0.5 - 0.5 - 0.5 - 0.25
     with pauses.Pauses() as watching:
         assert all(0 < began < ended for began, ended in watching.so_far())
+
+
+def test_passes(main_of, capsys, tmp_path):
+    """From the same start every accelerator ends in EM's optimum, and none of its passes is free."""
+    arguments = ["--data", "D", "A", "--scale", "300", "--seeds", "1", "--json", str(tmp_path / "found.json")]
+    main = main_of("passes")
+    found = main([*arguments, "--passes", "200"])
+    printed = capsys.readouterr().out
+    assert "D is left out" in printed
+    methods = main.__globals__["METHODS"]
+    assert [outcome.method for outcome in found] == methods
+    by_em = pytest.approx(found[0].optimum, abs=1e-9)
+    for outcome in found:
+        assert outcome.optimum == by_em or "own start" in outcome.method
+        assert outcome.stopped is not None
+        passes = outcome.fit.passes
+        assert all(before.work < after.work for before, after in itertools.pairwise(passes))
+        assert 1 <= outcome.reached(1e-4).work <= passes[-1].work
+        assert f"\n| {outcome.method} | " in printed
+    assert printed.count(" ends above ") == 3
+    assert len(json.loads((tmp_path / "found.json").read_text())) == len(methods)
+
+
+def test_passes_over_all_data(main_of, tmp_path):
+    """Every data set but MNIST is drawn, and fitted a little; a picture shows a panel for each."""
+    pytest.importorskip("matplotlib")
+    main = main_of("passes")
+    picture = tmp_path / "passes.svg"
+    few = ["--scale", "5000", "--passes", "4", "--polish", "2", "--methods", "em", "--picture", str(picture)]
+    found = main(few)
+    assert [outcome.data for outcome in found] == [name for name in main.__globals__["NAMES"] if name != "D"]
+    assert all(0 < len(outcome.fit.passes) <= 4 for outcome in found)
+    assert picture.stat().st_size > 0
+
+
+def test_a_pass_after_which_a_default_fit_ends_is_found_in_a_longer_one(main_of):
+    """What is said of a fit's own stop is what the estimator does."""
+    passes = main_of("passes").__globals__
+    data = passes["made"]("A", 20, None)
+    begun = passes["start"](data, 0, 0.0)
+    setting = passes["Setting"](threads=1, passes=200, polish=1, reg_covar=0.0)
+    for method in ("em", "quasi-newton", "em-sampled", "auto", "auto (own start)"):
+        engine = passes["ENGINE"][method]
+        longer = passes["fit_engine"](engine, data, begun, 0, setting)
+        alone = passes["fit_engine"](dataclasses.replace(engine, short=True), data, begun, 0, setting)
+        assert longer.stop is not None
+        assert len(longer.passes) > len(alone.passes) == longer.stop + 1
+        for ours, theirs in zip(longer.passes, alone.passes, strict=False):
+            assert (ours.work, ours.bound) == (theirs.work, theirs.bound)
