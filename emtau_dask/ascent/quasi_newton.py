@@ -293,7 +293,7 @@ def end_cycle(inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: Mixtu
     assert moments is not None
     after = at.expected_log_density(point.gradient, reached)
     predicted = 0.5 * (after - at.expected_log_density(point.gradient, point.parameters))
-    if predicted > 0 or not point.known:
+    if (predicted > 0 or not point.known) and not _same(reached, point.parameters):
         moments = _from(inner, at, moments)
         length = float(np.linalg.norm(at.standardised(moments - point.moments, point.parameters)))
         ascent = replace(back, trial=Trial(moments, Kind.CYCLE, length, predicted))
@@ -301,6 +301,11 @@ def end_cycle(inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: Mixtu
     plain = maximiser.parameters(at, point.response)
     assert plain is not None
     return _stepped(at, back, maximiser, plain, known=True)
+
+
+def _same(a: MixtureParameters, b: MixtureParameters) -> bool:
+    pairs = ((a.weights, b.weights), (a.means, b.means), (a.covariances, b.covariances))
+    return all(np.array_equal(one, other) for one, other in pairs)
 
 
 def _from(inner: Ascent, space: MomentSpace, moments: Floats) -> Floats:

@@ -107,12 +107,12 @@ def after_sample(
     if weight > 0:
         progress = replace(progress, unsure=totals.unsure / weight)
     if progress.heat and scored.plain is not None:
-        cooler = replace(progress, heat=progress.heat - 1)
+        cooler = replace(progress, heat=progress.heat - 1, level_began=state.iteration + 1)
         return replace(state, parameters=scored.plain, progress=cooler), True, math.nan
     step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
     progress = replace(progress, ascent=step.ascent)
     stuck = not step.accepted and math.isnan(step.gap)
-    made = state.iteration + 1 - progress.level_began - climbing.heat * (progress.level == 0)
+    made = state.iteration + 1 - progress.level_began
     close = step.gap < LEVEL_GAP * sampling_gap(problem, max(totals.scored, 1)) and made > 1
     if stuck or close or made >= LEVEL_ITERATIONS:
         progress = replace(

@@ -62,7 +62,7 @@ class Progress:
     level : int
         The sample that is scored now; from their number on, all rows are.
     level_began : int
-        Iterations made before this level.
+        Iterations made before this level, annealed passes included.
     cycle : Cycle or None
         None where all rows are scored next, or a sample.
     damping : float

@@ -1,0 +1,490 @@
+"""How many passes over the rows EM and its accelerators take to the optimum, beside `algorithm="auto"`.
+
+    python benchmarks/passes.py --mnist mnist12456.npz                    # everything: hours
+    python benchmarks/passes.py --data A B digits --seeds 20
+    python benchmarks/passes.py --data C --methods em "auto (own start)" --json c.json --picture c.svg
+    python benchmarks/passes.py --scale 200 --passes 60
+
+All methods but those with a start of their own begin at the M-step of k-means of 20,000 rows, which is
+counted for none of them. Work is rows scored over rows: samples, starts, partial and refused passes included.
+For a start of its own, each of k-means' iterations counts the rows that it visits too, though it takes far
+less time for each than EM does (the last column is that part of the work); the reading of all rows from which
+samples are taken scores none and is not counted. The fits go on far beyond where they would stop by
+themselves (that is a column of its own), until accepted bounds change by less than 1e-12.
+
+A gap is in nats per row below the optimum of the method's own basin, to which its last point is continued by
+quasi-Newton full passes. It is reached at the first pass over all rows with such a bound, whose bound is
+exact, at the work that includes it. (Incremental EM makes no such passes: its log-likelihood after each sweep
+is measured beside it.) An optimum that is "not settled" needs a larger --polish: gaps to it are too small.
+Cells are means over the seeds that got there, work first, then seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import dask
+import dask.array as da
+import numpy as np
+from accelerators import ACCELERATORS, Limits, Pass, Rows, Scorer
+from passes_data import NAMES, Data, made, start
+from sklearn.cluster import KMeans
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from threadpoolctl import threadpool_limits
+
+from emtau_dask import GaussianMixture
+from emtau_dask.em import IterationRecord, SilentObserver
+from emtau_dask.errors import SingularComponentError
+from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.fit import NAMED_TOL, automatic, tolerances
+from emtau_dask.mixture.model import MixtureParameters
+
+CHUNK_BYTES = 2**22
+TIGHT = 1e-12
+SAMPLED_ITERATIONS = 4
+"""Iterations that a fit with sampled passes may take for each pass that others may."""
+LEAST_TRUE_GAP = 1e-10
+"""Below that a gap says more of rounding than of the fit."""
+FACTOR = 3.0
+HEADS = ["own stop", "log-likelihood there", "gap there", "optimum below best", "refused", "k-means"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the estimator is set; ``own`` for a start of its own, and ``short`` for an end of its own too."""
+
+    settings: dict[str, Any]
+    own: bool = False
+    short: bool = False
+
+    @property
+    def auto(self) -> bool:
+        return self.settings["algorithm"] == "auto"
+
+
+ENGINE = {
+    "em": Engine({"algorithm": "em"}),
+    "quasi-newton": Engine({"algorithm": "em", "acceleration": "quasi-newton"}),
+    "em-sampled": Engine({"algorithm": "em-sampled"}),
+    "auto": Engine({"algorithm": "auto"}),
+    "auto (own start)": Engine({"algorithm": "auto"}, own=True),
+    "em (own start)": Engine({"algorithm": "em"}, own=True, short=True),
+}
+METHODS = ["em", *list(ACCELERATORS)[1:], *list(ENGINE)[1:]]
+SCIKIT_LEARN = "scikit-learn"
+PAIRS = [("auto", "em"), *(("auto (own start)", other) for other in ("em (own start)", "em", SCIKIT_LEARN))]
+JUDGED = ("auto", "auto (own start)", "em")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all fits of a run share."""
+
+    threads: int
+    passes: int
+    polish: int
+    reg_covar: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fit's passes, its last parameters, after which pass it would have stopped, and why it failed."""
+
+    passes: tuple[Pass, ...]
+    end: MixtureParameters | None
+    stop: int | None
+    failure: str | None = None
+    starting_work: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A fit beside the optimum of its own basin (nats per row).
+
+    Where it is not ``settled``, further passes would have found more: gaps to it are too small.
+    """
+
+    data: str
+    method: str
+    seed: int
+    rows: int
+    free_parameters: int
+    fit: Fit
+    optimum: float
+    settled: bool
+
+    @property
+    def gaps(self) -> dict[str, float]:
+        sampling = self.free_parameters / (2 * self.rows)
+        return {"1e-3": 1e-3, "p/2N": sampling, "0.1 p/2N": 0.1 * sampling, "1e-6": 1e-6, "1e-9": 1e-9}
+
+    def reached(self, gap: float) -> Pass | None:
+        return next((p for p in self.fit.passes if p.exact and self.optimum - p.bound <= gap), None)
+
+    @property
+    def stopped(self) -> Pass | None:
+        return None if self.fit.stop is None else self.fit.passes[self.fit.stop]
+
+    @property
+    def refused(self) -> int:
+        return sum(not each.accepted for each in self.fit.passes)
+
+    @property
+    def judged(self) -> list[tuple[float, float]]:
+        """The estimated and the true gap of accepted full passes, where the true one is below p/2N."""
+        pairs = [(p.gap, self.optimum - p.bound) for p in self.fit.passes if p.exact and p.accepted]
+        return [pair for pair in pairs if LEAST_TRUE_GAP < pair[1] < self.gaps["p/2N"]]
+
+
+class Recorder(SilentObserver):
+    """Keeps the records of iterations, when they were complete, and how much of k-means came before."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.records: list[IterationRecord] = []
+        self.seconds: list[float] = []
+        self.lloyd_passes: list[int] = []
+        self.visited: list[int] = []
+        self._passes = 0
+        self._sampled: list[tuple[int, int]] = []
+
+    def stage(self, name: str, chunks: int) -> None:
+        self._passes += name.startswith("k-means ")
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        self.records.append(record)
+        self.seconds.append(time.perf_counter() - self.began)
+        self.lloyd_passes.append(self._passes)
+        self.visited.append(sum(rows * iterations for rows, iterations in self._sampled))
+
+    @property
+    def sample_rows(self) -> int:
+        """Rows of the sample on which k-means began."""
+        return max((rows for rows, _ in self._sampled), default=0)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the iterations of k-means on a sample, which no pass of the engine makes."""
+        sampled = self._sampled
+
+        class Counted(KMeans):
+            def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+                found = super().fit(X, y, sample_weight)
+                sampled.append((len(X), int(self.n_iter_)))
+                return found
+
+        with patch("emtau_dask.init.kmeans.KMeans", Counted):
+            yield
+
+
+def given(parameters: MixtureParameters) -> dict[str, Any]:
+    precisions = parameters.structure.precisions(parameters.precisions_cholesky)
+    return {
+        "weights_init": np.array(parameters.weights),
+        "means_init": np.array(parameters.means),
+        "precisions_init": precisions,
+    }
+
+
+def chunked(data: Data) -> da.Array:
+    rows = max(1, CHUNK_BYTES // (8 * data.rows.shape[1]))
+    return da.from_array(data.rows, chunks=(rows, -1))
+
+
+def fit_engine(engine: Engine, data: Data, begun: MixtureParameters, seed: int, setting: Setting) -> Fit:
+    N, p = len(data.rows), data.free_parameters
+    sampled = engine.settings["algorithm"] != "em"
+    options = {
+        **engine.settings,
+        "reg_covar": setting.reg_covar,
+        "max_iter": setting.passes * (SAMPLED_ITERATIONS if sampled else 1),
+        "tol": "auto" if engine.short else TIGHT,
+        **({} if engine.own else given(begun)),
+    }
+    model = GaussianMixture(data.components, random_state=seed, **options)
+    recorder = Recorder()
+    failure = None
+    with dask.config.set(scheduler="threads", num_workers=setting.threads), recorder.counting():
+        try:
+            fit_estimator(model, chunked(data), None, None, observer=recorder)
+        except SingularComponentError as error:
+            failure = str(error)
+    shares = automatic(N, data.components, data.rows.shape[1], "full").shares if engine.auto else ()
+    of_start = recorder.sample_rows if shares else N
+    visited = [
+        (rows + passes * of_start) / N
+        for rows, passes in zip(recorder.visited, recorder.lloyd_passes, strict=True)
+    ]
+    scored = np.cumsum([record.active_rows / record.rows for record in recorder.records])
+    passes = tuple(
+        Pass(
+            float(work + before),
+            seconds,
+            record.lower_bound,
+            record.full_pass,
+            record.accepted,
+            record.gap,
+        )
+        for record, work, before, seconds in zip(
+            recorder.records, scored, visited, recorder.seconds, strict=True
+        )
+    )
+    tol, gap_tol = tolerances("auto", N, p, auto=engine.auto)
+    end = None if failure else model.parameters_
+    return Fit(passes, end, stop_of(passes, tol, gap_tol), failure, visited[-1] if visited else 0.0)
+
+
+def stop_of(passes: tuple[Pass, ...], tol: float, gap_tol: float) -> int | None:
+    """Return the index of the pass after which a fit with these tolerances ends."""
+    before = None
+    for index, each in enumerate(passes):
+        if not each.exact:
+            continue
+        small = before is not None and abs(each.bound - before) < tol
+        if each.accepted and (small or each.gap < gap_tol):
+            return index
+        before = each.bound if each.accepted else None
+    return None
+
+
+def fit_accelerator(
+    accelerate: Callable[[Scorer], None], data: Data, begun: MixtureParameters, setting: Setting
+) -> Fit:
+    rows = Rows(data.rows, data.components, setting.threads)
+    score = Scorer(rows, begun, setting.reg_covar, Limits(setting.passes, TIGHT))
+    failure = None
+    try:
+        accelerate(score)
+    except SingularComponentError as error:
+        failure = str(error)
+    passes = tuple(score.passes)
+    return Fit(passes, score.parameters, stop_of(passes, NAMED_TOL, 0.0), failure)
+
+
+def fit_scikit_learn(data: Data, seed: int, setting: Setting) -> Fit:
+    """Return the end of a fit by scikit-learn's own defaults; nothing of earlier passes or of k-means."""
+    began = time.perf_counter()
+    with threadpool_limits(setting.threads):
+        model = SklearnMixture(data.components, random_state=seed).fit(data.rows)
+    last = Pass(float(model.n_iter_), time.perf_counter() - began, model.lower_bound_)
+    factors = model.precisions_cholesky_
+    end = MixtureParameters("full", model.weights_, model.means_, model.covariances_, factors)
+    return Fit((last,), end, 0)
+
+
+def optimum_of(fit: Fit, data: Data, setting: Setting) -> tuple[float, bool]:
+    """Return the best bound of a fit and of quasi-Newton passes from its end on, and whether they settled."""
+    best = max((p.bound for p in fit.passes if p.exact and p.accepted), default=-math.inf)
+    if fit.end is None:
+        return best, False
+    model = GaussianMixture(
+        data.components,
+        algorithm="em",
+        acceleration="quasi-newton",
+        tol=TIGHT,
+        reg_covar=setting.reg_covar,
+        max_iter=setting.polish,
+        **given(fit.end),
+    )
+    with dask.config.set(scheduler="threads", num_workers=setting.threads):
+        try:
+            model.fit(chunked(data))
+        except SingularComponentError:
+            return best, False
+    return max(best, model.lower_bound_), model.converged_
+
+
+def compete(method: str, data: Data, seed: int, begun: MixtureParameters, setting: Setting) -> Outcome:
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if method in ENGINE:
+            fit = fit_engine(ENGINE[method], data, begun, seed, setting)
+        elif method == SCIKIT_LEARN:
+            fit = fit_scikit_learn(data, seed, setting)
+        else:
+            fit = fit_accelerator(ACCELERATORS[method], data, begun, setting)
+        fitted = time.perf_counter()
+        optimum, settled = optimum_of(fit, data, setting)
+    print(
+        f"{data.name}, {method}, seed {seed}: {len(fit.passes)} passes in {fitted - began:.1f} s, "
+        f"optimum {optimum:.9f}{'' if settled else ' at least'} after {time.perf_counter() - fitted:.1f} s",
+        file=sys.stderr,
+    )
+    return Outcome(data.name, method, seed, len(data.rows), data.free_parameters, fit, optimum, settled)
+
+
+def mean_of(passes: list[Pass | None]) -> str:
+    """Return the mean work and seconds of the fits that got there, and of how many these are."""
+    there = [each for each in passes if each is not None]
+    if not there:
+        return "–"
+    work = statistics.mean(each.work for each in there)
+    seconds = statistics.mean(each.seconds for each in there)
+    some = "" if len(there) == len(passes) else f", {len(there)} of {len(passes)}"
+    return f"{work:.1f} ({seconds:.2g} s{some})"
+
+
+def bests(outcomes: list[Outcome]) -> dict[int, float]:
+    """Return the best optimum that any method found, by seed."""
+    seeds = {outcome.seed for outcome in outcomes}
+    return {seed: max(each.optimum for each in outcomes if each.seed == seed) for seed in seeds}
+
+
+def final(outcome: Outcome) -> float:
+    """The exact log-likelihood where a fit stops by itself; where it does not, its best."""
+    if outcome.stopped is not None:
+        return outcome.stopped.bound
+    return max((p.bound for p in outcome.fit.passes if p.exact and p.accepted), default=-math.inf)
+
+
+def print_table(data: Data, outcomes: list[Outcome]) -> None:
+    gaps = outcomes[0].gaps
+    best = bests(outcomes)
+    print(f"\n{data}; p = {data.free_parameters:,}, p/2N = {data.sampling_gap:.2g}\n")
+    heads = ["method", *gaps, *HEADS]
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    for method in dict.fromkeys(outcome.method for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.method == method]
+        finals = [final(each) for each in mine]
+        cells = [method, *(mean_of([each.reached(gap) for each in mine]) for gap in gaps.values())]
+        cells += [
+            mean_of([each.stopped for each in mine]),
+            f"{statistics.mean(finals):.6f}",
+            f"{statistics.mean(each.optimum - bound for each, bound in zip(mine, finals, strict=True)):.1e}",
+            f"{statistics.mean(best[each.seed] - each.optimum for each in mine):.1e}",
+            f"{statistics.mean(each.refused for each in mine):.1f}",
+            f"{statistics.mean(each.fit.starting_work for each in mine):.1f}",
+        ]
+        if unsettled := sum(not each.settled for each in mine):
+            cells[heads.index("optimum below best")] += f" at most ({unsettled} not settled)"
+        failed = sum(each.fit.failure is not None for each in mine)
+        print("| " + " | ".join(cells) + (f" | {failed} failed |" if failed else " |"))
+
+
+def print_likelihoods(data: Data, outcomes: list[Outcome]) -> None:
+    """Print by how much "auto" ends above EM from the same seeds."""
+    found = {(each.method, each.seed): final(each) for each in outcomes}
+    unit = data.sampling_gap / 10
+    for ours, theirs in PAIRS:
+        seeds = [seed for method, seed in found if method == ours and (theirs, seed) in found]
+        if not seeds:
+            continue
+        above = [(found[ours, seed] - found[theirs, seed]) / unit for seed in seeds]
+        ends = [found[theirs, seed] for seed in seeds]
+        print(
+            f"{ours} ends above {theirs} by {statistics.mean(above):+.3g} p/20N (mean of {len(seeds)}; "
+            f"{min(above):+.3g} to {max(above):+.3g}); {theirs}'s seeds differ by up to "
+            f"{(max(ends) - min(ends)) / unit:.3g} p/20N"
+        )
+
+
+def print_gaps(outcomes: list[Outcome]) -> None:
+    """Print how far reported gaps are from true ones below p/2N."""
+    for method in JUDGED:
+        judged = [pair for each in outcomes if each.method == method for pair in each.judged]
+        if not judged:
+            continue
+        ratios = [estimate / true for estimate, true in judged if not math.isnan(estimate)]
+        near = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
+        extremes = f"; ratios {min(ratios):.2g} to {max(ratios):.2g}" if ratios else ""
+        print(
+            f"gap_ of {method}: {near} of {len(judged)} within a factor of {FACTOR:g}, "
+            f"{len(judged) - len(ratios)} NaN{extremes}"
+        )
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    fields = ("data", "method", "seed", "rows", "free_parameters", "optimum", "settled")
+    return {
+        **{name: getattr(outcome, name) for name in fields},
+        "stop": outcome.fit.stop,
+        "failure": outcome.fit.failure,
+        "starting_work": outcome.fit.starting_work,
+        "passes": [asdict(each) for each in outcome.fit.passes],
+    }
+
+
+def draw(outcomes: list[Outcome], file: Path) -> None:
+    """Draw gaps against work, a panel for each data set, of its first seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(outcome.data for outcome in outcomes))
+    across = min(3, len(names))
+    down = -(-len(names) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(5 * across, 4 * down), squeeze=False)
+    methods = list(dict.fromkeys(outcome.method for outcome in outcomes))
+    for axis, name in zip(axes.flat, names, strict=False):
+        of_data = [outcome for outcome in outcomes if outcome.data == name]
+        for outcome in of_data:
+            if outcome.seed == of_data[0].seed:
+                exact = [p for p in outcome.fit.passes if p.exact and p.accepted]
+                gaps = [max(outcome.optimum - p.bound, 1e-12) for p in exact]
+                colour = f"C{methods.index(outcome.method)}"
+                axis.loglog([p.work for p in exact], gaps, ".-", color=colour, label=outcome.method, lw=1)
+        axis.axhline(of_data[0].gaps["p/2N"], color="grey", ls=":", lw=1)
+        axis.set(title=name, xlabel="work, passes over all rows", ylabel="gap, nats per row")
+    axes.flat[0].legend(fontsize="x-small")
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    figure.tight_layout()
+    figure.savefig(file)
+    pyplot.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> list[Outcome]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS, SCIKIT_LEARN], default=METHODS)
+    parser.add_argument("--mnist", type=Path, help="an .npz file with the images, for D")
+    parser.add_argument("--scale", type=int, default=1, help="divide the numbers of rows by this")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--passes", type=int, default=600, help="of each fit, at most")
+    parser.add_argument("--polish", type=int, default=1000, help="passes to the optimum of a fit's basin")
+    parser.add_argument("--reg-covar", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures of every pass there")
+    parser.add_argument("--picture", type=Path, help="draw gaps against work there (needs matplotlib)")
+    options = parser.parse_args(arguments)
+    setting = Setting(options.threads, options.passes, options.polish, options.reg_covar)
+    everything: list[Outcome] = []
+    for name in options.data:
+        data = made(name, options.scale, options.mnist)
+        if data is None:
+            print("D is left out: give its --mnist")
+            continue
+        outcomes = []
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            begun = start(data, seed, options.reg_covar)
+            outcomes += [compete(method, data, seed, begun, setting) for method in options.methods]
+        print_table(data, outcomes)
+        print()
+        print_likelihoods(data, outcomes)
+        print_gaps(outcomes)
+        print(flush=True, end="")
+        everything += outcomes
+        if options.json:
+            options.json.write_text(json.dumps([as_json(outcome) for outcome in everything]))
+    if options.picture and everything:
+        draw(everything, options.picture)
+    return everything
+
+
+if __name__ == "__main__":
+    main()
