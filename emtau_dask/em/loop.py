@@ -349,10 +349,6 @@ def _without_extrapolation(state: RunState, maximiser: Maximiser) -> RunState:
 
 def _following(problem: Problem, state: RunState, settings: EmSettings, totals: PassTotals) -> RunState:
     """Return the state with the active rows that a pass left, and the statistics of the others."""
-    if problem.contents is not None:
-        problem.contents.found(
-            {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
-        )
     written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
     frozen = None if state.afresh else state.frozen
     weighted = isinstance(settings.policy, WeightedPolicy)
@@ -428,7 +424,12 @@ def _e_step(
         items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
     )
-    return totals or PassTotals()
+    totals = totals or PassTotals()
+    if problem.contents is not None:
+        problem.contents.found(
+            {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
+        )
+    return totals
 
 
 def _all_rows(problem: Problem, totals: PassTotals, frozen: FrozenRows | None) -> SufficientStatistics:

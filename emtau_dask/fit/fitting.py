@@ -222,9 +222,8 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
     climbing = fixed.settings.em.climbing
-    iterations = (
-        0 if climbing is None else climbing.heat + (AFTER_ANNEALING if climbing.heat else STARTING_ITERATIONS)
-    )
+    heat = 0 if climbing is None else climbing.heat
+    iterations = heat + (AFTER_ANNEALING if heat else STARTING_ITERATIONS)
 
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
@@ -253,8 +252,10 @@ def _judged(run: RunState, best: RunState | None) -> RunState:
 
 def _start_judged(run: RunState, iterations: int) -> bool:
     """Return whether a start has gone far enough on its sample to be compared."""
-    assert run.progress is not None
-    return run.progress.level > 0 or len(run.records) - run.progress.level_began >= iterations
+    progress = run.progress
+    assert progress is not None
+    made = len(run.records) - progress.level_began
+    return progress.level > 0 or (not progress.heat and made >= iterations)
 
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
