@@ -15,7 +15,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from emtau_dask import EMLazy, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
+from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
 from emtau_dask.checkpoint.reader import read_commit, read_newest
 from emtau_dask.estimator import fitting as fits
 from emtau_dask.estimator import resuming
@@ -39,6 +39,7 @@ ALGORITHMS = {
     "em-tau, revisit=2": EMTau(tau=2, revisit=2),
     "em-star": EMStar(),
     "em-lazy": EMLazy(threshold=0.9, full_every=2),
+    "em-sampled": EMSampled(share=0.5, most=2),
 }
 
 

@@ -40,6 +40,7 @@ def make(folder):
     content = {
         "data": {"path": str(folder / "rows.npy")},
         "model": {"n_components": 3},
+        "algorithm": {"name": "em-tau"},
         "stop": {"max_iter": 2, "tol": 0},
         "checkpoint": {"path": str(folder / "command")},
         "output": {"directory": str(folder.parent / INPUT / "out")},
