@@ -33,6 +33,7 @@ from emtau_dask.em import (
     make_problem,
     worth_compiling,
 )
+from emtau_dask.errors import ConfigError
 from emtau_dask.estimator import Seeds, watching
 from emtau_dask.execution import choose_executor, threads_side_by_side
 from emtau_dask.fit import free_parameters, row_fields, temporary_journal, tolerances
@@ -49,7 +50,7 @@ from emtau_dask.io.sources import as_source
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.policies import FullEM, Traced
+from emtau_dask.policies import FullEM, Traced, WeightedPolicy
 from emtau_dask.runs import computing, open_inputs, starting_responsibilities
 from emtau_dask.settings import read_settings
 
@@ -78,6 +79,7 @@ def run_compare(config: RunConfig, console: Console) -> None:
 
 def compare(config: RunConfig, observer: FitObserver) -> Comparison:
     """Return the evaluated fits of a config; see `run_compare`."""
+    _check_comparable(config)
     inputs = open_inputs(config, overwrite=False, observer=observer)
     model = config.model
     executor, shape = choose_executor(), inputs.rows.shape
@@ -102,6 +104,16 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
                 evaluation = evaluate(problem, fit, em.held, labels)
             lines.append(ComparisonLine(fit.summary, evaluation, settings.published))
     return Comparison(tuple(lines), None if labels.source is None else labels.classes)
+
+
+def _check_comparable(config: RunConfig) -> None:
+    """Raise `ConfigError` for a policy whose rows hold no responsibilities of their own."""
+    for settings in config.algorithm.compare:
+        if not isinstance(settings, KMeansSettings) and isinstance(policy_of(settings), WeightedPolicy):
+            raise ConfigError(
+                f"algorithm.compare lists {settings.name!r}: its active rows stand for others, so that no "
+                "row holds responsibilities that could be compared. Leave it out."
+            )
 
 
 def _start(config: RunConfig, problem: Problem) -> MixtureParameters:

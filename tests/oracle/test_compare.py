@@ -16,6 +16,7 @@ from emtau_dask.compare.results import classification_error, confusion, print_co
 from emtau_dask.compare.run import compare
 from emtau_dask.config.schema import load_config
 from emtau_dask.em.observer import SilentObserver
+from emtau_dask.errors import ConfigError
 
 N, K, SEED, CHUNK = 240, 3, 5, 70
 LISTED = [
@@ -149,3 +150,15 @@ def test_every_algorithm_is_printed(comparison):
     printed = io.StringIO()
     print_comparison(comparison, Console(file=printed, width=160))
     assert all(name in printed.getvalue() for name in NAMES)
+
+
+def test_rows_that_stand_for_others_hold_no_responsibilities_to_compare(tmp_path):
+    config = {
+        "data": {"dataset": "digits", "path": str(tmp_path / "digits.zarr")},
+        "model": {"n_components": 2},
+        "algorithm": {"name": "em", "compare": [{"name": "em-sampled"}]},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match="'em-sampled'.* stand for others"):
+        compare(load_config(tmp_path / "config.yaml"), SilentObserver())
+    assert not (tmp_path / "digits.zarr").exists()
