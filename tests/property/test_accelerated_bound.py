@@ -202,3 +202,18 @@ def test_where_a_sixteenth_is_too_few_rows_a_quarter_is_annealed():
     accepted = [one.record.accepted for one in full_passes(made)]
     assert worst_fall(exact[accepted]) <= LIMIT
     assert_kept(model, made, [one.record.lower_bound for one in full_passes(made)])
+
+
+def test_annealed_passes_are_not_counted_among_those_of_a_sample_nor_compared():
+    """Their bounds are of flatter densities; the start that is chosen goes on from where it was."""
+    X, _ = starts.mixture(600, 3, 2, separation=6.0, seed=7)
+    problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emtau_dask.fit.resolving, "LARGEST_SHARE", 0.01)
+        _, made = fitted("auto", problem, max_iter=200)
+    annealed = [one for one in made if one.stage == "annealed"]
+    assert annealed
+    for one in annealed:
+        assert one.state.progress.level_began == one.state.iteration
+    after = [one for one in made if one.chosen and not one.record.full_pass]
+    assert len(after) < 10

@@ -1,0 +1,155 @@
+"""Fits that extrapolate, sample rows and begin on samples, stopped at every stage and resumed: same bits."""
+
+import dask.array as da
+import numpy as np
+import pytest
+from accelerated import bits_of, few_rows_suffice, fit_and_die, interrupted, iterations, quiet_fit, resumed
+from oracles import starts
+from reliability.zygote import Zygote
+
+from emtau_dask import EMSampled, EMTau
+from emtau_dask.checkpoint.reader import read_newest
+from emtau_dask.fit import resolving
+from emtau_dask.io.objects import LocalObjects
+from emtau_dask.io.objects.beginning import open_log
+
+ROWS, _ = starts.mixture(2200, 3, 2, separation=2.0, seed=7)
+WEIGHTS = np.random.default_rng(2).integers(0, 3, len(ROWS)).astype(float)
+CHUNKS = (700, 0, 900, 600)
+COMMON = {"n_components": 3, "random_state": 0, "tol": 0, "reg_covar": 0}
+CASES = {
+    "auto": COMMON | {"algorithm": "auto", "max_iter": 60, "n_init": 2, "random_state": 1},
+    "auto, weights": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2, "sample_weight": WEIGHTS},
+    "annealed": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2},
+    "em": COMMON | {"algorithm": "em", "acceleration": "quasi-newton", "max_iter": 14, "n_init": 2},
+    "em-tau": COMMON | {"algorithm": EMTau(tau=3), "acceleration": "quasi-newton", "max_iter": 16},
+    "em-sampled": COMMON
+    | {
+        "algorithm": EMSampled(share=0.3, most=3),
+        "max_iter": 16,
+        "covariance_type": "tied",
+        "reg_covar": 1e-3,
+    },
+}
+EVERY = pytest.mark.parametrize("case", CASES)
+
+
+def rows():
+    return da.from_array(ROWS, chunks=(CHUNKS, 2))
+
+
+@pytest.fixture(autouse=True)
+def small(request):
+    with few_rows_suffice(), pytest.MonkeyPatch.context() as patch:
+        if "case" in request.fixturenames and request.getfixturevalue("case") == "annealed":
+            patch.setattr(resolving, "LARGEST_SHARE", 0.01)
+        yield
+
+
+def options_of(case):
+    weights = CASES[case].get("sample_weight")
+    return {} if weights is None else {"sample_weight": weights}
+
+
+def committed(folder):
+    """Iterations in the newest commit of all starts' records, and its number."""
+    log = open_log(LocalObjects(str(folder)))
+    return read_newest(log).number
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The bits of each case's fit without a checkpoint, and the stage of each of its iterations."""
+    found = {}
+
+    def of(case):
+        if case not in found:
+            with iterations() as made:
+                model = quiet_fit(rows(), **CASES[case])
+            found[case] = bits_of(model), [one.stage for one in made]
+        return found[case]
+
+    return of
+
+
+def stopped(case, folder, iteration):
+    """Fit into a folder until an iteration is scored but not saved."""
+    with interrupted(iteration), pytest.raises(KeyboardInterrupt):
+        quiet_fit(rows(), checkpoint=folder, **CASES[case])
+
+
+def differences(model, expected):
+    found = bits_of(model)
+    return [name for name in expected if found[name] != expected[name]]
+
+
+@EVERY
+def test_stopped_in_every_iteration_and_resumed_each_time_it_has_the_same_bits(case, undisturbed, tmp_path):
+    """Each attempt saves one iteration, and is stopped in the next."""
+    expected, stages = undisturbed(case)
+    stopped(case, tmp_path, 1)
+    attempts = 1
+    while True:
+        with interrupted(2):
+            try:
+                model = resumed(tmp_path, rows(), **options_of(case))
+                break
+            except KeyboardInterrupt:
+                attempts += 1
+        assert attempts <= len(stages) + 1
+    assert not differences(model, expected)
+    assert attempts >= len(stages) - 1
+
+
+@EVERY
+def test_stopped_once_at_each_stage_and_resumed_it_has_the_same_bits(case, undisturbed, tmp_path):
+    """Stopped in the first iteration of a stage, and in the one after a refused step."""
+    expected, stages = undisturbed(case)
+    firsts = {stages.index(stage) + 1 for stage in stages}
+    if "refused" in stages:
+        firsts.add(stages.index("refused") + 2)
+    for iteration in sorted(firsts):
+        folder = tmp_path / str(iteration)
+        stopped(case, folder, iteration)
+        model = resumed(folder, rows(), **options_of(case))
+        assert not differences(model, expected), (iteration, stages[iteration - 1])
+
+
+@EVERY
+def test_without_a_commit_after_each_iteration_it_has_the_same_bits(case, undisturbed, tmp_path):
+    expected, stages = undisturbed(case)
+    for iteration in (len(stages) // 2, len(stages) - 1):
+        folder = tmp_path / str(iteration)
+        with interrupted(iteration), pytest.raises(KeyboardInterrupt):
+            quiet_fit(rows(), checkpoint=folder, checkpoint_every=4, **CASES[case])
+        assert not differences(resumed(folder, rows(), **options_of(case)), expected), iteration
+
+
+def test_the_cases_have_every_stage(undisturbed):
+    stages = set(undisturbed("auto")[1])
+    assert stages >= {"contest", "sample 0", "sample 1", "cycle", "all rows", "refused"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolving, "LARGEST_SHARE", 0.01)
+        assert set(undisturbed("annealed")[1]) >= {"annealed", "contest", "all rows"}
+    assert set(undisturbed("em-sampled")[1]) >= {"cycle", "all rows"}
+
+
+@pytest.mark.parametrize("stage", ["contest", "sample 1", "cycle", "refused"])
+def test_killed_while_it_makes_an_iteration_and_resumed_it_has_the_same_bits(stage, undisturbed, tmp_path):
+    expected, stages = undisturbed("auto")
+    iteration = stages.index(stage) + 2
+    with Zygote("accelerated") as zygote:
+        settings = CASES["auto"]
+        assert zygote.run(fit_and_die, rows(), str(tmp_path), iteration, settings) is None
+    assert committed(tmp_path) > 0
+    assert not differences(resumed(tmp_path, rows()), expected)
+
+
+def test_a_fit_that_max_iter_ended_goes_on_with_a_larger_one_on_all_rows(undisturbed, tmp_path):
+    """Its bound does not fall, and what it had is kept."""
+    settings = CASES["auto"] | {"max_iter": 32}
+    short = quiet_fit(rows(), checkpoint=tmp_path, **settings)
+    longer = resumed(tmp_path, rows(), max_iter=40)
+    assert longer.n_iter_ == 40
+    assert [repr(record) for record in longer.history_[:32]] == [repr(record) for record in short.history_]
+    assert longer.lower_bound_ >= short.lower_bound_
