@@ -159,6 +159,6 @@ def test_rows_that_stand_for_others_hold_no_responsibilities_to_compare(tmp_path
         "algorithm": {"name": "em", "compare": [{"name": "em-sampled"}]},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ConfigError, match="'em-sampled'.* stand for others"):
+    with pytest.raises(ConfigError, match=r"'em-sampled'.* stand for others"):
         compare(load_config(tmp_path / "config.yaml"), SilentObserver())
     assert not (tmp_path / "digits.zarr").exists()
