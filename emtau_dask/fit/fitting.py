@@ -38,6 +38,9 @@ from emtau_dask.mixture.model import MixtureParameters
 STARTING_ITERATIONS, AFTER_ANNEALING = 4, 10
 """Iterations of each of several starts on the first sample, before the best goes on; after annealing more."""
 
+SAME = 1e-9
+"""Starts whose bounds differ by less, relatively, are at one optimum: rounding does not choose among them."""
+
 
 @dataclass(frozen=True, eq=False)
 class FitSettings:
@@ -245,7 +248,8 @@ def _judged(run: RunState, best: RunState | None) -> RunState:
     made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
     bounds = [record.lower_bound for record in made if record.accepted]
     bound = max(bounds, default=-math.inf)
-    if best is not None and best.bound is not None and best.bound >= bound:
+    least = bound - SAME * max(1.0, abs(bound)) if math.isfinite(bound) else bound
+    if best is not None and best.bound is not None and best.bound >= least:
         return replace(best, records=run.records)
     return replace(run, bound=bound)
 
