@@ -22,6 +22,7 @@ from emtau_dask.em import (
 from emtau_dask.errors import SingularComponentError, warn_user
 from emtau_dask.execution import Executor
 from emtau_dask.fit.journal import Journal
+from emtau_dask.fit.resolving import FINER
 from emtau_dask.init import (
     STARTS,
     GivenParameters,
@@ -135,6 +136,7 @@ def fit(
         context,
         compiled=settings.compiled,
     )
+    settings = replace(settings, em=_with_large_samples(settings.em, problem))
     fixed = _Fixed(replace(problem, contents=journal.contents), settings, sources.responsibilities, journal)
     state = journal.state
     with first_unusable_row_named(problem), journal.watched():
@@ -165,6 +167,17 @@ class _Fixed:
     def last_is_next(self, run: RunState) -> bool:
         """Whether one iteration is left to a run, or none: that of all rows is the best start's."""
         return run.iteration >= self.settings.em.max_iter - 1
+
+
+def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:
+    """Return the settings without the samples that rows of weight 0 make much smaller than was planned."""
+    climbing = em.climbing
+    if climbing is None or not climbing.samples.shares:
+        return em
+    samples = climbing.samples
+    least = samples.shares[0] * problem.rows.shape[0] / FINER
+    shares = tuple(share for share in samples.shares if share * problem.n_present >= least)
+    return replace(em, climbing=replace(climbing, samples=replace(samples, shares=shares)))
 
 
 def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
@@ -251,7 +264,7 @@ def _judged(run: RunState, best: RunState | None) -> RunState:
     least = bound - SAME * max(1.0, abs(bound)) if math.isfinite(bound) else bound
     if best is not None and best.bound is not None and best.bound >= least:
         return replace(best, records=run.records)
-    return replace(run, bound=bound)
+    return replace(run, bound=bound if math.isfinite(bound) else None)
 
 
 def _start_judged(run: RunState, iterations: int) -> bool:

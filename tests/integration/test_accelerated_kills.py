@@ -153,3 +153,20 @@ def test_a_fit_that_max_iter_ended_goes_on_with_a_larger_one_on_all_rows(undistu
     assert longer.n_iter_ == 40
     assert [repr(record) for record in longer.history_[:32]] == [repr(record) for record in short.history_]
     assert longer.lower_bound_ >= short.lower_bound_
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("few", [20, 200])
+def test_where_hardly_a_row_has_weight_no_sample_is_empty_and_all_can_be_committed(seed, few, tmp_path):
+    """Samples are planned by the number of rows; those left too small by weights of 0 are not scored."""
+    weights = np.zeros(len(ROWS))
+    weights[np.random.default_rng(seed).choice(len(ROWS), few, replace=False)] = 1.0
+    settings = COMMON | {"algorithm": "auto", "max_iter": 30, "reg_covar": 1e-2, "n_init": 2}
+    settings |= {"sample_weight": weights}
+    expected = bits_of(quiet_fit(rows(), **settings))
+    with interrupted(9), pytest.raises(KeyboardInterrupt):
+        quiet_fit(rows(), checkpoint=tmp_path, **settings)
+    model = resumed(tmp_path, rows(), sample_weight=weights)
+    assert not differences(model, expected)
+    assert all(np.isfinite(record.lower_bound) for record in model.history_)
+    assert min(record.active_rows for record in model.history_) > 0
