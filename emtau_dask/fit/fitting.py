@@ -238,8 +238,7 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
     climbing = fixed.settings.em.climbing
-    heat = 0 if climbing is None else climbing.heat
-    iterations = heat + (AFTER_ANNEALING if heat else STARTING_ITERATIONS)
+    iterations = AFTER_ANNEALING if climbing is not None and climbing.heat else STARTING_ITERATIONS
 
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
