@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.fit import free_parameters
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import MixtureParameters, block_statistics, m_step
+from emtau_dask.mixture.model import MixtureParameters, block_statistics, free_parameters, m_step
 
 START_ROWS = 20_000
 LEAST_ROWS = 200
@@ -32,7 +31,7 @@ class Data:
 
     @property
     def free_parameters(self) -> int:
-        return free_parameters(self.components, self.rows.shape[1], "full")
+        return free_parameters(structure_named("full"), self.components, self.rows.shape[1])
 
     @property
     def sampling_gap(self) -> float:

@@ -36,7 +36,7 @@ from emtau_dask.em import (
 from emtau_dask.errors import ConfigError
 from emtau_dask.estimator import Seeds, watching
 from emtau_dask.execution import choose_executor, threads_side_by_side
-from emtau_dask.fit import free_parameters, row_fields, temporary_journal, tolerances
+from emtau_dask.fit import row_fields, temporary_journal, tolerances
 from emtau_dask.init import (
     STARTS,
     GivenParameters,
@@ -49,7 +49,7 @@ from emtau_dask.init import (
 from emtau_dask.io.sources import as_source
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
-from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.policies import FullEM, Traced, WeightedPolicy
 from emtau_dask.runs import computing, open_inputs, starting_responsibilities
 from emtau_dask.settings import read_settings
@@ -145,10 +145,9 @@ def _fit_of(common: _Common, settings: Any, em: FinishedFit) -> Iterator[Finishe
 def _fitted(common: _Common, name: str, policy: Any) -> Iterator[FinishedFit]:
     """Yield a fit from the common start; its row state exists until the block ends."""
     problem, stop = common.problem, common.config.stop
-    shape, model = problem.rows.shape, common.config.model
-    p = free_parameters(problem.n_components, shape[1], model.covariance_type)
-    tol, gap_tol = tolerances(stop.tol, shape[0], p, auto=False)
-    settings = EmSettings(policy, tol, stop.max_iter, model.reg_covar, gap_tol)
+    p = free_parameters(problem.structure, problem.n_components, problem.n_features)
+    tol, gap_tol = tolerances(stop.tol, problem.rows.shape[0], p, auto=False)
+    settings = EmSettings(policy, tol, stop.max_iter, common.config.model.reg_covar, gap_tol)
     fields = row_fields(problem.rows, problem.n_components, policy, stop.max_iter)
     scored_under = [common.start]
     problem.context.observer.note(name)

@@ -1,6 +1,6 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
-from emtau_dask.em.climbing import Climbing, sampling_gap
+from emtau_dask.em.climbing import Climbing
 from emtau_dask.em.compiling import compile_setting, worth_compiling
 from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, FrozenRows
@@ -45,7 +45,6 @@ __all__ = [
     "first_unusable_row_named",
     "iterate",
     "make_problem",
-    "sampling_gap",
     "score_chunk",
     "worth_compiling",
 ]

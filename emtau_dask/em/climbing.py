@@ -22,7 +22,7 @@ from emtau_dask.em.estep_task import FrozenRows, PassTotals
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.state import Cycle, Progress, RunState
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, free_parameters
 from emtau_dask.rows import Samples
 
 LEVEL_GAP = 1e-3
@@ -84,9 +84,8 @@ class Scored(NamedTuple):
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
     """Return ``p/2n``: what the sampling error of n rows costs in likelihood, nats per row."""
-    K, d = problem.n_components, problem.n_features
-    free = problem.structure.n_parameters(K, d) + K * d + K - 1
-    return free / (2.0 * n_rows)
+    p = free_parameters(problem.structure, problem.n_components, problem.n_features)
+    return p / (2.0 * n_rows)
 
 
 def maximiser_of(problem: Problem, climbing: Climbing, reg_covar: float) -> Maximiser:

@@ -142,8 +142,10 @@ def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) 
     bound : float
         Of this pass; nats per row, as all here.
     """
+    if math.isnan(gap):
+        return gap
     kept = [record for record in records if record.full_pass and record.accepted]
-    if not kept or math.isnan(gap):
+    if not kept:
         return gap
     bounds = [*(record.lower_bound for record in kept), bound]
     before = kept[-1].gap

@@ -272,8 +272,9 @@ def _scheduled(
     record, progress = state.records[-1], state.progress
     if progress is not None and before.progress is not None and _sample(before, settings) is not None:
         return replace(state, afresh=True)
-    comparable = before.bound is not None and record.accepted
-    change = record.lower_bound - before.bound if comparable and before.bound is not None else None
+    change = None
+    if before.bound is not None and record.accepted:
+        change = record.lower_bound - before.bound
     cycle = None if progress is None else progress.cycle
     summary = PassSummary(
         record.iteration,

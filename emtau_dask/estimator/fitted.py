@@ -26,7 +26,7 @@ from emtau_dask.fit import NAMED_TOL
 from emtau_dask.io.sources import as_dask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
-from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import read_only_copy
 
 _MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
@@ -116,8 +116,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return total / rows
 
     def _n_parameters(self) -> int:
-        K, d = self.means_.shape
-        return int(structure_named(self._fitted_type).n_parameters(K, d) + K * d + K - 1)
+        return free_parameters(structure_named(self._fitted_type), *self.means_.shape)
 
     def bic(self, X: Any) -> float:
         """Return the Bayesian information criterion on X; lower is better."""

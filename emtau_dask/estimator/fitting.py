@@ -37,7 +37,6 @@ from emtau_dask.fit import (
     automatic,
     check_settings,
     fit,
-    free_parameters,
     open_context,
     row_fields,
     temporary_journal,
@@ -46,7 +45,7 @@ from emtau_dask.fit import (
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.objects import ObjectStore, check_startable, object_store, start_log, warn_unless_exclusive
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import check_means, check_precisions, check_weights
+from emtau_dask.mixture.model import check_means, check_precisions, check_weights, free_parameters
 from emtau_dask.policies import (
     ActivityPolicy,
     EMSampled,
@@ -95,7 +94,7 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
     n_init = estimator.n_init
     if isinstance(n_init, str):
         n_init = plan.n_init if auto else 1
-    p = free_parameters(n_components, shape[1], covariance_type)
+    p = free_parameters(structure_named(covariance_type), n_components, shape[1])
     tol, gap_tol = tolerances(estimator.tol, shape[0], p, auto=auto)
     runs = tuple(seeds.draw() for _ in range(n_init)) if drawn else (0,)
     weighted = isinstance(policy, WeightedPolicy)

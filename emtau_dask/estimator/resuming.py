@@ -190,7 +190,10 @@ def resume_estimator(
         else as_policy(estimator.algorithm)
     )
     needed = responsibilities_init if state.current is None and state.best is None else None
-    keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
+    climbing = _climbing(saved.config)
+    sampled = climbing is not None and bool(climbing.samples.shares)
+    arrays = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
+    keeps_rows = sampled or arrays is not None
     with (
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,

@@ -4,7 +4,7 @@ from emtau_dask.fit.context import open_context
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.fit.memory_estimate import FitDemand, FitOutline, demand, largest_chunk
-from emtau_dask.fit.resolving import NAMED_TOL, automatic, free_parameters, tolerances
+from emtau_dask.fit.resolving import NAMED_TOL, automatic, tolerances
 from emtau_dask.fit.settings import CONSTRAINTS, check_settings
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "check_settings",
     "demand",
     "fit",
-    "free_parameters",
     "largest_chunk",
     "open_context",
     "row_fields",

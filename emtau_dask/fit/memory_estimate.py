@@ -86,6 +86,8 @@ class FitOutline:
         them; 0 where other processes run the tasks.
     compiled : bool
         Whether the compiled loops are used where they can be.
+    sampled : float
+        Sum of the shares of the rows in the samples that a fit begins on, which are cached apart.
     """
 
     n_components: int
@@ -95,6 +97,7 @@ class FitOutline:
     cache_limit: int
     read_ahead_limit: int
     compiled: bool = False
+    sampled: float = 0.0
 
 
 def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
@@ -210,7 +213,15 @@ def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows:
 
 def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
     """Return the most bytes that are kept between passes."""
-    return min(outline.cache_limit, _cached_bytes(sources, outline.fields, sources["X"].shape[0]))
+    rows = sources["X"]
+    samples = int(outline.sampled * rows.shape[0]) * _cached_row_bytes(sources)
+    return min(outline.cache_limit, _cached_bytes(sources, outline.fields, rows.shape[0]) + samples)
+
+
+def _cached_row_bytes(sources: Mapping[str, Source]) -> int:
+    """Return the bytes of a cached row, with its position and its weight."""
+    rows = sources["X"]
+    return math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT
 
 
 def _cached_bytes(sources: Mapping[str, Source], fields: RowFields | None, n_rows: int) -> int:
@@ -224,7 +235,7 @@ def _cached_bytes(sources: Mapping[str, Source], fields: RowFields | None, n_row
     state = n_rows * sum(dtype.itemsize for dtype in fields.by_name.values())
     if not is_stored(rows):
         return state
-    return state + n_rows * (math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT) // 2
+    return state + n_rows * _cached_row_bytes(sources) // 2
 
 
 def _merges(leaves: set[tuple[int, int]]) -> int:

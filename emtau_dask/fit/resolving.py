@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from emtau_dask.errors import ConfigError
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.model import free_parameters
 from emtau_dask.policies import ActivityPolicy, EMSampled, FullEM
 
 ROWS_PER_PARAMETER = 10
@@ -17,8 +18,6 @@ LEAST_SAMPLE = 4096
 FINER = 4
 """Each sample has four times the rows of the one before."""
 LARGEST_SHARE = 1 / 16
-FEW_ROWS = 40
-"""Rows for each parameter below which all rows are hardly a sample's error away from a quarter of them."""
 STARTS, FEWER_STARTS, MOST_STARTING_WORK = 16, 8, 1 / 64
 """Starts that are compared on the first sample; fewer where that is a larger share of the rows than this."""
 ANNEALED_STARTS = 4
@@ -49,21 +48,15 @@ class Automatic:
     annealed: bool = False
 
 
-def free_parameters(n_components: int, n_features: int, covariance_type: str) -> int:
-    """Return p, the free parameters of a mixture."""
-    structure = structure_named(covariance_type)
-    return structure.n_parameters(n_components, n_features) + n_components * (n_features + 1) - 1
-
-
 def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: str) -> Automatic:
     """Return how ``algorithm="auto"`` fits data of a shape.
 
     It begins on samples of 4⁻ʲ of the rows (1/16 at most) that have at least 10 rows for each parameter, and
     4,096; then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). Where a
-    sixteenth has too few rows, all passes are over all rows, after samples of a quarter and a half of the
-    rows where these have at least a row for each parameter. With one component there is nothing to iterate.
+    sixteenth has too few rows, all passes are over all rows, after an annealed sample of a quarter of them
+    where that has at least a row for each parameter. With one component there is nothing to iterate.
     """
-    p = free_parameters(n_components, n_features, covariance_type)
+    p = free_parameters(structure_named(covariance_type), n_components, n_features)
     least = max(ROWS_PER_PARAMETER * p, LEAST_SAMPLE)
     if n_components == 1:
         return Automatic(FullEM(), (), 1)

@@ -51,8 +51,10 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
     settings, client, shape = read_settings(), active_client(), inputs.rows.shape
     policy = algorithm_of(config.algorithm)
+    shares: tuple[float, ...] = ()
     if isinstance(policy, str):
-        policy = automatic(shape[0], model.n_components, shape[1], model.covariance_type).policy
+        chosen = automatic(shape[0], model.n_components, shape[1], model.covariance_type)
+        policy, shares = chosen.policy, chosen.shares
     outline = FitOutline(
         n_components=model.n_components,
         covariance_type=model.covariance_type,
@@ -61,6 +63,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         cache_limit=settings.cache_bytes,
         read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
         compiled=worth_compiling(client, shape, model.covariance_type, model.n_components),
+        sampled=sum(shares),
     )
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))

@@ -73,11 +73,9 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
 
 def gap_text(gap: float | None) -> str:
     """Return an estimated gap for people."""
-    return (
-        "not known"
-        if gap is None or not np.isfinite(gap)
-        else f"{gap:.2g} nats per row to where it would end"
-    )
+    if gap is None or not np.isfinite(gap):
+        return "not known"
+    return f"{gap:.2g} nats per row to where it would end"
 
 
 def _summary(values: NDArray[np.float64], few: bool) -> str:

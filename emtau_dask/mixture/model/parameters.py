@@ -70,6 +70,11 @@ class MixtureParameters:
         return np.log(self.weights) + log_det - 0.5 * self.n_features * LOG_2PI
 
 
+def free_parameters(structure: CovarianceStructure, n_components: int, n_features: int) -> int:
+    """Return p, the free parameters of a mixture: of covariances, means and weights."""
+    return structure.n_parameters(n_components, n_features) + n_components * (n_features + 1) - 1
+
+
 def m_step(
     statistics: SufficientStatistics, structure: CovarianceStructure, reg_covar: float, threads: int = 1
 ) -> MixtureParameters:
