@@ -302,16 +302,20 @@ def test_passes(main_of, capsys, tmp_path):
     assert len(json.loads((tmp_path / "found.json").read_text())) == len(methods)
 
 
-def test_passes_over_all_data(main_of, tmp_path):
-    """Every data set but MNIST is drawn, and fitted a little; a picture shows a panel for each."""
-    pytest.importorskip("matplotlib")
+def test_passes_over_all_data(main_of):
+    """Every data set but MNIST is drawn, and fitted a little."""
     main = main_of("passes")
-    picture = tmp_path / "passes.svg"
-    few = ["--scale", "5000", "--passes", "4", "--polish", "2", "--methods", "em", "--picture", str(picture)]
-    found = main(few)
+    found = main(["--scale", "5000", "--passes", "4", "--polish", "2", "--methods", "em"])
     assert [outcome.data for outcome in found] == [name for name in main.__globals__["NAMES"] if name != "D"]
     assert all(0 < len(outcome.fit.passes) <= 4 for outcome in found)
-    assert picture.stat().st_size > 0
+
+
+def test_gaps_against_work_are_drawn(main_of, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "passes.svg"
+    few = ["--data", "A", "--scale", "5000", "--passes", "4", "--polish", "2", "--methods", "em"]
+    main_of("passes")([*few, "--picture", str(picture)])
+    assert b"<svg" in picture.read_bytes()
 
 
 def test_a_pass_after_which_a_default_fit_ends_is_found_in_a_longer_one(main_of):
