@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -206,15 +206,20 @@ def cgroup(limit: int) -> Iterator[Path | None]:
     yield None
 
 
-def run(kind: str, folder: Path, arguments: list[str], inside: Path | None) -> dict[str, Any]:
-    """Measure in a process of its own, where one is given in a cgroup."""
-    command = [sys.executable, __file__, "--measure", kind, "--folder", str(folder), *arguments]
+def entering(inside: Path | None) -> Callable[[], None]:
+    """Return what a new process does to be in a cgroup; nothing without one."""
 
     def enter() -> None:
         if inside is not None:
             (inside / "cgroup.procs").write_text(str(os.getpid()))
 
-    done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True, check=False)
+    return enter
+
+
+def run(kind: str, folder: Path, arguments: list[str], inside: Path | None) -> dict[str, Any]:
+    """Measure in a process of its own, where one is given in a cgroup."""
+    command = [sys.executable, __file__, "--measure", kind, "--folder", str(folder), *arguments]
+    done = subprocess.run(command, preexec_fn=entering(inside), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{kind}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)

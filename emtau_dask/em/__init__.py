@@ -1,11 +1,10 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
-from emtau_dask.em.climbing import Climbing
 from emtau_dask.em.compiling import compile_setting, worth_compiling
 from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
-from emtau_dask.em.loop import EmSettings, iterate
+from emtau_dask.em.loop import iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.em.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
 from emtau_dask.em.problem import (
@@ -16,6 +15,7 @@ from emtau_dask.em.problem import (
     first_unusable_row_named,
     make_problem,
 )
+from emtau_dask.em.settings import Climbing, EmSettings
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 
 __all__ = [

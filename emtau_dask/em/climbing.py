@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,66 +19,17 @@ from emtau_dask.ascent import (
 )
 from emtau_dask.em.estep_task import FrozenRows, PassTotals
 from emtau_dask.em.problem import Problem
+from emtau_dask.em.scoring import Scored
+from emtau_dask.em.settings import Climbing
 from emtau_dask.em.state import Cycle, Progress, RunState
-from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, free_parameters
-from emtau_dask.rows import Samples
+from emtau_dask.mixture.model import MixtureParameters, free_parameters
 
 LEVEL_GAP = 1e-3
 """A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
 LEVEL_ITERATIONS = 100
 """A sample is left after so many iterations at the latest."""
-TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
-"""Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
-PASSES_EACH = 2
-"""Annealed passes at each temperature."""
 LEAST_DAMPING, MORE = 0.02, 4.0
 """What follows a cycle that failed: damping of at least this, or four times as much."""
-
-
-@dataclass(frozen=True)
-class Climbing:
-    """How a run extrapolates, and on which samples it begins.
-
-    Attributes
-    ----------
-    memory : int
-        Steps that are remembered; with 0 every step is EM's own.
-    samples : Samples
-        Of which the run begins on the smallest; without shares it begins on all rows.
-    annealed : bool
-        Whether the first passes over the smallest sample are annealed.
-    """
-
-    memory: int
-    samples: Samples
-    annealed: bool = False
-
-    @property
-    def heat(self) -> int:
-        """Annealed passes that a run begins with."""
-        return len(TEMPERATURES) * PASSES_EACH if self.annealed and self.samples.shares else 0
-
-
-def inverse_temperature(progress: Progress | None) -> float:
-    """Return the power of the densities by which rows are given to components in the next pass."""
-    if progress is None or not progress.heat:
-        return 1.0
-    return TEMPERATURES[-(-progress.heat // PASSES_EACH) - 1]
-
-
-class Scored(NamedTuple):
-    """A pass: its totals, the statistics of all rows that it stands for, their M-step, and the bound.
-
-    Statistics and M-step are None where they are those of no mixture; ``collapse`` then says why, if a
-    component collapsed.
-    """
-
-    totals: PassTotals
-    statistics: SufficientStatistics | None
-    plain: MixtureParameters | None
-    bound: float
-    collapse: SingularComponentError | None
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
@@ -102,9 +52,8 @@ def after_sample(
     """
     progress = _progress(state)
     totals = scored.totals
-    weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
-    if weight > 0:
-        progress = replace(progress, unsure=totals.unsure / weight)
+    if scored.weight > 0:
+        progress = replace(progress, unsure=totals.unsure / scored.weight)
     if progress.heat and scored.plain is not None:
         cooler = replace(progress, heat=progress.heat - 1, level_began=state.iteration + 1)
         return replace(state, parameters=scored.plain, progress=cooler), True, math.nan
@@ -139,7 +88,7 @@ def after_full_pass(
     if scored.collapse is not None and trial.kind not in REFUSABLE:
         raise scored.collapse
     step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
-    progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / problem.total_weight)
+    progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / scored.weight)
     if trial.kind is Kind.CYCLE and not step.accepted:
         progress = _failed(progress)
     return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap

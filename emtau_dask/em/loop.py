@@ -4,83 +4,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from emtau_dask.ascent import Kind, Maximiser, MomentSpace, Trial
 from emtau_dask.em.climbing import (
-    Climbing,
-    Scored,
     after_full_pass,
     after_partial_pass,
     after_sample,
     cycle_begun,
     cycle_ended,
-    inverse_temperature,
     maximiser_of,
     samples_left,
 )
 from emtau_dask.em.estep_task import (
-    EStepItem,
-    EStepTask,
-    FrozenRows,
     PassTotals,
-    RowTracking,
     SampleLevel,
     merge_frozen,
-    merge_totals,
 )
 from emtau_dask.em.history import IterationRecord, corrected_gap, extrapolated_gap
 from emtau_dask.em.problem import Problem
+from emtau_dask.em.scoring import Scored, sample_of, score
+from emtau_dask.em.settings import Climbing, EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
 from emtau_dask.io.objects import RowStateWriter
-from emtau_dask.mixture.compiled import Kernels
-from emtau_dask.mixture.estep import KernelPlan, plan_kernel
-from emtau_dask.mixture.model import (
-    MixtureParameters,
-    SufficientStatistics,
-    expected_log_density,
-    m_step,
-    merge,
-    tempered,
-)
 from emtau_dask.policies import (
-    ActivityPolicy,
     NextPass,
     PassSummary,
     Schedule,
     WeightedPolicy,
-    checked_row_arrays,
     checked_schedule,
 )
-
-
-@dataclass(frozen=True)
-class EmSettings:
-    """How EM proceeds, and when it ends.
-
-    Attributes
-    ----------
-    policy : ActivityPolicy
-    tol : float
-        Nats per row; 0 never stops by it.
-    max_iter : int
-    reg_covar : float
-    gap_tol : float
-        The fit also stops after a full pass whose estimated gap is below this; nats per row.
-    climbing : Climbing or None
-        None for steps of EM alone, on all rows.
-    """
-
-    policy: ActivityPolicy
-    tol: float
-    max_iter: int
-    reg_covar: float
-    gap_tol: float = 0.0
-    climbing: Climbing | None = None
 
 
 def iterate(
@@ -136,11 +91,11 @@ def advance(
     began = time.perf_counter()
     if settings.climbing is not None:
         state = _all_rows_last(state, settings, settings.climbing)
-    sample = _sample(state, settings)
+    sample = sample_of(state, settings)
     chunks = problem.chunks
     if not state.afresh:
         chunks = [chunk for chunk, rows in state.remaining.items() if rows]
-    scored = _scored(problem, state, settings, chunks, sample, writer)
+    scored = score(problem, state, settings, chunks, sample, writer)
     totals = scored.totals
     full_pass = totals.scored == problem.n_present and sample is None
     following = state if sample is not None else _following(problem, state, settings, totals)
@@ -187,55 +142,6 @@ def _all_rows_last(state: RunState, settings: EmSettings, climbing: Climbing) ->
     return samples_left(state, climbing)
 
 
-def _sample(state: RunState, settings: EmSettings) -> SampleLevel | None:
-    if settings.climbing is None or state.progress is None:
-        return None
-    samples, level = settings.climbing.samples, state.progress.level
-    return SampleLevel(samples, level) if level < len(samples.shares) else None
-
-
-def _scored(
-    problem: Problem,
-    state: RunState,
-    settings: EmSettings,
-    chunks: Sequence[int],
-    sample: SampleLevel | None,
-    writer: Callable[[], RowStateWriter | None],
-) -> Scored:
-    """Return a pass under the state's parameters."""
-    frozen = None if state.afresh else state.frozen
-    cycle = None if state.progress is None else state.progress.cycle
-    held = None if state.afresh or cycle is None else cycle.held
-    structure, threads = problem.structure, problem.executor.threads
-
-    def score(plan: KernelPlan) -> PassTotals:
-        return _e_step(problem, state, plan, settings, chunks, sample, None if sample else writer())
-
-    def statistics(totals: PassTotals) -> SufficientStatistics | None:
-        if held is not None:
-            return held.total(structure, totals.statistics)
-        if sample is not None:
-            return totals.statistics
-        return _all_rows(problem, totals, frozen)
-
-    def maximise(totals: PassTotals) -> MixtureParameters | None:
-        found = statistics(totals)
-        return None if found is None else m_step(found, structure, settings.reg_covar, threads)
-
-    plan = plan_kernel(tempered(state.parameters, inverse_temperature(state.progress)), problem.rows.dtype)
-    totals, plain, collapse = _with_enough_digits(score, maximise, plan)
-    if collapse is not None and settings.climbing is None:
-        raise collapse
-    if sample is not None:
-        weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
-        bound = totals.log_likelihood / weight if weight else -math.inf
-    elif held is not None:
-        bound = (totals.log_likelihood + held.bound(structure, state.parameters)) / problem.total_weight
-    else:
-        bound = _lower_bound(problem, state.parameters, totals, frozen)
-    return Scored(totals, None if plain is None else statistics(totals), plain, bound, collapse)
-
-
 def _plainly(state: RunState, scored: Scored) -> RunState:
     assert scored.plain is not None
     return replace(state, parameters=scored.plain)
@@ -270,7 +176,7 @@ def _scheduled(
 ) -> RunState:
     """Return the state with what the next iteration scores, or why there is none."""
     record, progress = state.records[-1], state.progress
-    if progress is not None and before.progress is not None and _sample(before, settings) is not None:
+    if progress is not None and before.progress is not None and sample_of(before, settings) is not None:
         return replace(state, afresh=True)
     change = None
     if before.bound is not None and record.accepted:
@@ -366,87 +272,3 @@ def _stop_reason(schedule: Schedule, change: float | None, tol: float) -> str | 
     if schedule.test_tol and change is not None and abs(change) < tol:
         return "tol"
     return "no-active-rows" if schedule.next_pass is NextPass.STOP else None
-
-
-def _with_enough_digits(
-    score: Callable[[KernelPlan], PassTotals],
-    maximise: Callable[[PassTotals], MixtureParameters | None],
-    plan: KernelPlan,
-) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None]:
-    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass.
-
-    In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
-    """
-    totals = score(plan)
-    try:
-        parameters = maximise(totals)
-        if parameters is None or plan.admits(parameters):
-            return totals, parameters, None
-    except SingularComponentError as error:
-        if not plan.together.any():
-            return totals, None, error
-    again = score(plan.centred)
-    again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
-    try:
-        return again, maximise(again), None
-    except SingularComponentError as error:
-        return again, None, error
-
-
-def _e_step(
-    problem: Problem,
-    state: RunState,
-    plan: KernelPlan,
-    settings: EmSettings,
-    chunks: Sequence[int],
-    sample: SampleLevel | None,
-    writer: RowStateWriter | None,
-) -> PassTotals:
-    tracking = None
-    if writer is not None:
-        arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
-        kept = frozenset(array.name for array in arrays if array.keep)
-        tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
-        if settings.climbing is not None and state.progress is not None:
-            tracking = replace(tracking, seed=settings.climbing.samples.seed, unsure=state.progress.unsure)
-    ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
-    slots = {} if state.afresh else state.slots
-    active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
-    if sample is not None:
-        share = sample.samples.shares[sample.level]
-        active = {chunk: share * size for chunk, size in sizes.items()}
-    iteration = state.iteration + 1
-    kernels = Kernels(plan, compiled=problem.compiled)
-    totals = problem.map_reduce(
-        EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
-        partial(merge_totals, problem.structure),
-        name="estep",
-        stage=f"iteration {iteration}",
-        items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
-        costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
-    )
-    totals = totals or PassTotals()
-    if problem.contents is not None:
-        problem.contents.found(
-            {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
-        )
-    return totals
-
-
-def _all_rows(problem: Problem, totals: PassTotals, frozen: FrozenRows | None) -> SufficientStatistics:
-    parts = [part.statistics for part in (frozen, totals) if part is not None and part.statistics is not None]
-    if not parts:
-        raise CheckpointCorruptError(
-            "row state has no active row where the checkpoint says that there are some."
-        )
-    return reduce(partial(merge, problem.structure), parts)
-
-
-def _lower_bound(
-    problem: Problem, parameters: MixtureParameters, totals: PassTotals, frozen: FrozenRows | None
-) -> float:
-    """Return Neal and Hinton's free energy F(Θ, q), nats per (weighted) row."""
-    total = totals.log_likelihood
-    if frozen is not None:
-        total += expected_log_density(frozen.statistics, parameters) + frozen.entropy
-    return total / problem.total_weight

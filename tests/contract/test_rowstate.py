@@ -13,7 +13,7 @@ from processes import process_of
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
 from emtau_dask.em.context import Context
-from emtau_dask.em.loop import EmSettings
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import FitState, RunState
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit

@@ -1,0 +1,208 @@
+"""A pass of a run: partial E-steps over chunks, and the statistics, M-step and bound that they give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from typing import NamedTuple
+
+from emtau_dask.em.estep_task import (
+    EStepItem,
+    EStepTask,
+    FrozenRows,
+    PassTotals,
+    RowTracking,
+    SampleLevel,
+    merge_totals,
+)
+from emtau_dask.em.problem import Problem
+from emtau_dask.em.settings import Climbing, EmSettings
+from emtau_dask.em.state import RunState
+from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
+from emtau_dask.io.objects import RowStateWriter
+from emtau_dask.mixture.compiled import Kernels
+from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.mixture.model import (
+    MixtureParameters,
+    SufficientStatistics,
+    expected_log_density,
+    m_step,
+    merge,
+    tempered,
+)
+from emtau_dask.policies import checked_row_arrays
+
+
+class Scored(NamedTuple):
+    """A pass: its totals, and what follows from them for all rows that it stands for.
+
+    Attributes
+    ----------
+    totals : PassTotals
+    weight : float
+        Of the rows that it stands for: those of the sample, or all.
+    statistics : SufficientStatistics or None
+        None where they are those of no mixture.
+    plain : MixtureParameters or None
+        Their M-step; None where there is none, and where a component collapsed.
+    bound : float
+        Nats per row of ``weight``.
+    collapse : SingularComponentError or None
+        Which component collapsed.
+    """
+
+    totals: PassTotals
+    weight: float
+    statistics: SufficientStatistics | None
+    plain: MixtureParameters | None
+    bound: float
+    collapse: SingularComponentError | None
+
+
+def sample_of(state: RunState, settings: EmSettings) -> SampleLevel | None:
+    """Return the sample that a run scores next; None where it scores all rows, or active ones."""
+    if settings.climbing is None or state.progress is None:
+        return None
+    samples, level = settings.climbing.samples, state.progress.level
+    return SampleLevel(samples, level) if level < len(samples.shares) else None
+
+
+def score(
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    chunks: Sequence[int],
+    sample: SampleLevel | None,
+    writer: Callable[[], RowStateWriter | None],
+) -> Scored:
+    """Return a pass over ``chunks``, or over the rows of a sample in them, under the parameters of a state.
+
+    Raises
+    ------
+    SingularComponentError
+        A component collapsed, in a run that does not extrapolate.
+    CheckpointCorruptError
+        Row state has no active row where there should be some.
+    InvalidDataError
+        A row holds NaN or infinity, or is beyond the range of float64.
+    """
+    frozen = None if state.afresh else state.frozen
+    cycle = None if state.progress is None else state.progress.cycle
+    held = None if state.afresh or cycle is None else cycle.held
+    structure, threads = problem.structure, problem.executor.threads
+
+    def totals_by(plan: KernelPlan) -> PassTotals:
+        return _e_step(problem, state, plan, settings, chunks, sample, None if sample else writer())
+
+    def statistics(totals: PassTotals) -> SufficientStatistics | None:
+        if held is not None:
+            return held.total(structure, totals.statistics)
+        if sample is not None:
+            return totals.statistics
+        return _all_rows(problem, totals, frozen)
+
+    def maximise(totals: PassTotals) -> MixtureParameters | None:
+        found = statistics(totals)
+        return None if found is None else m_step(found, structure, settings.reg_covar, threads)
+
+    heat = 0 if state.progress is None else state.progress.heat
+    parameters = tempered(state.parameters, Climbing.inverse_temperature(heat))
+    plan = plan_kernel(parameters, problem.rows.dtype)
+    totals, plain, collapse = _with_enough_digits(totals_by, maximise, plan)
+    if collapse is not None and settings.climbing is None:
+        raise collapse
+    weight = problem.total_weight
+    if sample is not None:
+        weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
+        bound = totals.log_likelihood / weight if weight else -math.inf
+    elif held is not None:
+        bound = (totals.log_likelihood + held.bound(structure, state.parameters)) / weight
+    else:
+        bound = _lower_bound(problem, state.parameters, totals, frozen)
+    return Scored(totals, weight, None if plain is None else statistics(totals), plain, bound, collapse)
+
+
+def _with_enough_digits(
+    score: Callable[[KernelPlan], PassTotals],
+    maximise: Callable[[PassTotals], MixtureParameters | None],
+    plan: KernelPlan,
+) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None]:
+    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass.
+
+    In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
+    """
+    totals = score(plan)
+    try:
+        parameters = maximise(totals)
+        if parameters is None or plan.admits(parameters):
+            return totals, parameters, None
+    except SingularComponentError as error:
+        if not plan.together.any():
+            return totals, None, error
+    again = score(plan.centred)
+    again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
+    try:
+        return again, maximise(again), None
+    except SingularComponentError as error:
+        return again, None, error
+
+
+def _e_step(
+    problem: Problem,
+    state: RunState,
+    plan: KernelPlan,
+    settings: EmSettings,
+    chunks: Sequence[int],
+    sample: SampleLevel | None,
+    writer: RowStateWriter | None,
+) -> PassTotals:
+    tracking = None
+    if writer is not None:
+        arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
+        kept = frozenset(array.name for array in arrays if array.keep)
+        tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
+        if settings.climbing is not None and state.progress is not None:
+            tracking = replace(tracking, seed=settings.climbing.samples.seed, unsure=state.progress.unsure)
+    ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
+    slots = {} if state.afresh else state.slots
+    active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}
+    if sample is not None:
+        share = sample.samples.shares[sample.level]
+        active = {chunk: share * size for chunk, size in sizes.items()}
+    iteration = state.iteration + 1
+    kernels = Kernels(plan, compiled=problem.compiled)
+    totals = problem.map_reduce(
+        EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
+        partial(merge_totals, problem.structure),
+        name="estep",
+        stage=f"iteration {iteration}",
+        items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
+        costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
+    )
+    totals = totals or PassTotals()
+    if problem.contents is not None:
+        problem.contents.found(
+            {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
+        )
+    return totals
+
+
+def _all_rows(problem: Problem, totals: PassTotals, frozen: FrozenRows | None) -> SufficientStatistics:
+    parts = [part.statistics for part in (frozen, totals) if part is not None and part.statistics is not None]
+    if not parts:
+        raise CheckpointCorruptError(
+            "row state has no active row where the checkpoint says that there are some."
+        )
+    return reduce(partial(merge, problem.structure), parts)
+
+
+def _lower_bound(
+    problem: Problem, parameters: MixtureParameters, totals: PassTotals, frozen: FrozenRows | None
+) -> float:
+    """Return Neal and Hinton's free energy F(Θ, q), nats per (weighted) row."""
+    total = totals.log_likelihood
+    if frozen is not None:
+        total += expected_log_density(frozen.statistics, parameters) + frozen.entropy
+    return total / problem.total_weight

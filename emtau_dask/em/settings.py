@@ -1,0 +1,73 @@
+"""How a run of EM proceeds, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emtau_dask.policies import ActivityPolicy
+from emtau_dask.rows import Samples
+
+TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
+"""Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
+PASSES_EACH = 2
+"""Annealed passes at each temperature."""
+
+
+@dataclass(frozen=True)
+class Climbing:
+    """How a run extrapolates, and on which samples it begins.
+
+    Attributes
+    ----------
+    memory : int
+        Steps that are remembered; with 0 every step is EM's own.
+    samples : Samples
+        Of which the run begins on the smallest; without shares it begins on all rows.
+    annealed : bool
+        Whether the first passes over the smallest sample are annealed.
+    """
+
+    memory: int
+    samples: Samples
+    annealed: bool = False
+
+    @property
+    def heat(self) -> int:
+        """Annealed passes that a run begins with."""
+        return len(TEMPERATURES) * PASSES_EACH if self.annealed and self.samples.shares else 0
+
+    @staticmethod
+    def inverse_temperature(heat: int) -> float:
+        """Return the power of the densities by which rows are given to components in the next pass.
+
+        Parameters
+        ----------
+        heat : int
+            Annealed passes to come, that one included.
+        """
+        return TEMPERATURES[-(-heat // PASSES_EACH) - 1] if heat else 1.0
+
+
+@dataclass(frozen=True)
+class EmSettings:
+    """How EM proceeds, and when it ends.
+
+    Attributes
+    ----------
+    policy : ActivityPolicy
+    tol : float
+        Nats per row; 0 never stops by it.
+    max_iter : int
+    reg_covar : float
+    gap_tol : float
+        The fit also stops after a full pass whose estimated gap is below this; nats per row.
+    climbing : Climbing or None
+        None for steps of EM alone, on all rows.
+    """
+
+    policy: ActivityPolicy
+    tol: float
+    max_iter: int
+    reg_covar: float
+    gap_tol: float = 0.0
+    climbing: Climbing | None = None
