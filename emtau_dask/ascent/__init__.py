@@ -15,6 +15,7 @@ from emtau_dask.ascent.quasi_newton import (
     climb,
     end_cycle,
     memory_for,
+    rounding,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "climb",
     "end_cycle",
     "memory_for",
+    "rounding",
 ]

@@ -23,11 +23,11 @@ from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_
 from emtau_dask.mixture.numerics import Floats
 
 FALL = 1e-13
-"""By how much the objective may fall for rounding alone, relative to it."""
+"""Largest difference between objectives that is taken for rounding, relative to them."""
 LEAST_CURVATURE = 1e-8
 """Smallest cosine of a step and the change of the gradient along it that is learnt from."""
-TRUSTED, SHRINK, GROW = 0.25, 0.5, 2.0
-"""The radius grows where the gain is at least this part of the predicted one; it shrinks at a refusal."""
+TRUSTED, LEAST, SHRINK, GROW = 0.25, 0.01, 0.5, 2.0
+"""The radius grows where a gain is at least this part of the predicted one. Refused steps shrink so far."""
 HALVINGS = 6
 MEMORY, LEAST_MEMORY, MEMORY_BYTES = 10, 3, 2**26
 
@@ -172,6 +172,11 @@ class Maximiser:
         return self.parameters(space, moments)
 
 
+def rounding(objective: float) -> float:
+    """Return the largest difference between objectives that is taken for rounding, nats per row."""
+    return FALL * max(1.0, abs(objective))
+
+
 def memory_for(structure: CovarianceStructure, n_components: int, n_features: int) -> int:
     """Return how many steps are remembered: 10, or fewer where their moments are large."""
     size = MomentSpace(structure, np.empty((n_components, n_features))).size
@@ -245,7 +250,7 @@ def climb(
     if ascent.point is not None and scored is not None:
         ascent = replace(ascent, pairs=_learnt(ascent, scored, maximiser.memory))
     if refused and ascent.point is not None:
-        return _back(space, ascent, maximiser)
+        return _back(space, ascent, maximiser, scored)
     if scored is None or plain is None:
         return Climb(ascent, parameters, False, math.nan)
     radius = ascent.radius
@@ -272,10 +277,13 @@ def begin_cycle(ascent: Ascent, maximiser: Maximiser, damping: float) -> Climb:
     point = replace(point, objective=point.objective / whole, response=response)
     plain = maximiser.parameters(space, response)
     assert plain is not None
-    return _stepped(space, replace(ascent, point=point), maximiser, plain, known=True)
+    pairs = tuple(Pair(pair.step, (pair.decrease + damping * pair.step) / whole) for pair in ascent.pairs)
+    return _stepped(space, replace(ascent, point=point, pairs=pairs), maximiser, plain, known=True)
 
 
-def end_cycle(inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: MixtureParameters) -> Climb:
+def end_cycle(
+    inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: MixtureParameters, damping: float
+) -> Climb:
     """Return the step of all rows to where a cycle led; their own next step where it should bring nothing.
 
     The steps that were learnt from in the cycle are kept: their curvature is that of all rows but for the
@@ -286,13 +294,16 @@ def end_cycle(inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: Mixtu
     back = replace(
         outer,
         pairs=tuple(
-            Pair(_from(inner, at, pair.step), _from(inner, at, pair.decrease)) for pair in inner.pairs
+            Pair(
+                _from(inner, at, pair.step),
+                _from(inner, at, (1.0 + damping) * pair.decrease - damping * pair.step),
+            )
+            for pair in inner.pairs
         ),
     )
     point, moments = outer.point, inner.trial.moments
     assert moments is not None
-    after = at.expected_log_density(point.gradient, reached)
-    predicted = 0.5 * (after - at.expected_log_density(point.gradient, point.parameters))
+    predicted = _decrement(at, point, reached)
     if (predicted > 0 or not point.known) and not _same(reached, point.parameters):
         moments = _from(inner, at, moments)
         length = float(np.linalg.norm(at.standardised(moments - point.moments, point.parameters)))
@@ -316,7 +327,7 @@ def _falls(ascent: Ascent, objective: float) -> bool:
     if ascent.point is None or ascent.trial.kind not in REFUSABLE:
         return False
     before = ascent.point.objective
-    return not objective >= before - FALL * max(1.0, abs(before))
+    return not objective >= before - rounding(before)
 
 
 def _learnt(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
@@ -328,19 +339,58 @@ def _learnt(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
     return (*ascent.pairs, pair)[-memory:] if memory else ()
 
 
-def _back(space: MomentSpace, ascent: Ascent, maximiser: Maximiser) -> Climb:
-    """Return a shorter step from the accepted point, or its plain one."""
+def _back(space: MomentSpace, ascent: Ascent, maximiser: Maximiser, scored: Point | None) -> Climb:
+    """Return a shorter step from the accepted point, as far as the objective rises, or its plain one."""
     point, trial = ascent.point, ascent.trial
     assert point is not None
     plain = maximiser.parameters(space, point.response)
     if plain is None or trial.kind is Kind.PLAIN:
         # EM's own step led to rows that determine no mixture: nothing is left to try here.
         return Climb(replace(ascent, trial=Trial(point.moments)), point.parameters, False, math.nan)
-    if trial.kind is Kind.CYCLE:
-        own = float(np.linalg.norm(space.standardised(point.gradient, point.parameters)))
-        return Climb(replace(ascent, trial=Trial(point.response, Kind.PLAIN, own)), plain, False, math.nan)
-    ascent = replace(ascent, radius=SHRINK * trial.length)
-    return replace(_stepped(space, ascent, maximiser, plain, known=True), accepted=False)
+    assert trial.moments is not None
+    step = trial.moments - point.moments
+    share = SHRINK if scored is None else _summit(space, point, scored, step)
+    own = float(np.linalg.norm(space.standardised(point.gradient, point.parameters)))
+    gain = _decrement(space, point, plain)
+    moments = point.moments + share * step
+    produced = maximiser.extrapolated(space, moments) if share * trial.length > own else None
+    if produced is None:
+        plainly = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain), radius=own)
+        return Climb(plainly, plain, False, gain)
+    predicted = _decrement(space, point, produced)
+    shorter = Trial(moments, Kind.EXTRAPOLATED, share * trial.length, predicted)
+    return Climb(replace(ascent, trial=shorter, radius=shorter.length), produced, False, max(gain, predicted))
+
+
+def _decrement(space: MomentSpace, point: Point, produced: MixtureParameters) -> float:
+    """Return half of the product of the gradient with a step of the natural parameters."""
+    after = space.expected_log_density(point.gradient, produced)
+    return 0.5 * (after - space.expected_log_density(point.gradient, point.parameters))
+
+
+def _summit(space: MomentSpace, point: Point, refused: Point, step: Floats) -> float:
+    """Return where along a refused step the objective is largest, as a share of the step.
+
+    By the cubic through both objectives and both slopes (Nocedal and Wright 2006, eq. 3.59), between `LEAST`
+    and `SHRINK`.
+    """
+    first, last = _slope(space, point, step), _slope(space, refused, step)
+    bend = 3.0 * (point.objective - refused.objective) + first + last
+    square = bend**2 - first * last
+    if not (first > 0 and square >= 0 and math.isfinite(square)):
+        return SHRINK
+    root = math.sqrt(square)
+    return min(max(1.0 - (root + bend - last) / (first - last + 2.0 * root), LEAST), SHRINK)
+
+
+def _slope(space: MomentSpace, point: Point, step: Floats) -> float:
+    """Return by how much the objective rises at a point for each such step, by first order."""
+    there = MomentSpace(space.structure, point.parameters.means)
+
+    def standard(moments: Floats) -> Floats:
+        return there.standardised(space.moved(moments, there.origins), point.parameters)
+
+    return float(standard(point.gradient) @ standard(step))
 
 
 def _about(space: MomentSpace, ascent: Ascent, origins: Floats) -> Ascent:
@@ -365,13 +415,9 @@ def _stepped(
     gradient = point.gradient
     theta = point.parameters
 
-    def decrement(produced: MixtureParameters) -> float:
-        after = space.expected_log_density(gradient, produced)
-        return 0.5 * (after - space.expected_log_density(gradient, theta))
-
     standard = space.standardised(gradient, theta)
     own = float(np.linalg.norm(standard))
-    gain = decrement(plain) if known else math.nan
+    gain = _decrement(space, point, plain) if known else math.nan
     plainly = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain))
     if not known or not ascent.pairs:
         return Climb(plainly, plain, True, gain)
@@ -397,6 +443,6 @@ def _stepped(
         share *= 0.5
     else:
         return Climb(plainly, plain, True, gain)
-    predicted = decrement(produced)
+    predicted = _decrement(space, point, produced)
     trial = Trial(moments, Kind.EXTRAPOLATED, share * length, predicted)
     return Climb(replace(ascent, trial=trial), produced, True, max(gain, predicted / share))

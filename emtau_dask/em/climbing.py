@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,10 @@ from emtau_dask.ascent import (
     begin_cycle,
     climb,
     end_cycle,
+    rounding,
 )
 from emtau_dask.em.estep_task import FrozenRows, PassTotals
+from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.scoring import Scored
 from emtau_dask.em.settings import Climbing
@@ -30,6 +33,8 @@ LEVEL_ITERATIONS = 100
 """A sample is left after so many iterations at the latest."""
 LEAST_DAMPING, MORE = 0.02, 4.0
 """What follows a cycle that failed: damping of at least this, or four times as much."""
+CRAWLING = 0.5
+"""A cycle fails too if it gains more than this part of what the one before it gained."""
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
@@ -91,6 +96,8 @@ def after_full_pass(
     progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / scored.weight)
     if trial.kind is Kind.CYCLE and not step.accepted:
         progress = _failed(progress)
+    elif trial.kind is Kind.CYCLE and _crawls(state.records, scored.bound):
+        progress = replace(progress, failures=progress.failures + 1)
     return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
 
 
@@ -130,16 +137,41 @@ def after_partial_pass(
     return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
 
 
+def gap_when_begun(progress: Progress, gap: float) -> float:
+    """Return the estimated gap with which a cycle began, nats per row; NaN outside of cycles.
+
+    It is what was estimated then, or, where that is less, what the cycle gained and the ``gap`` that is left.
+    """
+    cycle, now = progress.cycle, progress.ascent.point
+    if cycle is None or now is None:
+        return math.nan
+    began = cycle.outer.point
+    assert began is not None
+    gained = now.objective - began.objective / (1.0 + progress.damping)
+    if gained <= rounding(now.objective):
+        return cycle.gap
+    return float(np.minimum(cycle.gap, gained + gap))
+
+
 def cycle_ended(state: RunState, maximiser: Maximiser) -> RunState:
     """Return the state before all rows are scored at the parameters that partial passes led to."""
     progress = _progress(state)
     cycle = progress.cycle
     assert cycle is not None
-    step = end_cycle(progress.ascent, cycle.outer, maximiser, state.parameters)
+    step = end_cycle(progress.ascent, cycle.outer, maximiser, state.parameters, progress.damping)
     progress = replace(progress, ascent=step.ascent, cycle=None)
     if step.ascent.trial.kind is not Kind.CYCLE:
         progress = _failed(progress)
     return replace(state, parameters=step.parameters, progress=progress)
+
+
+def _crawls(records: Sequence[IterationRecord], bound: float) -> bool:
+    """Return whether the bounds of full passes rise slowly, but steadily: by steps that hardly fall."""
+    kept = [record.lower_bound for record in records if record.full_pass and record.accepted]
+    if len(kept) < 2:
+        return False
+    gain, gain_before = bound - kept[-1], kept[-1] - kept[-2]
+    return gain > max(CRAWLING * gain_before, rounding(bound))
 
 
 def _failed(progress: Progress) -> Progress:

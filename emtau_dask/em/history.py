@@ -121,17 +121,19 @@ def extrapolated_gap(records: Sequence[IterationRecord]) -> float:
     return second**2 / (first - second) if 0 <= second < first else math.nan
 
 
-CRAWLING = 0.3
-"""Where the gains of full passes fall by less than this factor, their extrapolation counts too."""
-MOST_CORRECTED = 10.0
+CRAWLING = 0.2
+"""Bounds crawl where their gain over some passes is more than this part of that over as many before."""
+PASSES_APART = (2, 4, 8, 16)
+MOST_CORRECTED, MOST_GAINS = 10.0, 15.0
+"""By how much an estimate may grow: by this factor, and to so many gains of the last passes."""
 
 
 def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) -> float:
     """Return the estimated gap of an accepted full pass, with what the full passes before it say.
 
     Quasi-Newton steps know the curvature of few directions, so that the estimate is too small where others
-    are slow. It grows by the factor by which the last one was too small for the gain that followed, and is at
-    least Aitken's extrapolation of the bounds two and four passes apart, where these crawl.
+    are slow. It grows by the factor by which the last one was too small for the gain that followed. It is at
+    least Aitken's extrapolation of the bounds 2, 4, 8 and 16 passes apart, as long as these crawl.
 
     Parameters
     ----------
@@ -151,10 +153,13 @@ def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) 
     before = kept[-1].gap
     if before > 0:
         gap *= min(MOST_CORRECTED, max(1.0, (bound - kept[-1].lower_bound) / before))
-    for apart in (2, 4):
-        if len(bounds) > 2 * apart:
-            first, middle, last = bounds[-1 - 2 * apart], bounds[-1 - apart], bounds[-1]
-            slow, now = middle - first, last - middle
-            if slow > now > CRAWLING * slow:
-                gap = max(gap, now**2 / (slow - now))
+    for apart in PASSES_APART:
+        if len(bounds) <= 2 * apart:
+            break
+        first, middle, last = bounds[-1 - 2 * apart], bounds[-1 - apart], bounds[-1]
+        slow, now = middle - first, last - middle
+        if now <= CRAWLING * slow:
+            break
+        times = now / (slow - now) if slow > now else 1.0
+        gap = max(gap, min(times, MOST_GAINS) * now)
     return gap

@@ -15,6 +15,7 @@ from emtau_dask.em.climbing import (
     after_sample,
     cycle_begun,
     cycle_ended,
+    gap_when_begun,
     maximiser_of,
     samples_left,
 )
@@ -181,7 +182,6 @@ def _scheduled(
     change = None
     if before.bound is not None and record.accepted:
         change = record.lower_bound - before.bound
-    cycle = None if progress is None else progress.cycle
     summary = PassSummary(
         record.iteration,
         record.full_pass,
@@ -191,7 +191,7 @@ def _scheduled(
         state.since_reset,
         record.accepted,
         record.gap,
-        math.nan if cycle is None else cycle.gap,
+        math.nan if progress is None else gap_when_begun(progress, record.gap),
         0 if progress is None else progress.failures,
     )
     schedule = checked_schedule(settings.policy, summary)

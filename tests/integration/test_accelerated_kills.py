@@ -18,7 +18,7 @@ WEIGHTS = np.random.default_rng(2).integers(0, 3, len(ROWS)).astype(float)
 CHUNKS = (700, 0, 900, 600)
 COMMON = {"n_components": 3, "random_state": 0, "tol": 0, "reg_covar": 0}
 CASES = {
-    "auto": COMMON | {"algorithm": "auto", "max_iter": 60, "n_init": 2, "random_state": 1},
+    "auto": COMMON | {"algorithm": "auto", "max_iter": 60, "n_init": 2, "random_state": 2},
     "auto, weights": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2, "sample_weight": WEIGHTS},
     "annealed": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2},
     "em": COMMON | {"algorithm": "em", "acceleration": "quasi-newton", "max_iter": 14, "n_init": 2},
@@ -29,6 +29,7 @@ CASES = {
         "max_iter": 16,
         "covariance_type": "tied",
         "reg_covar": 1e-3,
+        "random_state": 6,
     },
 }
 EVERY = pytest.mark.parametrize("case", CASES)
@@ -131,7 +132,9 @@ def test_the_cases_have_every_stage(undisturbed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolving, "LARGEST_SHARE", 0.01)
         assert set(undisturbed("annealed")[1]) >= {"annealed", "contest", "all rows"}
-    assert set(undisturbed("em-sampled")[1]) >= {"cycle", "all rows"}
+    assert set(undisturbed("em-sampled")[1]) >= {"cycle", "all rows", "refused"}
+    for case in ("auto", "em-sampled"):
+        assert undisturbed(case)[1].index("refused") < CASES[case]["max_iter"] - 2
 
 
 @pytest.mark.parametrize("stage", ["contest", "sample 1", "cycle", "refused"])

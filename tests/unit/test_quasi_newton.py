@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from oracles import naive, starts
 from references import COVARIANCE_TYPES, statistics_of
+from scipy import optimize
 
 from emtau_dask.ascent import (
     Ascent,
@@ -218,11 +219,32 @@ class TestRefusal:
         assert not step.accepted
         assert step.ascent.point.parameters is before.point.parameters
         assert step.ascent.point.objective == before.point.objective
-        assert step.ascent.radius == 0.5 * before.trial.length
         own = MomentSpace(climber.maximiser.structure, before.origins).standardised(
             before.point.gradient, before.point.parameters
         )
-        assert step.ascent.trial.length <= max(step.ascent.radius, np.linalg.norm(own)) * (1 + 1e-6)
+        assert step.ascent.trial.length <= max(0.5 * before.trial.length, np.linalg.norm(own))
+        assert step.ascent.radius == step.ascent.trial.length
+
+    @pytest.mark.parametrize("times", [8.0, 16.0])
+    def test_the_shorter_step_goes_as_far_as_the_objective_rises(self, climber, times):
+        """Where that is, SciPy's search along the step says; the cubic is near it."""
+        climber.taken(6)
+        space, point = MomentSpace(climber.maximiser.structure, climber.ascent.origins), climber.ascent.point
+        step = times * (climber.ascent.trial.moments - point.moments)
+
+        def fall(share):
+            found = climber.maximiser.parameters(space, point.moments + share * step)
+            return -scored(found, climber.maximiser)[0]
+
+        best = optimize.minimize_scalar(fall, bounds=(0, 1), method="bounded", options={"xatol": 1e-6}).x
+        assert best < 0.5
+        trial = Trial(point.moments + step, Kind.EXTRAPOLATED, times * climber.ascent.trial.length)
+        climber.ascent = replace(climber.ascent, trial=trial, pairs=())
+        climber.parameters = climber.maximiser.parameters(space, trial.moments)
+        shorter = climber.step().ascent.trial
+        assert shorter.kind is Kind.EXTRAPOLATED
+        assert best / 1.5 < shorter.length / trial.length < best * 1.5
+        assert climber.step().accepted
 
     def test_a_fall_by_rounding_alone_is_accepted(self, climber):
         objective = climber.ascent.point.objective
@@ -275,14 +297,14 @@ class TestRefusal:
         assert math.isnan(step.gap)
         assert step.parameters is given
 
-    def test_a_refused_cycle_is_followed_by_ems_own_step(self, climber):
+    def test_a_refused_cycle_is_followed_by_a_shorter_step_or_ems_own(self, climber):
         climber.ascent = replace(climber.ascent, trial=replace(climber.ascent.trial, kind=Kind.CYCLE))
-        point = climber.ascent.point
+        point, trial = climber.ascent.point, climber.ascent.trial
         step = climber.step(point.objective - 1.0)
         assert not step.accepted
-        assert step.ascent.trial.kind is Kind.PLAIN
-        space = MomentSpace(climber.maximiser.structure, step.ascent.origins)
-        same(step.parameters, climber.maximiser.parameters(space, point.response))
+        assert step.ascent.trial.kind in (Kind.PLAIN, Kind.EXTRAPOLATED)
+        assert step.ascent.trial.length < trial.length
+        assert step.ascent.point is point
 
 
 class TestMemory:
@@ -369,6 +391,25 @@ class TestCycle:
         assert begun.objective == pytest.approx(point.objective / (1 + damping))
         np.testing.assert_array_equal(begun.moments, point.moments)
 
+    @pytest.mark.parametrize("damping", [0.02, 1.0])
+    def test_what_is_remembered_has_the_curvature_of_the_damped_objective_in_it_alone(self, damping):
+        """A damped gradient is, by its definition, (response + λ · that of the point) / (1 + λ) − moments."""
+        climber = Climber(started("full")).taken(4)
+        outer = climber.ascent
+        about, pair = outer.point.moments, outer.pairs[-1]
+        begun = begin_cycle(outer, climber.maximiser, damping).ascent
+
+        def damped(moments, response):
+            return (response + damping * about) / (1 + damping) - moments
+
+        # The pair's step led to the point; its decrease is that of the gradients at both ends.
+        before = outer.point.moments - pair.step
+        response = before + outer.point.gradient + pair.decrease
+        expected = damped(before, response) - damped(outer.point.moments, outer.point.response)
+        np.testing.assert_allclose(begun.pairs[-1].decrease, expected, rtol=1e-9, atol=1e-13)
+        back = end_cycle(begun, outer, climber.maximiser, started("full", seed=9), damping)
+        np.testing.assert_allclose(back.ascent.pairs[-1].decrease, pair.decrease, rtol=1e-9, atol=1e-13)
+
     def test_on_all_rows_it_leads_to_what_is_scored_next_with_its_gain_predicted(self):
         climber = Climber(started("full")).taken(3)
         outer = climber.ascent
@@ -376,7 +417,7 @@ class TestCycle:
         inner = Climber(started("full"))
         inner.ascent, inner.parameters = begun.ascent, begun.parameters
         inner.taken(6)
-        step = end_cycle(inner.ascent, outer, climber.maximiser, inner.parameters)
+        step = end_cycle(inner.ascent, outer, climber.maximiser, inner.parameters, 0.0)
         assert step.accepted
         assert step.ascent.trial.kind is Kind.CYCLE
         assert step.parameters is inner.parameters
@@ -400,7 +441,7 @@ class TestCycle:
         inner = Climber(started("full"))
         inner.ascent, inner.parameters = begun.ascent, begun.parameters
         inner.taken(6)
-        step = end_cycle(inner.ascent, climber.ascent, climber.maximiser, inner.parameters)
+        step = end_cycle(inner.ascent, climber.ascent, climber.maximiser, inner.parameters, 0.0)
         assert step.ascent.trial.kind is Kind.CYCLE
         climber.ascent, climber.parameters = step.ascent, step.parameters
         after = climber.step()
@@ -412,7 +453,7 @@ class TestCycle:
         outer = climber.ascent
         worse = started("full", seed=9)
         inner = replace(outer, trial=Trial(outer.point.moments, Kind.PLAIN), pairs=())
-        step = end_cycle(inner, outer, climber.maximiser, worse)
+        step = end_cycle(inner, outer, climber.maximiser, worse, 0.0)
         gradient = outer.point.gradient
         space = MomentSpace(climber.maximiser.structure, outer.origins)
         gains = [space.expected_log_density(gradient, p) for p in (worse, outer.point.parameters)]
