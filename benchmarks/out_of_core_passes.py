@@ -111,8 +111,8 @@ def main(arguments: list[str] | None = None) -> Reading | None:
     print(
         f"{found.full_passes} full passes, work {found.work:.1f}, {found.seconds:.0f} s, "
         f"{format_bytes(found.resident)} resident at most\n"
-        f"read: {found.iterations:.2f} times the data in iterations, {found.process:.2f} times by the process "
-        f"(at most {found.allowed} wanted)"
+        f"read: {found.iterations:.2f} times in iterations, {found.process:.2f} times by the process "
+        f"(of the data; at most {found.allowed} wanted)"
     )
     return found
 

@@ -13,16 +13,16 @@ def fit(request, monkeypatch):
     import dask  # not at the top: the oracles' own tests run without the package
 
     import emtau_dask
-    from emtau_dask.em import loop
+    from emtau_dask.em import scoring
 
     setting = {"numpy": "never", "compiled": "always"}[request.param]
-    chosen, kernels = [], loop.Kernels
+    chosen, kernels = [], scoring.Kernels
 
     def noted(plan, *, compiled):
         chosen.append(compiled)
         return kernels(plan, compiled=compiled)
 
-    monkeypatch.setattr(loop, "Kernels", noted)
+    monkeypatch.setattr(scoring, "Kernels", noted)
 
     def fit(X, given, case, *, sample_weight=None, **options):
         if isinstance(given, dict):
