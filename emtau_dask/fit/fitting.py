@@ -36,8 +36,10 @@ from emtau_dask.io.sources import Source
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.model import MixtureParameters
 
-STARTING_ITERATIONS, AFTER_ANNEALING = 4, 10
-"""Iterations of each of several starts on the first sample, before the best goes on; after annealing more."""
+STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
+"""Iterations, at most, of each of several starts on the first sample before the best goes on."""
+HOPELESS_AFTER, HOPE = 4, 20.0
+"""After so many, a start is given up that so many of its estimated gaps would not bring to the best one."""
 
 SAME = 1e-9
 """Starts whose bounds differ by less, relatively, are at one optimum: rounding does not choose among them."""
@@ -243,7 +245,7 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
             return False
-        return fixed.last_is_next(run) or _start_judged(run, iterations)
+        return fixed.last_is_next(run) or _start_judged(run, iterations, state.best)
 
     ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
     if fixed.contested and ended.stop_reason is None:
@@ -266,12 +268,21 @@ def _judged(run: RunState, best: RunState | None) -> RunState:
     return replace(run, bound=bound if math.isfinite(bound) else None)
 
 
-def _start_judged(run: RunState, iterations: int) -> bool:
-    """Return whether a start has gone far enough on its sample to be compared."""
+def _start_judged(run: RunState, iterations: int, best: RunState | None) -> bool:
+    """Return whether a start has gone far enough on its sample to be compared, or cannot reach the best."""
     progress = run.progress
     assert progress is not None
+    if progress.heat:
+        return False
     made = len(run.records) - progress.level_began
-    return progress.level > 0 or (not progress.heat and made >= iterations)
+    if progress.level > 0 or made >= iterations:
+        return True
+    if made < HOPELESS_AFTER or best is None or best.bound is None:
+        return False
+    last = run.records[-1]
+    return last.accepted and last.lower_bound + HOPE * last.gap < best.bound - SAME * max(
+        1.0, abs(best.bound)
+    )
 
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
