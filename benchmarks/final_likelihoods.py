@@ -45,9 +45,7 @@ class End:
 
 
 def _ours(algorithm: str, data: Data, seed: int, threads: int) -> End:
-    model = GaussianMixture(
-        data.components, algorithm=algorithm, random_state=seed, reg_covar=0.0, max_iter=MOST_ITERATIONS
-    )
+    model = GaussianMixture(data.components, algorithm=algorithm, random_state=seed, max_iter=MOST_ITERATIONS)
     began = time.perf_counter()
     with dask.config.set(scheduler="threads", num_workers=threads):
         model.fit(chunked(data))

@@ -401,9 +401,50 @@ def print_gaps(outcomes: list[Outcome]) -> None:
         near = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
         extremes = f"; ratios {min(ratios):.2g} to {max(ratios):.2g}" if ratios else ""
         print(
-            f"gap_ of {method}: {near} of {len(judged)} within a factor of {FACTOR:g}, "
+            f"gap of {method} after passes: {near} of {len(judged)} within a factor of {FACTOR:g}, "
             f"{len(judged) - len(ratios)} NaN{extremes}"
         )
+        ends = [(each.stopped, each.optimum) for each in outcomes if each.method == method]
+        last = [
+            end.gap / max(optimum - end.bound, LEAST_TRUE_GAP) for end, optimum in ends if end is not None
+        ]
+        close = sum(1 / FACTOR <= ratio <= FACTOR for ratio in last)
+        print(
+            f"gap_ where it stops: {close} of {len(ends)} within {FACTOR:g}; "
+            + " ".join(f"{r:.2g}" for r in last)
+        )
+
+
+def stops(outcome: Outcome) -> dict[str, Pass | None]:
+    """Return where the fit would end by each of some tolerances."""
+    sampling, N = outcome.gaps["p/2N"], outcome.rows
+    by = {
+        "change < 1e-3": (1e-3, 0.0),
+        "change < 1e-5": (NAMED_TOL, 0.0),
+        "gap < 0.1 p/2N": (0.0, 0.1 * sampling),
+        "gap < 0.01 p/2N": (0.0, 0.01 * sampling),
+        "gap < 1/8N": (0.0, 1 / (8 * N)),
+    }
+    passes = outcome.fit.passes
+    found = {name: stop_of(passes, *tolerances) for name, tolerances in by.items()}
+    return {name: None if index is None else passes[index] for name, index in found.items()}
+
+
+def print_tolerances(outcomes: list[Outcome]) -> None:
+    """Print what tolerances would make of the fits of "auto": a gap g is √(2Ng) standard errors at most."""
+    mine = [each for each in outcomes if each.method.startswith("auto")]
+    if not mine:
+        return
+    print("\n| auto ends where | work, seconds | gap left | standard errors |\n|---|---|---|---|")
+    ends = [stops(each) for each in mine]
+    for name in ends[0]:
+        there = [(each, end[name]) for each, end in zip(mine, ends, strict=True)]
+        left = [max(0.0, each.optimum - found.bound) for each, found in there if found is not None]
+        if left:
+            errors = [math.sqrt(2 * mine[0].rows * gap) for gap in left]
+            cells = [name, mean_of([found for _, found in there])]
+            cells += [f"{statistics.mean(left):.1e}", f"{statistics.mean(errors):.2g}"]
+            print("| " + " | ".join(cells) + " |")
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -477,6 +518,7 @@ def main(arguments: list[str] | None = None) -> list[Outcome]:
         print()
         print_likelihoods(data, outcomes)
         print_gaps(outcomes)
+        print_tolerances(outcomes)
         print(flush=True, end="")
         everything += outcomes
         if options.json:
