@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,53 @@ from emtau_dask.io.sources import (
     check_shape,
     group_source,
     is_lazy,
+    is_parquet,
     open_source,
 )
+from emtau_dask.messages import short
+
+
+def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
+    """Return the rows at a path as a source; anything else as it is.
+
+    Parameters
+    ----------
+    data : str, Path or anything else that users pass as X
+    columns : sequence of str or None
+        The features, where the path leads to parquet.
+    fitted : sequence of str or None
+        The names of the features in the fit, which are the columns by default.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing that can be read is there, or it has no such columns.
+    InvalidDtypeError
+        They are not real numbers.
+    """
+    chosen = None if columns is None else _checked_columns(columns)
+    if isinstance(data, (str, Path)):
+        path = str(data)
+        return open_source(path, columns=fitted if chosen is None and is_parquet(path) else chosen)
+    if chosen is not None:
+        raise InvalidDataError(
+            f"columns = {short(columns)} can be chosen where X is the path of parquet data, but X is of the "
+            f"type {type(data).__name__}. Choose them before, for example with X[{short(chosen)}]."
+        )
+    return data
+
+
+def _checked_columns(columns: Any) -> list[str]:
+    names = [] if isinstance(columns, str) or not np.iterable(columns) else list(columns)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidDataError(
+            f"columns = {short(columns)} must be a list of one or more different names, such as ['x', 'y']."
+        )
+    return [str(name) for name in names]
 
 
 def _opened(data: Any) -> Any:
-    """Open a path, a zarr group or a dask dataframe; return anything else as it is."""
-    if isinstance(data, (str, Path)):
-        return open_source(str(data))
+    """Open a zarr group or a dask dataframe; return anything else as it is."""
     if isinstance(data, zarr.Group):
         return group_source(data, None, str(data.store_path))
     return data.to_dask_array() if hasattr(data, "to_dask_array") else data

@@ -34,6 +34,7 @@ from emtau_dask.estimator.fitting import (
     publish,
     with_notes,
 )
+from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
@@ -167,6 +168,7 @@ def resume_estimator(
     *,
     sample_weight: Any,
     responsibilities_init: Any,
+    columns: Any = None,
     observer: FitObserver | None = None,
 ) -> None:
     """Resume a checkpointed run and set the estimator's fitted attributes.
@@ -176,7 +178,7 @@ def resume_estimator(
     estimator : GaussianMixture
         Of the run, see `saved_estimator`; its settings may have been changed.
     saved : SavedFit
-    X, sample_weight, responsibilities_init
+    X, sample_weight, responsibilities_init, columns
         As for `GaussianMixture.resume`, which see for what is raised.
     observer : FitObserver, optional
         By default one that suits standard output.
@@ -194,9 +196,10 @@ def resume_estimator(
     sampled = climbing is not None and bool(climbing.samples.shares)
     arrays = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     keeps_rows = sampled or arrays is not None
+    opened = opened_path(X, columns, saved.config.feature_names)
     with (
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,
+        opened_sources(executor.client, estimator, opened, sample_weight, needed) as sources,
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())

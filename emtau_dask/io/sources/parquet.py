@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emtau_dask.errors import InvalidDataError, InvalidDtypeError
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
 from emtau_dask.io.files import check_regular, each
 from emtau_dask.io.remote import Url, is_url, plain_path, read_errors, suffix_of
 from emtau_dask.io.sources.base import RangeSource
 from emtau_dask.io.sources.parquet_footer import StoredGroup
 from emtau_dask.io.sources.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
+from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,10 +90,43 @@ def is_parquet(path: str) -> bool:
         return bool(place.find(".parquet")) if isinstance(place, Url) else any(place.rglob("*.parquet"))
 
 
-def parquet_names(path: str) -> list[str]:
-    """Return the column names of a parquet file, or of a folder's first file; raises as `open_parquet`."""
-    with _parts(path)[0].opened() as file:
-        return list(file.schema_arrow.names)
+def parquet_names(path: str) -> tuple[str, ...]:
+    """Return the columns that are features by default; warns and raises as `open_parquet`."""
+    part = _parts(path)[0]
+    schema, _ = part.footer()
+    return _features(schema, str(part.place))
+
+
+def _features(schema: pa.Schema, place: str) -> tuple[str, ...]:
+    """Return the names of all columns but those that hold the index of a DataFrame; warns of these."""
+    index = _index_columns(schema)
+    chosen = tuple(name for name in schema.names if name not in index)
+    left_out = ", ".join(repr(name) for name in schema.names if name in index)
+    if left_out and not chosen:
+        raise InvalidDataError(
+            f"{place} has no columns but the index {left_out}. Name it in columns to use it."
+        )
+    if left_out:
+        warn_user(
+            shown(
+                f"the column {left_out} is the index of the DataFrame in {place}, and is left "
+                "out. To keep it, name it in columns, with all others that you want."
+            )
+        )
+    return chosen
+
+
+def _index_columns(schema: pa.Schema) -> frozenset[str]:
+    """Return the columns that pandas' metadata, if there are any, name as the index of a DataFrame."""
+    empty: frozenset[str] = frozenset()
+    try:
+        described = schema.pandas_metadata
+    except (ValueError, RecursionError):  # they are no JSON
+        return empty
+    names = described.get("index_columns") if isinstance(described, dict) else None
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+    )
 
 
 def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
@@ -114,7 +148,8 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
     path : str
         A local path or a URL.
     columns : sequence of str or None
-        Features in this order; by default all columns, as the first file has them.
+        Features in this order; by default all columns, as the first file has them, but those that pandas'
+        metadata name as the index of a DataFrame.
     squeeze : bool, default=False
         Give the single column as shape (n,), for weights.
 
@@ -124,16 +159,21 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
         Nothing readable is there, pyarrow is missing, or columns differ between files.
     InvalidDtypeError
         A column does not hold real numbers.
+
+    Warns
+    -----
+    UserWarning
+        An index is left out.
     """
     loaded_pyarrow()
     parts = _parts(path)
     groups: list[RowGroup] = []
-    chosen: tuple[str, ...] = tuple(columns or ())
+    chosen: tuple[str, ...] = () if columns is None else tuple(columns)
     dtypes: list[np.dtype[Any]] = []
     end = 0
     for i, (schema, stored) in enumerate(each(ParquetPart.footer, parts)):
         place = str(parts[i].place)
-        chosen = chosen or tuple(schema.names)
+        chosen = chosen or _features(schema, place)
         _check_names(schema, chosen, place)
         dtypes += [_column_dtype(schema.field(name), place) for name in chosen]
         for number, group in enumerate(stored):
