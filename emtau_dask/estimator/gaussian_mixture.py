@@ -191,7 +191,8 @@ class GaussianMixture(FittedMixture):
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
-            A str is the path or URL of stored rows: zarr, parquet or ``.npy``.
+            A str is the path or URL of stored rows: zarr, parquet or ``.npy``. An xarray DataArray in
+            chunks is taken as its dask array.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
             At least 0; a row of weight 0 counts as absent.

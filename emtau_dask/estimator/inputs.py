@@ -22,6 +22,7 @@ from emtau_dask.io.sources import (
     is_lazy,
     is_parquet,
     open_source,
+    unlabelled,
 )
 from emtau_dask.messages import short
 
@@ -130,7 +131,8 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
     InvalidDataError, InvalidDtypeError
         The data has other features than the fit, or is not a table of numbers.
     """
-    given, data = data, _opened(data)
+    given = unlabelled(data)
+    data = _opened(given)
     if not is_lazy(data):
         return None
     names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
@@ -153,7 +155,8 @@ def fit_source(estimator: Any, data: Any) -> Source:
 
     Raises `InvalidDataError` and `InvalidDtypeError`.
     """
-    given, data = data, _opened(data)
+    given = unlabelled(data)
+    data = _opened(given)
     if not is_lazy(data):
         return as_source(checked_array(estimator, data, reset=True), ndim=2, what="X")
     source = as_source(data, ndim=2, what="X")
@@ -173,6 +176,7 @@ def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
     """
     if values is None:
         return None
+    values = unlabelled(values)
     if not is_lazy(values):
         _refuse_kinds(values, what)
         with _as_invalid_data(what):

@@ -11,7 +11,7 @@ from emtau_dask.io.sources.base import (
 )
 from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_value
 from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
-from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source
+from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source, unlabelled
 from emtau_dask.io.sources.parquet import is_parquet, open_parquet, parquet_names
 from emtau_dask.io.sources.read_budget import READ_BYTES
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
@@ -42,6 +42,7 @@ __all__ = [
     "parquet_names",
     "plain_zarr_of",
     "shared_rows",
+    "unlabelled",
     "values_digest",
     "zarr_beneath",
     "zarr_source",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,14 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
 def is_lazy(data: object) -> bool:
     """Return whether ``data`` is chunked (a dask or zarr array or a source), not an array in memory."""
     return isinstance(data, (da.Array, zarr.Array, RangeSource, GraphSource))
+
+
+def unlabelled(data: Any) -> Any:
+    """Return the dask array in an xarray DataArray; anything else as it is, also a DataArray in memory."""
+    xarray = sys.modules.get("xarray")  # Data of it exist only where it has been imported.
+    if xarray is None or not isinstance(data, xarray.DataArray) or data.chunks is None:
+        return data
+    return data.data
 
 
 def as_source(data: Any, *, ndim: int, what: str) -> Source:
