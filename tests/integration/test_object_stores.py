@@ -22,8 +22,8 @@ from fits import ROWS, assert_same_bits, mixture, quietly
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
+from emtau_dask.io.formats.parquet import is_parquet
 from emtau_dask.io.sources.opening import as_dask, as_source, open_source
-from emtau_dask.io.sources.parquet import is_parquet
 
 pytest_plugins = "s3server"
 

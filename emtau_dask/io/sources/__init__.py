@@ -1,21 +1,26 @@
-"""Chunked rows and the ways to them: memory, .npy, parquet, zarr and dask arrays."""
+"""From what users have to chunked rows: arrays, dask graphs, and files of any format."""
 
-from emtau_dask.io.sources.base import (
+from emtau_dask.io.formats import (
+    READ_BYTES,
     ChunkRange,
     ChunkReader,
     RangeReader,
     RangeSource,
     Source,
+    check_dtype,
+    check_shape,
     chunk_ranges,
+    describe_bad_value,
+    group_source,
+    is_parquet,
     is_stored,
+    open_parquet,
+    parquet_names,
+    zarr_source,
 )
-from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_value
 from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
 from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source, unlabelled
-from emtau_dask.io.sources.parquet import is_parquet, open_parquet, parquet_names
-from emtau_dask.io.sources.read_budget import READ_BYTES
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
-from emtau_dask.io.sources.zarr_arrays import group_source, zarr_source
 
 __all__ = [
     "READ_BYTES",

@@ -18,10 +18,16 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, RowsInMemory, Source
-from emtau_dask.io.sources.checks import check_dtype
+from emtau_dask.io.formats import (
+    ChunkRange,
+    ChunkReader,
+    RangeSource,
+    RowsInMemory,
+    Source,
+    check_dtype,
+    source_in,
+)
 from emtau_dask.io.sources.shared import SharedRows
-from emtau_dask.io.sources.zarr_arrays import source_in
 
 
 @dataclass(frozen=True)

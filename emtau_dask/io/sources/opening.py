@@ -13,13 +13,22 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, warn_user
+from emtau_dask.io.formats import (
+    ChunkRange,
+    ChunkReader,
+    RangeSource,
+    Source,
+    check_dtype,
+    check_shape,
+    is_parquet,
+    memory_source,
+    npy_source,
+    open_parquet,
+    open_zarr,
+    zarr_source,
+)
 from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
-from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, Source, memory_source
-from emtau_dask.io.sources.checks import check_dtype, check_shape
 from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
-from emtau_dask.io.sources.npy import npy_source
-from emtau_dask.io.sources.parquet import is_parquet, open_parquet
-from emtau_dask.io.sources.zarr_arrays import open_zarr, zarr_source
 
 
 def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:

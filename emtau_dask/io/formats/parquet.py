@@ -11,10 +11,10 @@ import numpy as np
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
 from emtau_dask.io.files import check_regular, each
+from emtau_dask.io.formats.base import RangeSource
+from emtau_dask.io.formats.parquet_footer import StoredGroup
+from emtau_dask.io.formats.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
 from emtau_dask.io.remote import Url, is_url, plain_path, read_errors, suffix_of
-from emtau_dask.io.sources.base import RangeSource
-from emtau_dask.io.sources.parquet_footer import StoredGroup
-from emtau_dask.io.sources.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
 from emtau_dask.messages import shown
 
 if TYPE_CHECKING:

@@ -1,0 +1,42 @@
+"""Stored rows by format: .npy, parquet and zarr; and what readers of any format have in common."""
+
+from emtau_dask.io.formats.base import (
+    ChunkRange,
+    ChunkReader,
+    RangeReader,
+    RangeSource,
+    RowsInMemory,
+    Source,
+    chunk_ranges,
+    is_stored,
+    memory_source,
+)
+from emtau_dask.io.formats.checks import check_dtype, check_shape, describe_bad_value
+from emtau_dask.io.formats.npy import npy_source
+from emtau_dask.io.formats.parquet import is_parquet, open_parquet, parquet_names
+from emtau_dask.io.formats.read_budget import READ_BYTES
+from emtau_dask.io.formats.zarr_arrays import group_source, open_zarr, source_in, zarr_source
+
+__all__ = [
+    "READ_BYTES",
+    "ChunkRange",
+    "ChunkReader",
+    "RangeReader",
+    "RangeSource",
+    "RowsInMemory",
+    "Source",
+    "check_dtype",
+    "check_shape",
+    "chunk_ranges",
+    "describe_bad_value",
+    "group_source",
+    "is_parquet",
+    "is_stored",
+    "memory_source",
+    "npy_source",
+    "open_parquet",
+    "open_zarr",
+    "parquet_names",
+    "source_in",
+    "zarr_source",
+]
