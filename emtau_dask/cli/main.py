@@ -95,22 +95,21 @@ def _confirmation() -> Callable[[Demand], bool] | None:
 
 
 @main.command()
-@click.argument("run", metavar="RUN.zarr")
+@click.argument("place")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @debug_option
-def inspect(run: str, as_json: bool) -> None:
-    """Show what the checkpoint RUN.zarr (a path or URL) holds, after verifying all of it."""
-    from emtau_dask.runs import history_table, inspect_run, run_table
+def inspect(place: str, as_json: bool) -> None:
+    """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
+    from emtau_dask.runs import inspected
 
-    described = inspect_run(run)
+    found = inspected(place)
     if as_json:
         # JSON does not escape DEL, a control character of terminals.
-        click.echo(json.dumps(described, indent=2).replace("\x7f", "\\u007f"))
+        click.echo(json.dumps(found.values, indent=2).replace("\x7f", "\\u007f"))
         return
     console = _console()
-    console.print(run_table(described))
-    if described["history"]:
-        console.print(history_table(described))
+    for table in found.tables:
+        console.print(table)
 
 
 @main.command()

@@ -62,13 +62,18 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
     table = Table.grid(padding=(0, 2))
-    table.add_row("stopped", _STOP_REASONS.get(model.stop_reason_, model.stop_reason_))
+    table.add_row("stopped", stop_text(model.stop_reason_))
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
     table.add_row("estimated gap", gap_text(model.gap_))
     table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
     return table
+
+
+def stop_text(reason: str) -> str:
+    """Return why a fit stopped, for people."""
+    return _STOP_REASONS.get(reason, reason)
 
 
 def gap_text(gap: float | None) -> str:

@@ -12,12 +12,14 @@ from emtau_dask.io.formats.base import (
     memory_source,
 )
 from emtau_dask.io.formats.checks import check_dtype, check_shape, describe_bad_value
+from emtau_dask.io.formats.kinds import OWN_GROUPS, check_readable, kind_by_ending, kind_of
 from emtau_dask.io.formats.npy import npy_source
 from emtau_dask.io.formats.parquet import is_parquet, open_parquet, parquet_names
 from emtau_dask.io.formats.read_budget import READ_BYTES
 from emtau_dask.io.formats.zarr_arrays import group_source, open_zarr, source_in, zarr_source
 
 __all__ = [
+    "OWN_GROUPS",
     "READ_BYTES",
     "ChunkRange",
     "ChunkReader",
@@ -26,12 +28,15 @@ __all__ = [
     "RowsInMemory",
     "Source",
     "check_dtype",
+    "check_readable",
     "check_shape",
     "chunk_ranges",
     "describe_bad_value",
     "group_source",
     "is_parquet",
     "is_stored",
+    "kind_by_ending",
+    "kind_of",
     "memory_source",
     "npy_source",
     "open_parquet",

@@ -19,6 +19,7 @@ from emtau_dask.io.formats import (
     RangeSource,
     Source,
     check_dtype,
+    check_readable,
     check_shape,
     is_parquet,
     memory_source,
@@ -64,6 +65,7 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
         return npy_source(path)
     if is_parquet(path):
         return open_parquet(path, columns)
+    check_readable(path, array)
     if columns is not None:
         raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")
     return open_zarr(path, array)
