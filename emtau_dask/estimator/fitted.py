@@ -67,16 +67,17 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def _score(self, X: Any, scoring: Scoring, columns: Any) -> Any:
         plan = plan_kernel(self.parameters_)
-        X = opened_path(X, columns, getattr(self, "feature_names_in_", None))
+        names = getattr(self, "feature_names_in_", None)
+        X = opened_path(X, columns, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
-            return scoring(checked_array(self, X, reset=False), plan)
+            return scoring(checked_array(self, X, reset=False), plan, names)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
         layout: dict[str, Any] = {"drop_axis": 1}
         if scoring.per_component:
             layout = {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
         meta = np.empty((0,) * (1 + scoring.per_component), scoring.dtype)
-        return da.map_blocks(scoring, array, plan, dtype=scoring.dtype, meta=meta, **layout)
+        return da.map_blocks(scoring, array, plan, names=names, dtype=scoring.dtype, meta=meta, **layout)
 
     def predict(self, X: Any, *, columns: Any = None) -> Any:
         """Return the most probable component of each row.

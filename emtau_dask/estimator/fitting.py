@@ -24,7 +24,7 @@ from emtau_dask.checkpoint import (
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
 from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, compile_setting, worth_compiling
-from emtau_dask.errors import ConfigError, InvalidDataError, warn_user
+from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.progress import observer_for
@@ -243,6 +243,7 @@ def fit_estimator(
         with (
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+            features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))

@@ -23,6 +23,7 @@ from emtau_dask.errors import (
     CheckpointError,
     CheckpointMismatchError,
     ConfigError,
+    features_named,
     warn_user,
 )
 from emtau_dask.estimator.fitted import FittedMixture
@@ -217,7 +218,10 @@ def resume_estimator(
         )
         settings = _settings(config, policy, saved.given, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
-        with open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context:
+        with (
+            open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+            features_named(getattr(estimator, "feature_names_in_", None)),
+        ):
             finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)

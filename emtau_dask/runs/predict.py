@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitObserver, Scoring, score_chunk
+from emtau_dask.errors import features_named
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.objects import holds_run, object_store
@@ -78,7 +79,7 @@ def run_predict(
     if columns is None and names is not None and is_parquet(data):
         columns = [str(name) for name in names]
     rows = open_rows(data, array=array, columns=columns)
-    with watching(progress) as observer:
+    with watching(progress) as observer, features_named(names):
         return write_labels(fitted, rows, out, options, observer=observer)
 
 

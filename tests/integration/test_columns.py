@@ -147,3 +147,46 @@ class TestColumns:
     def test_of_what_is_no_path_are_chosen_before(self, X):
         with pytest.raises(InvalidDataError, match=r"columns.*X\["):
             mixture().fit(X, columns=["a"])
+
+
+def stored(table, place):
+    table.to_parquet(place)
+    return place
+
+
+KINDS = {
+    "DataFrame": lambda table, place: table,
+    "dask DataFrame": lambda table, place: dd.from_pandas(table, npartitions=1),
+    "parquet": stored,
+}
+
+
+class TestTheNameOfAColumn:
+    """It is in the error for a value that cannot be used."""
+
+    BAD = TABLE.assign(b=TABLE.b.where(TABLE.index != 7))
+    WORDS = r"row 7 .*contains NaN \(feature 1, 'b'\)"
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.filterwarnings("ignore:X has unknown chunk sizes")
+    def test_when_it_is_fitted(self, kind, place):
+        with pytest.raises(InvalidDataError, match=self.WORDS):
+            mixture().fit(KINDS[kind](self.BAD, place))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("method", ["predict", "predict_proba", "score_samples"])
+    def test_when_it_is_scored(self, kind, method, place):
+        values = getattr(mixture().fit(TABLE), method)
+        with pytest.raises(InvalidDataError, match=r"contains NaN \(feature 1, 'b'\)"):
+            np.asarray(values(KINDS[kind](self.BAD, place)))
+
+    def test_on_the_command_line(self, tmp_path, place, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        mixture().fit(stored(TABLE, place)).save("model.zarr")
+        stored(self.BAD, place)
+        result = CliRunner().invoke(main, ["predict", "model.zarr", "f.parquet", "labels.zarr"])
+        assert "contains NaN (feature 1, 'b')" in result.stderr
+
+    def test_is_not_there_where_the_data_have_none(self):
+        with pytest.raises(InvalidDataError, match=r"contains NaN \(feature 1\)"):
+            mixture().fit(self.BAD.to_numpy())
