@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import features_named
+from emtau_dask.io.sources import check_dense
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length
 from emtau_dask.mixture.model import most_probable
 from emtau_dask.mixture.numerics import Floats
@@ -60,6 +61,7 @@ class Scoring:
             chunk = block_info[0]["chunk-location"][0]
             location = block_info[0]["array-location"][0][0]
             start = None if np.isnan(location) else int(location)
+        check_dense(rows, chunk)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
         with features_named(names):
             return score_chunk(loaded, plan, [self])[0]

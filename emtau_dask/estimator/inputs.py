@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +95,22 @@ def _as_invalid_data(what: str) -> Iterator[None]:
 
 
 def _refuse_kinds(data: Any, what: str) -> None:
-    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records."""
+    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records.
+
+    Also refuse, with a way out, iterators and frames that polars has not computed yet.
+    """
+    if isinstance(data, Iterator):
+        raise InvalidDataError(
+            f"{what} is a {type(data).__name__}, whose rows can be read only once, but a fit reads them many "
+            f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
+            "path of stored rows."
+        )
+    polars = sys.modules.get("polars")  # Data of it exist only where it has been imported.
+    if polars is not None and isinstance(data, polars.LazyFrame):
+        raise InvalidDataError(
+            f"{what} is a polars LazyFrame, which has not been computed. Give {what}.collect(), or for more "
+            f"than fits in memory the path of a file that {what}.sink_parquet(path) wrote."
+        )
     if isinstance(data, np.ma.MaskedArray):
         raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
     if isinstance(data, (np.ndarray, list, tuple)):

@@ -18,7 +18,13 @@ from emtau_dask.io.formats import (
     parquet_names,
     zarr_source,
 )
-from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
+from emtau_dask.io.sources.dask_arrays import (
+    GraphSource,
+    array_of_blocks,
+    check_dense,
+    plain_zarr_of,
+    zarr_beneath,
+)
 from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source, unlabelled
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
 
@@ -34,6 +40,7 @@ __all__ = [
     "array_of_blocks",
     "as_dask",
     "as_source",
+    "check_dense",
     "check_dtype",
     "check_shape",
     "chunk_ranges",
