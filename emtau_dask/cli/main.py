@@ -144,7 +144,8 @@ def predict(
     """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
-    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy or a parquet file.
+    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy or a parquet file, or a
+    pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
     """
     from emtau_dask.runs import LabelOptions, run_predict
 

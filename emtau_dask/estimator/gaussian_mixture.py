@@ -191,8 +191,10 @@ class GaussianMixture(FittedMixture):
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
-            A str is the path or URL of stored rows: zarr, parquet or ``.npy``. An xarray DataArray in
-            chunks is taken as its dask array.
+            A str is the path or URL of stored rows: zarr, parquet or ``.npy``; or a pattern, such as
+            ``part-*.npy``, whose matches are read in the order of their names (``part-10`` before
+            ``part-9``). A list of paths is read in its order. An xarray DataArray in chunks is taken as its
+            dask array.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
             At least 0; a row of weight 0 counts as absent.

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.io.sources import (
+    Place,
     RangeSource,
     Source,
     as_source,
@@ -29,11 +30,11 @@ from emtau_dask.messages import short
 
 
 def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
-    """Return the rows at a path as a source; anything else as it is.
+    """Return the rows at a path, or at a list of paths, as a source; anything else as it is.
 
     Parameters
     ----------
-    data : str, Path or anything else that users pass as X
+    data : str, Path, a list of these, or anything else that users pass as X
     columns : sequence of str or None
         The features, where the path leads to parquet.
     fitted : sequence of str or None
@@ -47,15 +48,24 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
         They are not real numbers.
     """
     chosen = None if columns is None else _checked_columns(columns)
-    if isinstance(data, (str, Path)):
-        path = str(data)
-        return open_source(path, columns=fitted if chosen is None and is_parquet(path) else chosen)
+    place = _place(data)
+    if place is not None:
+        return open_source(place, columns=fitted if chosen is None and is_parquet(place) else chosen)
     if chosen is not None:
         raise InvalidDataError(
             f"columns = {short(columns)} can be chosen where X is the path of parquet data, but X is of the "
             f"type {type(data).__name__}. Choose them before, for example with X[{short(chosen)}]."
         )
     return data
+
+
+def _place(data: Any) -> Place | None:
+    """Return a path, or a list of paths, as text; None for anything else."""
+    if isinstance(data, (str, Path)):
+        return str(data)
+    if isinstance(data, (list, tuple)) and data and all(isinstance(each, (str, Path)) for each in data):
+        return [str(each) for each in data]
+    return None
 
 
 def _checked_columns(columns: Any) -> list[str]:

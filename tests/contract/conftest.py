@@ -142,6 +142,22 @@ def parquet_folder(path):
     return Made(open_source(str(path)), (14, 5, 4), first + later)
 
 
+def files_of_npy(path):
+    path.mkdir()
+    np.save(path / "a.npy", ROWS[:14])
+    np.save(path / "b.npy", ROWS[14:])
+    return Made(open_source(f"{path}/*.npy"), (14, 9), decoded((14, 9)))
+
+
+def files_of_zarr_read_across(path):
+    path.mkdir()
+    write_zarr(path / "a.zarr", ROWS[:14], chunks=(10, D))
+    write_zarr(path / "b.zarr", ROWS[14:], chunks=(10, D))
+    a, b, c = stored(path / "a.zarr", 0), stored(path / "a.zarr", 1), stored(path / "b.zarr", 0)
+    source = open_source([f"{path}/a.zarr", f"{path}/b.zarr"]).aligned((9, 9, 5))
+    return Made(source, (9, 9, 5), [a, a + b + c, c])
+
+
 def graph_of(chunks, array=None):
     array = da.from_array(ROWS, chunks=(chunks, D)).map_blocks(np.copy) if array is None else array
     source = as_source(array, ndim=2, what="X")
@@ -218,6 +234,8 @@ MAKERS = [
     plain_from_array_of_zarr,
     parquet_file,
     parquet_folder,
+    files_of_npy,
+    files_of_zarr_read_across,
     graph,
     computed_graph,
     sliced_from_zarr,

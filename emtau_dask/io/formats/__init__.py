@@ -15,6 +15,7 @@ from emtau_dask.io.formats.checks import check_dtype, check_shape, describe_bad_
 from emtau_dask.io.formats.kinds import OWN_GROUPS, check_readable, kind_by_ending, kind_of
 from emtau_dask.io.formats.npy import npy_source
 from emtau_dask.io.formats.parquet import is_parquet, open_parquet, parquet_names
+from emtau_dask.io.formats.places import Place, is_pattern, paths_at, place_text
 from emtau_dask.io.formats.read_budget import READ_BYTES
 from emtau_dask.io.formats.zarr_arrays import group_source, open_zarr, source_in, zarr_source
 
@@ -23,6 +24,7 @@ __all__ = [
     "READ_BYTES",
     "ChunkRange",
     "ChunkReader",
+    "Place",
     "RangeReader",
     "RangeSource",
     "RowsInMemory",
@@ -34,6 +36,7 @@ __all__ = [
     "describe_bad_value",
     "group_source",
     "is_parquet",
+    "is_pattern",
     "is_stored",
     "kind_by_ending",
     "kind_of",
@@ -42,6 +45,8 @@ __all__ = [
     "open_parquet",
     "open_zarr",
     "parquet_names",
+    "paths_at",
+    "place_text",
     "source_in",
     "zarr_source",
 ]

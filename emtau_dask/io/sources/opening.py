@@ -13,9 +13,11 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, warn_user
+from emtau_dask.io.files import each
 from emtau_dask.io.formats import (
     ChunkRange,
     ChunkReader,
+    Place,
     RangeSource,
     Source,
     check_dtype,
@@ -26,24 +28,27 @@ from emtau_dask.io.formats import (
     npy_source,
     open_parquet,
     open_zarr,
+    paths_at,
     zarr_source,
 )
-from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
+from emtau_dask.io.remote import is_url, read_errors, suffix_of
 from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
+from emtau_dask.io.sources.joined import joined
 
 
-def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
+def open_source(place: Place, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
     """Open stored rows by path or URL.
 
     Parameters
     ----------
-    path : str
+    place : str or sequence of str
         A zarr array or group, a ``.npy`` file, or a parquet file or folder: a local
-        path, or an fsspec URL such as ``s3://bucket/rows.zarr``.
+        path, or an fsspec URL such as ``s3://bucket/rows.zarr``; a pattern that several match, or a list:
+        their rows in that order, see `paths_at`.
     array : str, optional
-        The member of a zarr group.
+        The member of zarr groups.
     columns : sequence of str, optional
-        Parquet columns that are the features; by default all.
+        Parquet columns that are the features; by default all but the index of a DataFrame.
 
     Returns
     -------
@@ -53,21 +58,29 @@ def open_source(path: str, *, array: str | None = None, columns: Sequence[str] |
     Raises
     ------
     InvalidDataError
-        Nothing is there, or it is none of these, or it cannot be read.
+        Nothing is there, or it is none of these, or it cannot be read, or several do not fit together.
     """
-    path = plain_path(path)
-    with read_errors(path, remote=False):
-        if not is_url(path) and not Path(path).exists():
-            raise InvalidDataError(
-                f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
-            )
-    if suffix_of(path) == ".npy":
-        return npy_source(path)
+    paths = paths_at(place)
+    for path in paths:
+        with read_errors(path, remote=False):
+            if not is_url(path) and not Path(path).exists():
+                raise InvalidDataError(
+                    f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
+                )
+    if is_parquet(paths):
+        return open_parquet(paths, columns)
+    sources = each(lambda path: _open_one(path, array, columns), paths)
+    return sources[0] if len(sources) == 1 else joined(sources, paths)
+
+
+def _open_one(path: str, array: str | None, columns: Sequence[str] | None) -> RangeSource:
     if is_parquet(path):
         return open_parquet(path, columns)
-    check_readable(path, array)
     if columns is not None:
         raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")
+    if suffix_of(path) == ".npy":
+        return npy_source(path)
+    check_readable(path, array)
     return open_zarr(path, array)
 
 
