@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emtau_dask.cli.console import console_on
 from emtau_dask.cli.datasets import dataset
 from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_resume
 from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
@@ -21,8 +22,6 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from emtau_dask.runs import Demand, RunResult
 
 
@@ -57,7 +56,7 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
 
     if plan:
         needed = run_plan(run_config, progress=sys.stderr)
-        _console().print(plan_table(needed))
+        console_on(sys.stdout).print(plan_table(needed))
         check_memory(needed)
         return
     if run_config.checkpoint.path is not None:
@@ -107,7 +106,7 @@ def inspect(place: str, as_json: bool) -> None:
         # JSON does not escape DEL, a control character of terminals.
         click.echo(json.dumps(found.values, indent=2).replace("\x7f", "\\u007f"))
         return
-    console = _console()
+    console = console_on(sys.stdout)
     for table in found.tables:
         console.print(table)
 
@@ -124,7 +123,7 @@ def compare(config: Path, overrides: list[str]) -> None:
         raise ConfigError("algorithm.compare = [] must list the algorithms to compare, such as [{name: em}]")
     from emtau_dask.compare import run_compare
 
-    run_compare(run_config, _console())
+    run_compare(run_config, console_on(sys.stdout))
 
 
 @main.command()
@@ -164,7 +163,7 @@ def predict(
 def _show_result(ctx: click.Context, result: RunResult) -> None:
     from emtau_dask.runs import component_table, fit_table
 
-    console, stop = _console(), result.outputs.config.stop
+    console, stop = console_on(sys.stdout), result.outputs.config.stop
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
     for what, path in (("model", result.outputs.model), ("labels", result.outputs.labels)):
@@ -177,10 +176,3 @@ def _show_result(ctx: click.Context, result: RunResult) -> None:
             err=True,
         )
         ctx.exit(NOT_CONVERGED)
-
-
-def _console() -> Console:
-    """Return a console on standard output, wide enough for tables where it is no terminal."""
-    from rich.console import Console
-
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from emtau_dask.em import FitState, IterationRecord
@@ -180,7 +181,9 @@ def run_table(described: dict[str, Any]) -> Table:
 def history_table(described: dict[str, Any]) -> Table:
     """Return a table of the last iterations."""
     history = described["history"]
-    table = Table(title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations")
+    table = Table(
+        box=SIMPLE_HEAD, title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations"
+    )
     for name in ("iteration", "lower bound", "active rows", "chunks", "bytes read", "seconds"):
         table.add_column(name, justify="right")
     for record in history[-LAST_ITERATIONS:]:

@@ -13,6 +13,8 @@ from emtau_dask.estimator import GaussianMixture
 
 MAX_COMPONENTS = 40
 MAX_VALUES = 3
+NOISE = 1e-12
+"""A mean this many times smaller than its feature's other means and deviations is what rounding left of 0."""
 
 _STOP_REASONS = {
     "tol": "converged: the bound changed by less than tol",
@@ -38,6 +40,8 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
     """
     weights, means, parameters = model.weights_, model.means_, model.parameters_
     deviations = np.sqrt(parameters.structure.variances(parameters.covariances, *means.shape))
+    scale = np.maximum(np.abs(means), deviations).max(axis=0)
+    means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
     k, features = means.shape
     few = features <= MAX_VALUES
     table = Table(title=f"{k} components, {parameters.covariance_type} covariance, {features} features")

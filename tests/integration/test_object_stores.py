@@ -145,6 +145,14 @@ class TestRows:
         assert os.waitpid(child, 0)[1] == 0
 
     @of_some_kinds
+    def test_several_match_a_pattern(self, s3, made):
+        for name in ("part-10", "part-9"):
+            s3.upload(made, f"many/{name}{made.suffix}")
+        source = open_source(s3.url(f"many/part-*{made.suffix}"))
+        assert np.array_equal(as_dask(source).compute(), np.concatenate([ROWS, ROWS]))
+        s3.remove("many")
+
+    @of_some_kinds
     def test_as_dask(self, s3, made):
         assert np.array_equal(as_dask(open_source(upload(s3, made))).compute(), ROWS)
 
