@@ -133,7 +133,7 @@ def compare(config: Path, overrides: list[str]) -> None:
 @click.option("--proba", "probabilities", is_flag=True, help="Also write each row's responsibilities.")
 @click.option("--scores", is_flag=True, help="Also write each row's log-likelihood, in nats.")
 @click.option("--array", help="Member of DATA, where it is a zarr group.")
-@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet.")
+@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet or CSV.")
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
 @overwrite_option()
 @debug_option
@@ -143,8 +143,8 @@ def predict(
     """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
-    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy or a parquet file, or a
-    pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
+    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
+    or a pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
     """
     from emtau_dask.runs import LabelOptions, run_predict
 

@@ -58,14 +58,14 @@ class DataSection(Section):
     Attributes
     ----------
     path : str, tuple of str, or None
-        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or an
+        A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
         fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
         names; or a list of these, read in its order. With `dataset`, where the dataset is kept
         (``<output.directory>/<dataset>.zarr`` if None).
     dataset, dataset_options : str, DatasetOptions, or None
         A dataset that `emtau dataset` knows; made at `path` where that does not exist.
     array, columns : str, tuple of str, or None
-        Member of a zarr group; columns of a parquet source.
+        Member of a zarr group; columns of parquet or CSV.
     weights, labels : str or None
         Row weights, and known labels for `emtau compare`: a member of the group or a
         column of the table that `path` names, or a path or URL of their own.

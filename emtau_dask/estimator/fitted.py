@@ -87,7 +87,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
             A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
         columns : sequence of str, optional
-            Columns of a parquet path; by default those of the fit, if it had names.
+            Columns of parquet or CSV; by default those of the fit, if it had names.
 
         Returns
         -------

@@ -191,7 +191,7 @@ class GaussianMixture(FittedMixture):
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
-            A str is the path or URL of stored rows: zarr, parquet or ``.npy``; or a pattern, such as
+            A str is the path or URL of stored rows: zarr, parquet, CSV or ``.npy``; or a pattern, such as
             ``part-*.npy``, whose matches are read in the order of their names (``part-10`` before
             ``part-9``). A list of paths is read in its order. An xarray DataArray in chunks is taken as its
             dask array.
@@ -202,7 +202,7 @@ class GaussianMixture(FittedMixture):
             Shape (n_samples, n_components), rows summing to 1 within 1e-6. They replace every
             other start.
         columns : sequence of str, optional
-            The columns of a parquet path that are the features, in this order. By default all, but those
+            The columns of parquet or CSV that are the features, in this order. By default all, but those
             that hold the index of a DataFrame; these are named in a warning.
 
         Returns
@@ -233,7 +233,7 @@ class GaussianMixture(FittedMixture):
         ConvergenceWarning
             ``max_iter`` was reached first.
         UserWarning
-            The index of a DataFrame, stored in a parquet file, is left out.
+            The index of a DataFrame, stored in a file, is left out.
         """
         fit_estimator(self, X, sample_weight, responsibilities_init, columns=columns)
         self._warn_unless_converged()
@@ -285,7 +285,7 @@ class GaussianMixture(FittedMixture):
         responsibilities_init : array-like of shape (n_samples, n_components), optional
             Needed only where the run was begun with them and has no statistics yet; ignored otherwise.
         columns : sequence of str, optional
-            Columns of a parquet path; by default those of the run.
+            Columns of parquet or CSV; by default those of the run.
         algorithm : policy, optional
             Only for a user's own policy, which must match by name and parameters.
         max_iter, checkpoint_every : int, optional

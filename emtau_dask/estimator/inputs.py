@@ -21,8 +21,8 @@ from emtau_dask.io.sources import (
     check_dtype,
     check_shape,
     group_source,
+    has_columns,
     is_lazy,
-    is_parquet,
     open_source,
     unlabelled,
 )
@@ -36,7 +36,7 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
     ----------
     data : str, Path, a list of these, or anything else that users pass as X
     columns : sequence of str or None
-        The features, where the path leads to parquet.
+        The features, where the path leads to parquet or CSV.
     fitted : sequence of str or None
         The names of the features in the fit, which are the columns by default.
 
@@ -50,11 +50,11 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
     chosen = None if columns is None else _checked_columns(columns)
     place = _place(data)
     if place is not None:
-        return open_source(place, columns=fitted if chosen is None and is_parquet(place) else chosen)
+        return open_source(place, columns=fitted if chosen is None and has_columns(place) else chosen)
     if chosen is not None:
         raise InvalidDataError(
-            f"columns = {short(columns)} can be chosen where X is the path of parquet data, but X is of the "
-            f"type {type(data).__name__}. Choose them before, for example with X[{short(chosen)}]."
+            f"columns = {short(columns)} can be chosen where X is the path of parquet or CSV, but X is of "
+            f"the type {type(data).__name__}. Choose them before, for example with X[{short(chosen)}]."
         )
     return data
 

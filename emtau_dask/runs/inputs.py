@@ -14,15 +14,15 @@ from emtau_dask.io.sources import (
     Place,
     Source,
     as_source,
-    is_parquet,
-    open_parquet,
+    column_names,
+    has_columns,
+    open_column,
     open_source,
-    parquet_names,
     paths_at,
     place_text,
 )
 
-PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
+PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
 
 
 def open_rows(path: Place, *, array: str | None, columns: Sequence[str] | None) -> Source:
-    """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of a parquet source.
+    """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of parquet or CSV.
 
     Raises
     ------
@@ -72,15 +72,15 @@ def open_rows(path: Place, *, array: str | None, columns: Sequence[str] | None) 
     InvalidDataError
         The path or URL holds nothing that can be read.
     """
-    parquet = is_parquet(path)
-    if array is not None and (parquet or _is_npy(path)):
+    named = has_columns(path)
+    if array is not None and (named or _is_npy(path)):
         raise ConfigError(
             f"array {array!r} (data.array in a config) is a member of a zarr group, but "
             f"{place_text(path)} is none; leave it out"
         )
-    if columns is not None and not parquet:
+    if columns is not None and not named:
         raise ConfigError(
-            f"columns {', '.join(columns)} (data.columns in a config) are a parquet file's, "
+            f"columns {', '.join(columns)} (data.columns in a config) are those of parquet or CSV, "
             f"but {place_text(path)} is none; leave them out"
         )
     return open_source(path, array=array, columns=columns)
@@ -129,9 +129,9 @@ def _open_column(path: Place, key: str, name: str | None) -> Source | None:
     if name is None:
         return None
     if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
-        return open_parquet(name, None, squeeze=True) if is_parquet(name) else open_source(name)
-    if is_parquet(path):
-        return open_parquet(path, [name], squeeze=True)
+        return open_column(name, None) if has_columns(name) else open_source(name)
+    if has_columns(path):
+        return open_column(path, name)
     if _is_npy(path):
         raise ConfigError(
             f"{key} = {name!r} is a name, but {place_text(path)} has no names; give the path of a file"
@@ -140,8 +140,8 @@ def _open_column(path: Place, key: str, name: str | None) -> Source | None:
 
 
 def _feature_columns(data: DataSection, path: Place) -> tuple[str, ...] | None:
-    """Return the columns of a parquet file that are features: all but those of weights and labels."""
+    """Return the columns of parquet or CSV that are features: all but those of weights and labels."""
     others = {data.weights, data.labels} - {None}
-    if data.columns is not None or not others or not is_parquet(path):
+    if data.columns is not None or not others or not has_columns(path):
         return data.columns
-    return tuple(name for name in parquet_names(path) if name not in others)
+    return tuple(name for name in column_names(path) if name not in others)

@@ -1,4 +1,4 @@
-"""Stored rows by format: .npy, parquet and zarr; and what readers of any format have in common."""
+"""Stored rows by format: .npy, parquet, CSV and zarr; and what readers of any format have in common."""
 
 from emtau_dask.io.formats.base import (
     ChunkRange,
@@ -12,6 +12,7 @@ from emtau_dask.io.formats.base import (
     memory_source,
 )
 from emtau_dask.io.formats.checks import check_dtype, check_shape, describe_bad_value
+from emtau_dask.io.formats.csv import csv_names, is_csv, open_csv
 from emtau_dask.io.formats.kinds import OWN_GROUPS, check_readable, kind_by_ending, kind_of
 from emtau_dask.io.formats.npy import npy_source
 from emtau_dask.io.formats.parquet import is_parquet, open_parquet, parquet_names
@@ -33,8 +34,10 @@ __all__ = [
     "check_readable",
     "check_shape",
     "chunk_ranges",
+    "csv_names",
     "describe_bad_value",
     "group_source",
+    "is_csv",
     "is_parquet",
     "is_pattern",
     "is_stored",
@@ -42,6 +45,7 @@ __all__ = [
     "kind_of",
     "memory_source",
     "npy_source",
+    "open_csv",
     "open_parquet",
     "open_zarr",
     "parquet_names",

@@ -11,10 +11,14 @@ from emtau_dask.io.files import read_regular
 from emtau_dask.io.remote import is_url, plain_path, suffix_of
 from emtau_dask.io.zarr_format import document_at
 
-READABLE = {".npy": "a .npy file", ".parquet": "a parquet file", ".pq": "a parquet file"}
-OTHER_ENDINGS = {
+READABLE = {
+    ".npy": "a .npy file",
+    ".parquet": "a parquet file",
+    ".pq": "a parquet file",
     ".csv": "a CSV table",
     ".tsv": "a table of text",
+}
+OTHER_ENDINGS = {
     ".npz": "an .npz archive",
     ".feather": "an Arrow file",
     ".arrow": "an Arrow file",
@@ -41,8 +45,6 @@ OWN_GROUPS = {
 }
 FOLDERS = ("a folder", "a zarr array", "a zarr group", "a dataset")
 REMEDIES = {
-    "a CSV table": "Convert it once, for example with pandas.read_csv(path).to_parquet('rows.parquet')",
-    "a table of text": "Convert it once, with pandas.read_csv(path, sep='\\t').to_parquet('rows.parquet')",
     "an .npz archive": "Take its array out: numpy.save('rows.npy', numpy.load(path)[name])",
     "a .npy file": "Give it the ending .npy",
     "a parquet file": "Give it the ending .parquet",
@@ -85,7 +87,7 @@ def check_readable(path: str, array: str | None) -> None:
     if kind is None or kind in FOLDERS:
         return
     if kind not in OWN_GROUPS.values():
-        remedy = REMEDIES.get(kind, "Give a zarr array or group, a .npy or a parquet file")
+        remedy = REMEDIES.get(kind, "Give a zarr array or group, a .npy, a parquet or a CSV file")
         raise InvalidDataError(f"{path} is {kind}, which is not read as rows. {remedy}.")
     if array is None:
         raise InvalidDataError(f"{path} is {kind}, not rows. Give the data, or the name of an array in it.")

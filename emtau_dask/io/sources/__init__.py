@@ -29,7 +29,16 @@ from emtau_dask.io.sources.dask_arrays import (
     plain_zarr_of,
     zarr_beneath,
 )
-from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source, unlabelled
+from emtau_dask.io.sources.opening import (
+    as_dask,
+    as_source,
+    column_names,
+    has_columns,
+    is_lazy,
+    open_column,
+    open_source,
+    unlabelled,
+)
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
 
 __all__ = [
@@ -49,12 +58,15 @@ __all__ = [
     "check_dtype",
     "check_shape",
     "chunk_ranges",
+    "column_names",
     "describe_bad_value",
     "group_source",
+    "has_columns",
     "is_lazy",
     "is_parquet",
     "is_pattern",
     "is_stored",
+    "open_column",
     "open_parquet",
     "open_source",
     "parquet_names",

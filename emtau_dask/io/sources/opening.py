@@ -13,7 +13,6 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, warn_user
-from emtau_dask.io.files import each
 from emtau_dask.io.formats import (
     ChunkRange,
     ChunkReader,
@@ -23,11 +22,15 @@ from emtau_dask.io.formats import (
     check_dtype,
     check_readable,
     check_shape,
+    csv_names,
+    is_csv,
     is_parquet,
     memory_source,
     npy_source,
+    open_csv,
     open_parquet,
     open_zarr,
+    parquet_names,
     paths_at,
     zarr_source,
 )
@@ -42,18 +45,18 @@ def open_source(place: Place, *, array: str | None = None, columns: Sequence[str
     Parameters
     ----------
     place : str or sequence of str
-        A zarr array or group, a ``.npy`` file, or a parquet file or folder: a local
+        A zarr array or group, a ``.npy`` file, a parquet file or folder, or a CSV table: a local
         path, or an fsspec URL such as ``s3://bucket/rows.zarr``; a pattern that several match, or a list:
         their rows in that order, see `paths_at`.
     array : str, optional
         The member of zarr groups.
     columns : sequence of str, optional
-        Parquet columns that are the features; by default all but the index of a DataFrame.
+        Columns of parquet or CSV that are the features; by default all but the index of a DataFrame.
 
     Returns
     -------
     Source
-        Only metadata have been read.
+        Only metadata have been read; of CSV, all lines have been counted.
 
     Raises
     ------
@@ -65,23 +68,53 @@ def open_source(place: Place, *, array: str | None = None, columns: Sequence[str
         with read_errors(path, remote=False):
             if not is_url(path) and not Path(path).exists():
                 raise InvalidDataError(
-                    f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
+                    f"{path} does not exist. Give a zarr array or group, a .npy, a parquet or a CSV file."
                 )
     if is_parquet(paths):
         return open_parquet(paths, columns)
-    sources = each(lambda path: _open_one(path, array, columns), paths)
+    if columns is None and len(paths) > 1 and is_csv(paths):
+        columns = csv_names(paths[0])
+    sources = [_open_one(path, array, columns) for path in paths]
     return sources[0] if len(sources) == 1 else joined(sources, paths)
 
 
 def _open_one(path: str, array: str | None, columns: Sequence[str] | None) -> RangeSource:
     if is_parquet(path):
         return open_parquet(path, columns)
+    if is_csv(path):
+        return open_csv(path, columns)
     if columns is not None:
-        raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")
+        raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; leave them out.")
     if suffix_of(path) == ".npy":
         return npy_source(path)
     check_readable(path, array)
     return open_zarr(path, array)
+
+
+def has_columns(place: Place) -> bool:
+    """Return whether all of a place is of formats whose columns have names: parquet and CSV."""
+    return all(is_parquet(path) or is_csv(path) for path in paths_at(place))
+
+
+def column_names(place: Place) -> tuple[str, ...]:
+    """Return the columns that are features by default, of a place that `has_columns`; () where unnamed.
+
+    Warns and raises as `open_source`.
+    """
+    first = paths_at(place)[0]
+    return (csv_names(first) or ()) if is_csv(first) else parquet_names(first)
+
+
+def open_column(place: Place, name: str | None) -> RangeSource:
+    """Open a column of a place that `has_columns`, by default its only one, as a source of shape (n,).
+
+    Raises as `open_source`.
+    """
+    paths, columns = paths_at(place), None if name is None else [name]
+    if is_parquet(paths):
+        return open_parquet(paths, columns, squeeze=True)
+    sources = [(open_csv if is_csv(path) else open_parquet)(path, columns, squeeze=True) for path in paths]
+    return sources[0] if len(sources) == 1 else joined(sources, paths)
 
 
 def is_lazy(data: object) -> bool:
