@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 import zarr
 from click.testing import CliRunner
+from distributed import Client
 from fits import ROWS, assert_same_bits, mixture
 
-from emtau_dask import GaussianMixture, InvalidDataError
+from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
 from emtau_dask.io.sources import as_dask, open_source
 
@@ -33,7 +34,11 @@ def in_parquet(name, rows):
     pd.DataFrame(rows, columns=["x", "y"]).to_parquet(f"{name}.parquet")
 
 
-FORMATS = {".npy": in_npy, ".zarr": in_zarr, ".parquet": in_parquet}
+def in_csv(name, rows):
+    pd.DataFrame(rows, columns=["x", "y"]).to_csv(f"{name}.csv", index=False)
+
+
+FORMATS = {".npy": in_npy, ".zarr": in_zarr, ".parquet": in_parquet, ".csv": in_csv}
 
 
 def emtau(*arguments):
@@ -138,6 +143,19 @@ class TestTheEstimator:
     def test_resumes(self, ending):
         expected = mixture(tol=1e-3, checkpoint="run.zarr").fit(f"data/*{ending}")
         assert_same_bits(GaussianMixture.resume("run.zarr", f"data/*{ending}"), expected)
+
+    def test_is_not_resumed_with_more_files(self, ending):
+        mixture(tol=1e-3, checkpoint="run.zarr").fit(f"data/*{ending}")
+        FORMATS[ending]("data/part-99", ROWS)
+        with pytest.raises(CheckpointMismatchError, match="600"):
+            GaussianMixture.resume("run.zarr", f"data/*{ending}")
+
+    def test_has_the_same_bits_on_a_cluster(self, ending):
+        expected = mixture(tol=1e-3).fit(f"data/*{ending}")
+        with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None):
+            found = mixture(tol=1e-3).fit(f"data/*{ending}")
+            np.testing.assert_array_equal(found.predict(f"data/*{ending}"), expected.predict(ROWS))
+        assert_same_bits(found, expected)
 
     def test_chooses_columns(self):
         for name, rows in zip(NAMES, PIECES, strict=True):
