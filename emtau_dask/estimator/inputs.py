@@ -14,16 +14,16 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 from emtau_dask.io.sources import (
-    Place,
     RangeSource,
     Source,
     as_source,
     check_dtype,
     check_shape,
+    columns_of_fit,
     group_source,
-    has_columns,
     is_lazy,
     open_source,
+    paths_at,
     unlabelled,
 )
 from emtau_dask.messages import short
@@ -48,9 +48,9 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
         They are not real numbers.
     """
     chosen = None if columns is None else _checked_columns(columns)
-    place = _place(data)
-    if place is not None:
-        return open_source(place, columns=fitted if chosen is None and has_columns(place) else chosen)
+    paths = _paths(data)
+    if paths is not None:
+        return open_source(paths, columns=columns_of_fit(paths, fitted) if chosen is None else chosen)
     if chosen is not None:
         raise InvalidDataError(
             f"columns = {short(columns)} can be chosen where X is the path of parquet or CSV, but X is of "
@@ -59,12 +59,12 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
     return data
 
 
-def _place(data: Any) -> Place | None:
-    """Return a path, or a list of paths, as text; None for anything else."""
+def _paths(data: Any) -> tuple[str, ...] | None:
+    """Return the paths that a path, a pattern or a list of these stands for; None for anything else."""
     if isinstance(data, (str, Path)):
-        return str(data)
+        return paths_at(str(data))
     if isinstance(data, (list, tuple)) and data and all(isinstance(each, (str, Path)) for each in data):
-        return [str(each) for each in data]
+        return paths_at([str(each) for each in data])
     return None
 
 

@@ -47,8 +47,9 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
         Something does not exist, cannot be read, or has another number of rows.
     """
     data = config.data
-    path = data_path(config)
-    _provide_dataset(data, path, overwrite, observer)
+    given = data_path(config)
+    _provide_dataset(data, given, overwrite, observer)
+    path = paths_at(given)
     weights = _open_column(path, "data.weights", data.weights)
     labels = _open_column(path, "data.labels", data.labels)
     stored = open_rows(path, array=data.array, columns=_feature_columns(data, path))

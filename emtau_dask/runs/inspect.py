@@ -48,7 +48,8 @@ def inspected(place: str) -> Inspected:
         return Inspected(_of_model(place, model), (_model_table(place, model), component_table(model, None)))
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
-            f"{place} is {kind}, not a checkpoint or a model. To fit it, name it by data.path in a config."
+            f"{place} is {kind}, not a checkpoint or a model. Give the path of one; rows to fit are named by "
+            "data.path in a config."
         )
     described = inspect_run(place)
     tables = (run_table(described), *([history_table(described)] if described["history"] else []))

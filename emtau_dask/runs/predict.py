@@ -24,7 +24,7 @@ from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watc
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, has_columns, paths_at
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, columns_of_fit, paths_at
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
 from emtau_dask.rows import LoadedChunk
 from emtau_dask.runs.inputs import open_rows
@@ -76,8 +76,8 @@ def run_predict(
     check_writable(out)
     fitted = _model_in(model)
     names = getattr(fitted, "feature_names_in_", None)
-    if columns is None and names is not None and has_columns(data):
-        columns = [str(name) for name in names]
+    if columns is None:
+        columns = columns_of_fit(data, names)
     rows = open_rows(data, array=array, columns=columns)
     with watching(progress) as observer, features_named(names):
         return write_labels(fitted, rows, out, options, observer=observer)

@@ -142,3 +142,11 @@ class TestFits:
         assert result.exit_code == 0, result.output
         labels = zarr.open_group("labels.zarr", mode="r")["labels"][...]
         np.testing.assert_array_equal(labels, model.predict(TABLE[:100]))
+
+    def test_without_names_are_scored_by_a_model_that_has_some(self):
+        model = mixture(tol=1e-3).fit(TABLE)
+        np.savetxt("a.csv", ROWS, delimiter=",", fmt="%.17e")
+        np.testing.assert_array_equal(model.predict("a.csv"), model.predict(TABLE))
+        model.save("model.zarr")
+        result = CliRunner().invoke(main, ["predict", "model.zarr", "a.csv", "labels.zarr"])
+        assert result.exit_code == 0, result.output

@@ -12,7 +12,7 @@ from emtau_dask.io.formats.base import (
     memory_source,
 )
 from emtau_dask.io.formats.checks import check_dtype, check_shape, describe_bad_value
-from emtau_dask.io.formats.csv import csv_names, is_csv, open_csv
+from emtau_dask.io.formats.csv import csv_names, has_names, is_csv, open_csv
 from emtau_dask.io.formats.kinds import OWN_GROUPS, check_readable, kind_by_ending, kind_of
 from emtau_dask.io.formats.npy import npy_source
 from emtau_dask.io.formats.parquet import is_parquet, open_parquet, parquet_names
@@ -37,6 +37,7 @@ __all__ = [
     "csv_names",
     "describe_bad_value",
     "group_source",
+    "has_names",
     "is_csv",
     "is_parquet",
     "is_pattern",

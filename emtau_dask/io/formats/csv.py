@@ -148,11 +148,19 @@ def is_csv(place: Place) -> bool:
     )
 
 
+def has_names(path: str) -> bool:
+    """Return whether the first line of a CSV file names the columns: one of its values is no number."""
+    return not _are_numbers(_fields(path))
+
+
 def csv_names(path: str) -> tuple[str, ...] | None:
-    """Return the columns that are features by default, None where the first line has no names."""
-    file = CsvFile.at(path)
-    fields, _ = _first_line(file, DELIMITERS[suffix_of(path).lower()])
-    return None if _are_numbers(fields) else tuple(_default(fields, str(file.place)))
+    """Return the columns that are features by default, None where they have no names."""
+    fields = _fields(path)
+    return None if _are_numbers(fields) else tuple(_default(fields, path))
+
+
+def _fields(path: str) -> list[str]:
+    return _first_line(CsvFile.at(path), DELIMITERS[suffix_of(path).lower()])[0]
 
 
 def open_csv(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:

@@ -23,6 +23,7 @@ from emtau_dask.io.formats import (
     check_readable,
     check_shape,
     csv_names,
+    has_names,
     is_csv,
     is_parquet,
     memory_source,
@@ -94,6 +95,14 @@ def _open_one(path: str, array: str | None, columns: Sequence[str] | None) -> Ra
 def has_columns(place: Place) -> bool:
     """Return whether all of a place is of formats whose columns have names: parquet and CSV."""
     return all(is_parquet(path) or is_csv(path) for path in paths_at(place))
+
+
+def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the ``names`` of a fit's features where the columns of a place have names, else None."""
+    if names is None or not has_columns(place):
+        return None
+    unnamed = any(is_csv(path) and not has_names(path) for path in paths_at(place))
+    return None if unnamed else names
 
 
 def column_names(place: Place) -> tuple[str, ...]:
