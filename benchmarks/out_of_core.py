@@ -47,7 +47,7 @@ from emtau_dask import GaussianMixture
 from emtau_dask.em.compiling import worth_compiling
 from emtau_dask.fit.memory_estimate import FitOutline, demand
 from emtau_dask.io.files.direct import passes_cache, read_directly
-from emtau_dask.io.sources.base import chunk_ranges
+from emtau_dask.io.formats.base import chunk_ranges
 from emtau_dask.io.sources.opening import as_source, open_source
 from emtau_dask.settings import read_settings
 

@@ -25,7 +25,7 @@ import zarr
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
-from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.formats.base import RangeSource
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
 

@@ -39,7 +39,7 @@ from distributed import Client, LocalCluster, get_task_stream
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.formats.base import RangeSource
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.policies.base import ActivityPolicy, Evidence, PassSummary, RowArray, RowState, Schedule
 

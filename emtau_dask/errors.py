@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from emtau_dask.messages import shown
@@ -34,14 +36,30 @@ class UnusableRowError(InvalidDataError):
     ----------
     row : int
         Its global number.
+    feature : int or None
+        The first feature whose value cannot be used; None where it is the row as a whole.
     """
 
-    def __init__(self, message: str, row: int) -> None:
-        super().__init__(message, row)
+    def __init__(self, message: str, row: int, feature: int | None = None) -> None:
+        super().__init__(message, row, feature)
         self.row = row
+        self.feature = feature
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+@contextmanager
+def features_named(names: Sequence[str] | None) -> Iterator[None]:
+    """Add the name of the feature to every `UnusableRowError` in the block; None where there are no names."""
+    try:
+        yield
+    except UnusableRowError as error:
+        if names is None or error.feature is None:
+            raise
+        number = f"(feature {error.feature}"
+        message = str(error).replace(f"{number})", f"{number}, {str(names[error.feature])!r})")
+        raise UnusableRowError(message, error.row, error.feature) from None
 
 
 class InvalidDtypeError(InvalidDataError, TypeError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emtau_dask.cli.console import console_on
 from emtau_dask.cli.datasets import dataset
 from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_resume
 from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
@@ -21,8 +22,6 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from emtau_dask.runs import Demand, RunResult
 
 
@@ -57,7 +56,7 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
 
     if plan:
         needed = run_plan(run_config, progress=sys.stderr)
-        _console().print(plan_table(needed))
+        console_on(sys.stdout).print(plan_table(needed))
         check_memory(needed)
         return
     if run_config.checkpoint.path is not None:
@@ -95,22 +94,21 @@ def _confirmation() -> Callable[[Demand], bool] | None:
 
 
 @main.command()
-@click.argument("run", metavar="RUN.zarr")
+@click.argument("place")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @debug_option
-def inspect(run: str, as_json: bool) -> None:
-    """Show what the checkpoint RUN.zarr (a path or URL) holds, after verifying all of it."""
-    from emtau_dask.runs import history_table, inspect_run, run_table
+def inspect(place: str, as_json: bool) -> None:
+    """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
+    from emtau_dask.runs import inspected
 
-    described = inspect_run(run)
+    found = inspected(place)
     if as_json:
         # JSON does not escape DEL, a control character of terminals.
-        click.echo(json.dumps(described, indent=2).replace("\x7f", "\\u007f"))
+        click.echo(json.dumps(found.values, indent=2).replace("\x7f", "\\u007f"))
         return
-    console = _console()
-    console.print(run_table(described))
-    if described["history"]:
-        console.print(history_table(described))
+    console = console_on(sys.stdout)
+    for table in found.tables:
+        console.print(table)
 
 
 @main.command()
@@ -125,7 +123,7 @@ def compare(config: Path, overrides: list[str]) -> None:
         raise ConfigError("algorithm.compare = [] must list the algorithms to compare, such as [{name: em}]")
     from emtau_dask.compare import run_compare
 
-    run_compare(run_config, _console())
+    run_compare(run_config, console_on(sys.stdout))
 
 
 @main.command()
@@ -135,7 +133,7 @@ def compare(config: Path, overrides: list[str]) -> None:
 @click.option("--proba", "probabilities", is_flag=True, help="Also write each row's responsibilities.")
 @click.option("--scores", is_flag=True, help="Also write each row's log-likelihood, in nats.")
 @click.option("--array", help="Member of DATA, where it is a zarr group.")
-@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet.")
+@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet or CSV.")
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
 @overwrite_option()
 @debug_option
@@ -145,7 +143,8 @@ def predict(
     """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
-    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy or a parquet file.
+    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
+    or a pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
     """
     from emtau_dask.runs import LabelOptions, run_predict
 
@@ -164,7 +163,7 @@ def predict(
 def _show_result(ctx: click.Context, result: RunResult) -> None:
     from emtau_dask.runs import component_table, fit_table
 
-    console, stop = _console(), result.outputs.config.stop
+    console, stop = console_on(sys.stdout), result.outputs.config.stop
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
     for what, path in (("model", result.outputs.model), ("labels", result.outputs.labels)):
@@ -177,10 +176,3 @@ def _show_result(ctx: click.Context, result: RunResult) -> None:
             err=True,
         )
         ctx.exit(NOT_CONVERGED)
-
-
-def _console() -> Console:
-    """Return a console on standard output, wide enough for tables where it is no terminal."""
-    from rich.console import Console
-
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)

@@ -17,6 +17,7 @@ from emtau_dask.compare.evaluate import Evaluation, FitSummary
 from emtau_dask.config import PublishedFigures
 from emtau_dask.mixture.numerics import Ints
 
+PUBLISHED = "  published"
 _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
 
@@ -57,8 +58,9 @@ def confusion(table: Ints) -> Ints:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table of all algorithms, then a confusion table for each where labels are known."""
-    console.print(_overview(comparison))
+    """Print how the algorithms went and what they got, then confusion tables where labels are known."""
+    console.print(_courses(comparison))
+    console.print(_errors(comparison))
     if all(line.fit.parameters is None or line.fit.parameters.n_features == 1 for line in comparison.lines):
         console.print(_parameters(comparison))
     if comparison.classes is not None:
@@ -67,53 +69,54 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Columns(tables, padding=(1, 3)))
 
 
-def _overview(comparison: Comparison) -> Table:
+def _courses(comparison: Comparison) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("algorithm", overflow="fold")
+    for heading in ("iter-\nations", "passes", "seconds", "stopped", "log-likelihood\nper row"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in comparison.lines:
+        fit, published = line.fit, line.published
+        table.add_row(
+            fit.name,
+            f"{fit.iterations:,}",
+            f"{fit.work:.1f}",
+            f"{fit.seconds:.2f}",
+            _STOPPED.get(fit.stop_reason, fit.stop_reason),
+            _cell(
+                None if fit.parameters is None else line.evaluation.log_likelihood / line.evaluation.rows,
+                ".9f",
+            ),
+        )
+        if published is not None:
+            cells = _cell(published.iterations, ","), "", _cell(published.seconds, ".4g")
+            table.add_row(PUBLISHED, *cells, style="dim")
+    return table
+
+
+def _errors(comparison: Comparison) -> Table:
     labelled = comparison.classes is not None
     table = Table(
         box=SIMPLE_HEAD,
         caption="membership error: ‖W − W_EM‖²_F / N of the responsibilities held at the end\n"
         "classification error: of the held responsibilities, and of the final posterior",
     )
-    table.add_column("algorithm", no_wrap=True)
-    headings = ["iter-\nations", "passes", "seconds", "stopped", "membership\nerror"]
-    headings += ["class. error\nheld", "\nfinal"] if labelled else []
-    for heading in [*headings, "log-likelihood\nper row"]:
+    table.add_column("algorithm", overflow="fold")
+    headings = ["classification error\nheld", "\nfinal"] if labelled else []
+    for heading in ["membership error", *headings]:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in comparison.lines:
-        table.add_row(line.fit.name, *_cells(line, labelled))
-        if line.published is not None:
-            table.add_row("  published", *_published_cells(line.published, labelled), style="dim")
+        fit, evaluation, published = line.fit, line.evaluation, line.published
+        distance = None if fit.parameters is None else evaluation.squared_distance / evaluation.rows
+        errors = [classification_error(t) for t in (evaluation.held, evaluation.final)] if labelled else []
+        table.add_row(fit.name, *(_cell(value, ".6f") for value in (distance, *errors)))
+        if published is not None:
+            theirs = [published.membership_error, published.classification_error][: 1 + labelled]
+            table.add_row(PUBLISHED, *(_cell(value, ".6f") for value in theirs), style="dim")
     return table
 
 
-def _cells(line: ComparisonLine, labelled: bool) -> list[str]:
-    fit, evaluation = line.fit, line.evaluation
-    is_mixture = fit.parameters is not None
-    errors = [f"{classification_error(t):.6f}" for t in (evaluation.held, evaluation.final)]
-    return [
-        f"{fit.iterations:,}",
-        f"{fit.work:.1f}",
-        f"{fit.seconds:.2f}",
-        _STOPPED.get(fit.stop_reason, fit.stop_reason),
-        f"{evaluation.squared_distance / evaluation.rows:.6f}" if is_mixture else "",
-        *(errors if labelled else []),
-        f"{evaluation.log_likelihood / evaluation.rows:.9f}" if is_mixture else "",
-    ]
-
-
-def _published_cells(figures: PublishedFigures, labelled: bool) -> list[str]:
-    def cell(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    return [
-        cell(figures.iterations, ","),
-        "",
-        cell(figures.seconds, ".4g"),
-        "",
-        cell(figures.membership_error, ".6f"),
-        *([cell(figures.classification_error, ".6f"), ""] if labelled else []),
-        "",
-    ]
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _parameters(comparison: Comparison) -> Table:
@@ -130,7 +133,7 @@ def _parameters(comparison: Comparison) -> Table:
         figures = line.published
         if figures is not None:
             theirs = (figures.weights, figures.means, figures.variances)
-            table.add_row("  published", *(_numbers(values or ()) for values in theirs), style="dim")
+            table.add_row(PUBLISHED, *(_numbers(values or ()) for values in theirs), style="dim")
     return table
 
 
@@ -140,10 +143,10 @@ def _numbers(values: Iterable[float]) -> str:
 
 def _confusion_table(line: ComparisonLine, classes: NDArray[Any]) -> Table:
     counts = confusion(line.evaluation.held)
-    table = Table(box=SIMPLE_HEAD, title=line.fit.name, min_width=len(line.fit.name) + 2)
-    table.add_column("", justify="right")
-    for known in classes:
-        table.add_column(f"{known}", justify="right")
+    name = line.fit.name
+    table = Table(box=SIMPLE_HEAD, title=name, min_width=len(name) + 2, padding=(0, 0, 0, 1), show_edge=False)
+    for heading in ("", *map(str, classes)):
+        table.add_column(heading, justify="right", overflow="fold")
     for label, row in zip(classes, counts, strict=True):
         if row.any():
             table.add_row(f"{label}", *(f"{count:,}" for count in row))

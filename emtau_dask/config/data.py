@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from emtau_dask.checks import choice, integer
-from emtau_dask.config.fields import Count, OptionalPath, Section, Seed, expected, names, optional, text
+from emtau_dask.config.fields import Count, OptionalPaths, Section, Seed, expected, names, optional, text
 
 DatasetName = Literal["digits", "example1", "mnist", "mixture"]
 DATASETS: tuple[str, ...] = get_args(DatasetName)
@@ -57,19 +57,21 @@ class DataSection(Section):
 
     Attributes
     ----------
-    path : str or None
-        A zarr array or group, an ``.npy`` file, a parquet file or folder; a local path or an
-        fsspec URL. With `dataset`, where the dataset is kept (``<output.directory>/<dataset>.zarr`` if None).
+    path : str, tuple of str, or None
+        A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
+        fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
+        names; or a list of these, read in its order. With `dataset`, where the dataset is kept
+        (``<output.directory>/<dataset>.zarr`` if None).
     dataset, dataset_options : str, DatasetOptions, or None
         A dataset that `emtau dataset` knows; made at `path` where that does not exist.
     array, columns : str, tuple of str, or None
-        Member of a zarr group; columns of a parquet source.
+        Member of a zarr group; columns of parquet or CSV.
     weights, labels : str or None
         Row weights, and known labels for `emtau compare`: a member of the group or a
         column of the table that `path` names, or a path or URL of their own.
     """
 
-    path: OptionalPath = None
+    path: OptionalPaths = None
     dataset: Annotated[DatasetName | None, optional(choice(*DATASETS))] = None
     dataset_options: DatasetOptions | None = None
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
@@ -100,4 +102,6 @@ class DataSection(Section):
     def _needs_a_source(self) -> DataSection:
         if self.path is None and self.dataset is None:
             raise expected(f"given a path or a dataset ({', '.join(DATASETS)})")
+        if self.dataset is not None and not isinstance(self.path, str | None):
+            raise expected("given one path where a dataset is made there, not a list")
         return self

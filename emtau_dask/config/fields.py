@@ -88,6 +88,7 @@ Seed = Annotated[int, allowed(integer(0, 2**64 - 1))]
 Switch = Annotated[bool, allowed(FLAG)]
 FilePath = Annotated[str, allowed(text("a path"))]
 OptionalPath = Annotated[str | None, optional(text("a path"))]
+OptionalPaths = Annotated[str | tuple[str, ...] | None, optional(either(text("a path"), names("paths")))]
 MemoryLimit = Annotated[
     Annotated[str, Field(coerce_numbers_to_str=True)] | None,
     optional(Constraint("an amount of memory above 0 (such as 2GB or 512MiB)", _is_memory)),

@@ -16,15 +16,22 @@ from emtau_dask.checks import choice
 from emtau_dask.config.fields import expected
 from emtau_dask.messages import short
 
+MOST = 10
+"""The most errors that are described; a file that is no config may have a million."""
+
 Steps = list[int | str]
 
 
 def explain(error: ValidationError, content: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Return all errors in one line, separated by semicolons; ``content`` is the config as read."""
+    """Return the first errors in one line, separated by semicolons; ``content`` is the config as read."""
     keys = tuple(dict.fromkeys(_valid_keys(model)))
     tags = frozenset(_tags(model))
     findings = error.errors(include_url=False)
-    return "; ".join(_describe(finding, _steps(finding["loc"], content, tags), keys) for finding in findings)
+    described = [
+        _describe(finding, _steps(finding["loc"], content, tags), keys) for finding in findings[:MOST]
+    ]
+    more = [f"and {len(findings) - MOST:,} more"] if len(findings) > MOST else []
+    return "; ".join(described + more)
 
 
 def _valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -23,9 +23,15 @@ def portable(config: RunConfig) -> dict[str, Any]:
     paths = [(data, "path"), (checkpoint, "path"), (content["output"], "directory")]
     paths += [(data, key) for key in ("weights", "labels") if "/" in (data.get(key) or "")]
     for section, key in paths:
-        if (path := section.get(key)) is not None and not is_url(path):
-            section[key] = str(Path(path).absolute())
+        if isinstance(path := section.get(key), list):
+            section[key] = [_absolute(each) for each in path]
+        elif path is not None:
+            section[key] = _absolute(path)
     return dict(masked_values(content))
+
+
+def _absolute(path: str) -> str:
+    return path if is_url(path) else str(Path(path).absolute())
 
 
 def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:

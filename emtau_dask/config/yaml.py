@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 
 from emtau_dask.errors import ConfigError
+from emtau_dask.io.formats import kind_of
 from emtau_dask.messages import short
 
 MAX_BYTES = 2**20
@@ -107,6 +108,12 @@ def parse_yaml(text: str, origin: str) -> object:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping of sections in a YAML file; raises `ConfigError` where there is none."""
+    kind = kind_of(str(path))
+    if kind is not None:
+        raise ConfigError(
+            f"{path} is {kind}, not a run config (YAML). Give a file that names rows by data.path and the "
+            "number of components by model.n_components; see configs/ for examples"
+        )
     try:
         with open(path, encoding="utf-8", opener=_opened_at_once) as file:
             text = file.read(MAX_BYTES + 1)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.errors import features_named
+from emtau_dask.io.sources import check_dense
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length
 from emtau_dask.mixture.model import most_probable
 from emtau_dask.mixture.numerics import Floats
@@ -42,16 +44,27 @@ class Scoring:
         """Return the shape of one row's values."""
         return (n_components,) if self.per_component else ()
 
-    def __call__(self, rows: NDArray[Any], plan: KernelPlan, block_info: Any = None) -> NDArray[Any]:
-        """Return it for ``rows`` (n, d), see `score_chunk`; ``block_info`` is dask's, for messages."""
+    def __call__(
+        self,
+        rows: NDArray[Any],
+        plan: KernelPlan,
+        names: Sequence[str] | None = None,
+        block_info: Any = None,
+    ) -> NDArray[Any]:
+        """Return it for ``rows`` (n, d), see `score_chunk`.
+
+        The ``names`` of the features and ``block_info``, which is dask's, are for messages.
+        """
         start: int | None = 0
         chunk = 0
         if block_info:
             chunk = block_info[0]["chunk-location"][0]
             location = block_info[0]["array-location"][0][0]
             start = None if np.isnan(location) else int(location)
+        check_dense(rows, chunk)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
-        return score_chunk(loaded, plan, [self])[0]
+        with features_named(names):
+            return score_chunk(loaded, plan, [self])[0]
 
 
 def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:

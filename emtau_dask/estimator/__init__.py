@@ -3,11 +3,13 @@
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import checked_lazy
+from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.progress import watching
 from emtau_dask.estimator.resuming import mixture_in, open_saved, resume_estimator, saved_estimator
 from emtau_dask.estimator.seeds import Seeds
 
 __all__ = [
+    "MODEL_FORMAT",
     "GaussianMixture",
     "Seeds",
     "checked_lazy",

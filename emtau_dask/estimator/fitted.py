@@ -18,7 +18,7 @@ from emtau_dask.checks import integer
 from emtau_dask.cluster import active_client, missing_workers_reported, shared_data, warn_without_workers
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.estimator.inputs import checked_array, checked_lazy
+from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.execution import interrupts_as_they_are
@@ -65,42 +65,47 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.stop_reason_ = stop_reason
         self.converged_ = stop_reason == "tol"
 
-    def _score(self, X: Any, scoring: Scoring) -> Any:
+    def _score(self, X: Any, scoring: Scoring, columns: Any) -> Any:
         plan = plan_kernel(self.parameters_)
+        names = getattr(self, "feature_names_in_", None)
+        X = opened_path(X, columns, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
-            return scoring(checked_array(self, X, reset=False), plan)
+            return scoring(checked_array(self, X, reset=False), plan, names)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
         layout: dict[str, Any] = {"drop_axis": 1}
         if scoring.per_component:
             layout = {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
         meta = np.empty((0,) * (1 + scoring.per_component), scoring.dtype)
-        return da.map_blocks(scoring, array, plan, dtype=scoring.dtype, meta=meta, **layout)
+        return da.map_blocks(scoring, array, plan, names=names, dtype=scoring.dtype, meta=meta, **layout)
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Any, *, columns: Any = None) -> Any:
         """Return the most probable component of each row.
 
         Parameters
         ----------
-        X : dask array, zarr array or array-like of shape (n_samples, n_features)
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
+        columns : sequence of str, optional
+            Columns of parquet or CSV; by default those of the fit, if it had names.
 
         Returns
         -------
-        ndarray, or lazy dask array for dask and zarr, of shape (n_samples,), intp
+        ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
         """
-        return _with_warning(self._score(X, LABELS))
+        return _with_warning(self._score(X, LABELS, columns))
 
-    def predict_proba(self, X: Any) -> Any:
-        """Return responsibilities, (n_samples, n_components) float64; lazy for dask and zarr."""
-        return _with_warning(self._score(X, RESPONSIBILITIES))
+    def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
+        """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
+        return _with_warning(self._score(X, RESPONSIBILITIES, columns))
 
-    def score_samples(self, X: Any) -> Any:
-        """Return log-likelihoods, (n_samples,) float64, nats; lazy for dask and zarr."""
-        return _with_warning(self._score(X, LOG_LIKELIHOODS))
+    def score_samples(self, X: Any, *, columns: Any = None) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `predict`."""
+        return _with_warning(self._score(X, LOG_LIKELIHOODS, columns))
 
-    def _log_likelihood(self, X: Any) -> tuple[float, int]:
+    def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
-        values = self._score(X, LOG_LIKELIHOODS)
+        values = self._score(X, LOG_LIKELIHOODS, columns)
         if isinstance(values, da.Array):
             with interrupts_as_they_are(), missing_workers_reported(active_client(), "the score"):
                 total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
@@ -110,22 +115,22 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidDataError("X has no rows; a score needs at least one.")
         return float(total), int(rows)
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, *, columns: Any = None) -> float:
         """Return the mean log-likelihood of X, nats per row; a lazy X is computed."""
-        total, rows = self._log_likelihood(X)
+        total, rows = self._log_likelihood(X, columns)
         return total / rows
 
     def _n_parameters(self) -> int:
         return free_parameters(structure_named(self._fitted_type), *self.means_.shape)
 
-    def bic(self, X: Any) -> float:
+    def bic(self, X: Any, *, columns: Any = None) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        total, rows = self._log_likelihood(X)
+        total, rows = self._log_likelihood(X, columns)
         return -2 * total + self._n_parameters() * float(np.log(rows))
 
-    def aic(self, X: Any) -> float:
+    def aic(self, X: Any, *, columns: Any = None) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        total, _ = self._log_likelihood(X)
+        total, _ = self._log_likelihood(X, columns)
         return -2 * total + 2 * self._n_parameters()
 
     def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:

@@ -24,8 +24,9 @@ from emtau_dask.checkpoint import (
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
 from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, compile_setting, worth_compiling
-from emtau_dask.errors import ConfigError, InvalidDataError, warn_user
+from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
+from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.progress import observer_for
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.sources import opened_sources
@@ -206,6 +207,7 @@ def fit_estimator(
     sample_weight: Any,
     responsibilities_init: Any,
     *,
+    columns: Any = None,
     run_config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     observer: FitObserver | None = None,
@@ -214,6 +216,8 @@ def fit_estimator(
 
     Parameters
     ----------
+    columns : sequence of str, optional
+        See `opened_path`.
     run_config : mapping, optional
         The config of the command line, to be stored in the checkpoint.
     overwrite : bool
@@ -230,14 +234,16 @@ def fit_estimator(
     auto = is_automatic(estimator.algorithm)
     seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
+    opened = opened_path(X, columns, None)
     with (
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(executor.client, estimator, X, sample_weight, responsibilities_init) as sources,
+        opened_sources(executor.client, estimator, opened, sample_weight, responsibilities_init) as sources,
     ):
         settings = _settings(estimator, seeds, sources, executor)
         with (
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+            features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))

@@ -178,20 +178,32 @@ class GaussianMixture(FittedMixture):
         return self
 
     def fit(
-        self, X: Any, y: Any = None, *, sample_weight: Any = None, responsibilities_init: Any = None
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        responsibilities_init: Any = None,
+        columns: Any = None,
     ) -> Self:
         """Fit the mixture.
 
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
-            A str is the path or URL of stored rows: zarr, parquet or ``.npy``.
+            A str is the path or URL of stored rows: zarr, parquet, CSV or ``.npy``; or a pattern, such as
+            ``part-*.npy``, whose matches are read in the order of their names (``part-10`` before
+            ``part-9``). A list of paths is read in its order. An xarray DataArray in chunks is taken as its
+            dask array.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
             At least 0; a row of weight 0 counts as absent.
         responsibilities_init : dask array, zarr array or array-like, optional
             Shape (n_samples, n_components), rows summing to 1 within 1e-6. They replace every
             other start.
+        columns : sequence of str, optional
+            The columns of parquet or CSV that are the features, in this order. By default all, but those
+            that hold the index of a DataFrame; these are named in a warning.
 
         Returns
         -------
@@ -220,8 +232,10 @@ class GaussianMixture(FittedMixture):
         -----
         ConvergenceWarning
             ``max_iter`` was reached first.
+        UserWarning
+            The index of a DataFrame, stored in a file, is left out.
         """
-        fit_estimator(self, X, sample_weight, responsibilities_init)
+        fit_estimator(self, X, sample_weight, responsibilities_init, columns=columns)
         self._warn_unless_converged()
         return self
 
@@ -248,6 +262,7 @@ class GaussianMixture(FittedMixture):
         *,
         sample_weight: Any = None,
         responsibilities_init: Any = None,
+        columns: Any = None,
         algorithm: Any = None,
         max_iter: int | None = None,
         checkpoint_every: int | None = None,
@@ -269,6 +284,8 @@ class GaussianMixture(FittedMixture):
             The weights that the run was begun with.
         responsibilities_init : array-like of shape (n_samples, n_components), optional
             Needed only where the run was begun with them and has no statistics yet; ignored otherwise.
+        columns : sequence of str, optional
+            Columns of parquet or CSV; by default those of the run.
         algorithm : policy, optional
             Only for a user's own policy, which must match by name and parameters.
         max_iter, checkpoint_every : int, optional
@@ -302,11 +319,16 @@ class GaussianMixture(FittedMixture):
             verbose=verbose,
         )
         resume_estimator(
-            mixture, saved, X, sample_weight=sample_weight, responsibilities_init=responsibilities_init
+            mixture,
+            saved,
+            X,
+            sample_weight=sample_weight,
+            responsibilities_init=responsibilities_init,
+            columns=columns,
         )
         mixture._warn_unless_converged()
         return mixture
 
-    def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+    def fit_predict(self, X: Any, y: Any = None, *, columns: Any = None, **fit_params: Any) -> Any:
         """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""
-        return self.fit(X, y, **fit_params).predict(X)
+        return self.fit(X, y, columns=columns, **fit_params).predict(X, columns=columns)

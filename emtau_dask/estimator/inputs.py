@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,66 @@ from emtau_dask.io.sources import (
     as_source,
     check_dtype,
     check_shape,
+    columns_of_fit,
     group_source,
     is_lazy,
     open_source,
+    paths_at,
+    unlabelled,
 )
+from emtau_dask.messages import short
+
+
+def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
+    """Return the rows at a path, or at a list of paths, as a source; anything else as it is.
+
+    Parameters
+    ----------
+    data : str, Path, a list of these, or anything else that users pass as X
+    columns : sequence of str or None
+        The features, where the path leads to parquet or CSV.
+    fitted : sequence of str or None
+        The names of the features in the fit, which are the columns by default.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing that can be read is there, or it has no such columns.
+    InvalidDtypeError
+        They are not real numbers.
+    """
+    chosen = None if columns is None else _checked_columns(columns)
+    paths = _paths(data)
+    if paths is not None:
+        return open_source(paths, columns=columns_of_fit(paths, fitted) if chosen is None else chosen)
+    if chosen is not None:
+        raise InvalidDataError(
+            f"columns = {short(columns)} can be chosen where X is the path of parquet or CSV, but X is of "
+            f"the type {type(data).__name__}. Choose them before, for example with X[{short(chosen)}]."
+        )
+    return data
+
+
+def _paths(data: Any) -> tuple[str, ...] | None:
+    """Return the paths that a path, a pattern or a list of these stands for; None for anything else."""
+    if isinstance(data, (str, Path)):
+        return paths_at(str(data))
+    if isinstance(data, (list, tuple)) and data and all(isinstance(each, (str, Path)) for each in data):
+        return paths_at([str(each) for each in data])
+    return None
+
+
+def _checked_columns(columns: Any) -> list[str]:
+    names = [] if isinstance(columns, str) or not np.iterable(columns) else list(columns)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidDataError(
+            f"columns = {short(columns)} must be a list of one or more different names, such as ['x', 'y']."
+        )
+    return [str(name) for name in names]
 
 
 def _opened(data: Any) -> Any:
-    """Open a path, a zarr group or a dask dataframe; return anything else as it is."""
-    if isinstance(data, (str, Path)):
-        return open_source(str(data))
+    """Open a zarr group or a dask dataframe; return anything else as it is."""
     if isinstance(data, zarr.Group):
         return group_source(data, None, str(data.store_path))
     return data.to_dask_array() if hasattr(data, "to_dask_array") else data
@@ -54,7 +105,22 @@ def _as_invalid_data(what: str) -> Iterator[None]:
 
 
 def _refuse_kinds(data: Any, what: str) -> None:
-    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records."""
+    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records.
+
+    Also refuse, with a way out, iterators and frames that polars has not computed yet.
+    """
+    if isinstance(data, Iterator):
+        raise InvalidDataError(
+            f"{what} is a {type(data).__name__}, whose rows can be read only once, but a fit reads them many "
+            f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
+            "path of stored rows."
+        )
+    polars = sys.modules.get("polars")  # Data of it exist only where it has been imported.
+    if polars is not None and isinstance(data, polars.LazyFrame):
+        raise InvalidDataError(
+            f"{what} is a polars LazyFrame, which has not been computed. Give {what}.collect(), or for more "
+            f"than fits in memory the path of a file that {what}.sink_parquet(path) wrote."
+        )
     if isinstance(data, np.ma.MaskedArray):
         raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
     if isinstance(data, (np.ndarray, list, tuple)):
@@ -91,7 +157,8 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
     InvalidDataError, InvalidDtypeError
         The data has other features than the fit, or is not a table of numbers.
     """
-    given, data = data, _opened(data)
+    given = unlabelled(data)
+    data = _opened(given)
     if not is_lazy(data):
         return None
     names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
@@ -114,7 +181,8 @@ def fit_source(estimator: Any, data: Any) -> Source:
 
     Raises `InvalidDataError` and `InvalidDtypeError`.
     """
-    given, data = data, _opened(data)
+    given = unlabelled(data)
+    data = _opened(given)
     if not is_lazy(data):
         return as_source(checked_array(estimator, data, reset=True), ndim=2, what="X")
     source = as_source(data, ndim=2, what="X")
@@ -134,6 +202,7 @@ def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
     """
     if values is None:
         return None
+    values = unlabelled(values)
     if not is_lazy(values):
         _refuse_kinds(values, what)
         with _as_invalid_data(what):

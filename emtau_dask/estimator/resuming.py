@@ -23,6 +23,7 @@ from emtau_dask.errors import (
     CheckpointError,
     CheckpointMismatchError,
     ConfigError,
+    features_named,
     warn_user,
 )
 from emtau_dask.estimator.fitted import FittedMixture
@@ -34,6 +35,7 @@ from emtau_dask.estimator.fitting import (
     publish,
     with_notes,
 )
+from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
@@ -167,6 +169,7 @@ def resume_estimator(
     *,
     sample_weight: Any,
     responsibilities_init: Any,
+    columns: Any = None,
     observer: FitObserver | None = None,
 ) -> None:
     """Resume a checkpointed run and set the estimator's fitted attributes.
@@ -176,7 +179,7 @@ def resume_estimator(
     estimator : GaussianMixture
         Of the run, see `saved_estimator`; its settings may have been changed.
     saved : SavedFit
-    X, sample_weight, responsibilities_init
+    X, sample_weight, responsibilities_init, columns
         As for `GaussianMixture.resume`, which see for what is raised.
     observer : FitObserver, optional
         By default one that suits standard output.
@@ -194,9 +197,10 @@ def resume_estimator(
     sampled = climbing is not None and bool(climbing.samples.shares)
     arrays = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     keeps_rows = sampled or arrays is not None
+    opened = opened_path(X, columns, saved.config.feature_names)
     with (
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,
+        opened_sources(executor.client, estimator, opened, sample_weight, needed) as sources,
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())
@@ -214,7 +218,10 @@ def resume_estimator(
         )
         settings = _settings(config, policy, saved.given, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
-        with open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context:
+        with (
+            open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+            features_named(getattr(estimator, "feature_names_in_", None)),
+        ):
             finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))
     publish(estimator, finished)

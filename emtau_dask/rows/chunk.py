@@ -117,10 +117,11 @@ class LoadedChunk:
         """
         if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
             return
-        place, value = describe_bad_value(rows, LARGEST)
+        place, feature, value = describe_bad_value(rows, LARGEST)
         raise self._unusable(
             int(positions[place]),
             f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
+            feature,
         )
 
     def check_reach(self, positions: Ints, scored: ScoredBlock | Accumulated) -> None:
@@ -135,11 +136,12 @@ class LoadedChunk:
                 "above about 1e154 standard deviations). Remove the row or scale the features.",
             )
 
-    def _unusable(self, row: int, why: str) -> UnusableRowError:
+    def _unusable(self, row: int, why: str, feature: int | None = None) -> UnusableRowError:
         if self.start is None:
-            return UnusableRowError(f"row {row} of chunk {self.chunk} of X {why}", row)
+            return UnusableRowError(f"row {row} of chunk {self.chunk} of X {why}", row, feature)
         number = self.start + row
-        return UnusableRowError(f"row {number} (chunk {self.chunk}, its row {row}) of X {why}", number)
+        where = f"row {number} (chunk {self.chunk}, its row {row})"
+        return UnusableRowError(f"{where} of X {why}", number, feature)
 
     def weights_at(self, positions: Ints) -> Floats | None:
         """Return the weights of ``positions``, None where every row weighs 1."""

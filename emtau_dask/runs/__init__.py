@@ -5,7 +5,7 @@ from emtau_dask.runs.clusters import computing
 from emtau_dask.runs.estimator import starting_responsibilities
 from emtau_dask.runs.fit import resume_arguments, run_fit, run_plan, run_resume
 from emtau_dask.runs.inputs import open_inputs
-from emtau_dask.runs.inspect import history_table, inspect_run, run_table
+from emtau_dask.runs.inspect import inspected
 from emtau_dask.runs.outputs import RunResult
 from emtau_dask.runs.plan import check_memory, plan_table
 from emtau_dask.runs.predict import LabelOptions, run_predict
@@ -19,8 +19,7 @@ __all__ = [
     "component_table",
     "computing",
     "fit_table",
-    "history_table",
-    "inspect_run",
+    "inspected",
     "open_inputs",
     "plan_table",
     "resume_arguments",
@@ -28,6 +27,5 @@ __all__ = [
     "run_plan",
     "run_predict",
     "run_resume",
-    "run_table",
     "starting_responsibilities",
 ]

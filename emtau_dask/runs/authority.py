@@ -22,19 +22,27 @@ from emtau_dask.messages import HIDDEN, shown
 
 @dataclass(frozen=True)
 class Demand:
-    """A setting that needs consent: its dotted key, its value, and what it would do."""
+    """A setting that needs consent: its dotted key, its value, one or a list, and what it would do."""
 
     key: str
-    value: str
+    value: str | tuple[str, ...]
     why: str
 
     @property
     def complete(self) -> bool:
         """Whether the value has all its parts; a checkpoint stores a URL without its secrets."""
-        return HIDDEN not in self.value
+        return HIDDEN not in self.in_yaml
+
+    @property
+    def in_yaml(self) -> str:
+        """The value, as a config or ``--set`` spells it."""
+        if isinstance(self.value, str):
+            return in_yaml(self.value)
+        return f"[{', '.join(map(in_yaml, self.value))}]"
 
     def __str__(self) -> str:
-        return shown(f"{self.key} = {self.value} ({self.why})")
+        value = self.value if isinstance(self.value, str) else ", ".join(self.value)
+        return shown(f"{self.key} = {value} ({self.why})")
 
 
 def demands(config: RunConfig, run: str, given: Collection[str]) -> list[Demand]:
@@ -65,7 +73,8 @@ def _of_cluster(cluster: ClusterSection) -> Iterator[Demand]:
 def _of_data(data: DataSection) -> Iterator[Demand]:
     for name in ("path", "weights", "labels"):
         value = getattr(data, name)
-        if value is not None and is_url(plain_path(value)):
+        places = [value] if isinstance(value, str) else value or ()
+        if any(is_url(plain_path(place)) for place in places):
             yield Demand(f"data.{name}", value, "a URL to read")
 
 
@@ -116,4 +125,4 @@ def require(found: Iterable[Demand], run: str, confirm: Callable[[Demand], bool]
 
 def as_arguments(found: Iterable[Demand]) -> str:
     """Return the arguments of the command line that consent to demands, quoted for a shell."""
-    return " ".join(f"--set {shlex.quote(f'{each.key}={in_yaml(each.value)}')}" for each in found)
+    return " ".join(f"--set {shlex.quote(f'{each.key}={each.in_yaml}')}" for each in found)

@@ -18,6 +18,7 @@ from emtau_dask.estimator import (
 )
 from emtau_dask.io.objects import check_startable, object_store
 from emtau_dask.io.remote import is_url
+from emtau_dask.io.sources import is_pattern
 from emtau_dask.runs.authority import Demand, as_arguments, demands, require
 from emtau_dask.runs.clusters import computing
 from emtau_dask.runs.estimator import estimator_of, starting_responsibilities
@@ -97,13 +98,8 @@ def run_resume(
         )
     config = resumed_config(content, run, overrides)
     require(demands(config, run, override_keys(overrides)), run, confirm)
+    _check_present(config, run)
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
-    path = data_path(config)
-    if not is_url(path) and not Path(path).exists():
-        raise InvalidDataError(
-            f"{path}, the data of the run in {run}, does not exist; restore it, or say where it is now: "
-            "--set data.path=PATH"
-        )
     inputs = _affordable_inputs(config, overwrite=False, progress=progress)
     with computing(config), watching(progress) as observer:
         model = saved_estimator(
@@ -122,6 +118,17 @@ def run_resume(
             observer=observer,
         )
     return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
+
+
+def _check_present(config: RunConfig, run: str) -> None:
+    """Raise `InvalidDataError` for local data of a run that are gone."""
+    place = data_path(config)
+    for path in [place] if isinstance(place, str) else place:
+        if not is_url(path) and not is_pattern(path) and not Path(path).exists():
+            raise InvalidDataError(
+                f"{path}, the data of the run in {run}, does not exist; restore it, or say where it is now: "
+                "--set data.path=PATH"
+            )
 
 
 def resume_arguments(config: RunConfig) -> str:

@@ -1,20 +1,103 @@
-"""What a checkpoint holds, for people and for programs."""
+"""What a checkpoint or a saved model holds, for people and for programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from emtau_dask.em import FitState, IterationRecord
-from emtau_dask.estimator import open_saved
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.estimator import MODEL_FORMAT, GaussianMixture, open_saved
+from emtau_dask.io.formats import OWN_GROUPS, kind_of
 from emtau_dask.io.objects import FORMAT, VERSION
+from emtau_dask.io.remote import is_url
+from emtau_dask.io.zarr_format import own_group
 from emtau_dask.messages import masked_values, printable, shown
-from emtau_dask.runs.tables import gap_text, text_table
+from emtau_dask.runs.tables import component_table, gap_text, stop_text, text_table
 
 LAST_ITERATIONS = 10
+MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
+
+
+@dataclass(frozen=True, eq=False)
+class Inspected:
+    """What is at a place: plain values for JSON, and tables for people."""
+
+    values: dict[str, Any]
+    tables: tuple[Table, ...]
+
+
+def inspected(place: str) -> Inspected:
+    """Return what is at a path or URL, after verifying all of it.
+
+    Raises
+    ------
+    CheckpointError
+        It is a checkpoint, but none of its commits is whole.
+    InvalidDataError
+        It is neither a checkpoint nor a model, which is named, or a damaged model.
+    """
+    kind = _kind(place)
+    if kind == MODEL:
+        model = GaussianMixture.load(place)
+        return Inspected(_of_model(place, model), (_model_table(place, model), component_table(model, None)))
+    if kind is not None and kind != CHECKPOINT:
+        raise InvalidDataError(
+            f"{place} is {kind}, not a checkpoint or a model. Give the path of one; rows to fit are named by "
+            "data.path in a config."
+        )
+    described = inspect_run(place)
+    tables = (run_table(described), *([history_table(described)] if described["history"] else []))
+    return Inspected(described, tables)
+
+
+def _kind(place: str) -> str | None:
+    """Return what is at a path or URL, None where that does not say."""
+    if not is_url(place):
+        return kind_of(place)
+    try:
+        group = own_group(place)
+    except InvalidDataError:
+        return None
+    return MODEL if group is not None and group.attributes.get("format") == MODEL_FORMAT else None
+
+
+def _of_model(place: str, model: GaussianMixture) -> dict[str, Any]:
+    names = getattr(model, "feature_names_in_", None)
+    return {
+        "location": shown(place),
+        "format": MODEL_FORMAT,
+        "covariance_type": model.parameters_.covariance_type,
+        "n_components": len(model.weights_),
+        "n_features": model.n_features_in_,
+        "feature_names": None if names is None else [str(name) for name in names],
+        "iteration": model.n_iter_,
+        "lower_bound": _known(model.lower_bound_),
+        "gap": _known(model.gap_),
+        "stop_reason": model.stop_reason_,
+        "weights": model.weights_.tolist(),
+        "means": model.means_.tolist(),
+        "covariances": model.covariances_.tolist(),
+        "history": [_plain(record) for record in model.history_],
+    }
+
+
+def _model_table(place: str, model: GaussianMixture) -> Table:
+    names = getattr(model, "feature_names_in_", None)
+    lines = {
+        "mixture": f"{len(model.weights_)} components, {model.parameters_.covariance_type}",
+        "features": f"{model.n_features_in_:,}" if names is None else ", ".join(map(str, names)),
+        "iterations": f"{model.n_iter_:,}",
+        "lower bound": f"{model.lower_bound_:.9g} nats per row",
+        "estimated gap": gap_text(model.gap_),
+        "stopped": stop_text(model.stop_reason_),
+    }
+    return text_table(shown(f"model in {place}"), {name: shown(text) for name, text in lines.items()})
 
 
 def inspect_run(run: str) -> dict[str, Any]:
@@ -99,7 +182,9 @@ def run_table(described: dict[str, Any]) -> Table:
 def history_table(described: dict[str, Any]) -> Table:
     """Return a table of the last iterations."""
     history = described["history"]
-    table = Table(title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations")
+    table = Table(
+        box=SIMPLE_HEAD, title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations"
+    )
     for name in ("iteration", "lower bound", "active rows", "chunks", "bytes read", "seconds"):
         table.add_column(name, justify="right")
     for record in history[-LAST_ITERATIONS:]:

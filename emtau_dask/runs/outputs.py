@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from emtau_dask.config import RunConfig
 from emtau_dask.estimator import GaussianMixture, watching
 from emtau_dask.io.output import check_writable, mark_as_of, refuse_existing, replacing, run_that_wrote
+from emtau_dask.io.sources import paths_at
 from emtau_dask.runs.inputs import Inputs, data_path
 from emtau_dask.runs.predict import LabelOptions, write_labels
 
@@ -55,7 +56,8 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
     model = output.place(output.model) if output.model else None
     labels = output.place(output.labels) if output.labels else None
     outputs = Outputs(config, model, labels, overwrite)
-    read = [name for name in (data_path(config), data.weights, data.labels, config.checkpoint.path) if name]
+    beside = (data.weights, data.labels, config.checkpoint.path)
+    read = [*paths_at(data_path(config)), *(name for name in beside if name)]
     for path in (model, labels):
         if path is not None:
             refuse_existing(path, outputs.replaceable(path, run), inputs=read)

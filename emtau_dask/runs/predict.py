@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitObserver, Scoring, score_chunk
+from emtau_dask.errors import features_named
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_parquet
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, columns_of_fit, paths_at
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
 from emtau_dask.rows import LoadedChunk
 from emtau_dask.runs.inputs import open_rows
@@ -71,14 +72,14 @@ def run_predict(
     EmtauError
         The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
     """
-    refuse_existing(out, options.overwrite, inputs=[model, data])
+    refuse_existing(out, options.overwrite, inputs=[model, *paths_at(data)])
     check_writable(out)
     fitted = _model_in(model)
     names = getattr(fitted, "feature_names_in_", None)
-    if columns is None and names is not None and is_parquet(data):
-        columns = [str(name) for name in names]
+    if columns is None:
+        columns = columns_of_fit(data, names)
     rows = open_rows(data, array=array, columns=columns)
-    with watching(progress) as observer:
+    with watching(progress) as observer, features_named(names):
         return write_labels(fitted, rows, out, options, observer=observer)
 
 

@@ -13,6 +13,8 @@ from emtau_dask.estimator import GaussianMixture
 
 MAX_COMPONENTS = 40
 MAX_VALUES = 3
+NOISE = 1e-12
+"""A mean this many times smaller than its feature's other means and deviations is what rounding left of 0."""
 
 _STOP_REASONS = {
     "tol": "converged: the bound changed by less than tol",
@@ -38,6 +40,8 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
     """
     weights, means, parameters = model.weights_, model.means_, model.parameters_
     deviations = np.sqrt(parameters.structure.variances(parameters.covariances, *means.shape))
+    scale = np.maximum(np.abs(means), deviations).max(axis=0)
+    means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
     k, features = means.shape
     few = features <= MAX_VALUES
     table = Table(title=f"{k} components, {parameters.covariance_type} covariance, {features} features")
@@ -62,13 +66,18 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
     table = Table.grid(padding=(0, 2))
-    table.add_row("stopped", _STOP_REASONS.get(model.stop_reason_, model.stop_reason_))
+    table.add_row("stopped", stop_text(model.stop_reason_))
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
     table.add_row("estimated gap", gap_text(model.gap_))
     table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
     return table
+
+
+def stop_text(reason: str) -> str:
+    """Return why a fit stopped, for people."""
+    return _STOP_REASONS.get(reason, reason)
 
 
 def gap_text(gap: float | None) -> str:

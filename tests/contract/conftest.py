@@ -142,6 +142,33 @@ def parquet_folder(path):
     return Made(open_source(str(path)), (14, 5, 4), first + later)
 
 
+def csv_table(path):
+    """In three chunks of text, see the fixture."""
+    file = path.with_suffix(".csv")
+    np.savetxt(file, ROWS, fmt="%.17e", delimiter=",", header="a,b,c", comments="")
+    lines = file.read_bytes().splitlines(keepends=True)[1:]
+    found = open_source(str(file))
+    sizes = [sum(map(len, lines[start:stop])) for start, stop in pairwise((0, *accumulate(found.chunk_rows)))]
+    assert len(sizes) == 3
+    return Made(found, found.chunk_rows, sizes)
+
+
+def files_of_npy(path):
+    path.mkdir()
+    np.save(path / "a.npy", ROWS[:14])
+    np.save(path / "b.npy", ROWS[14:])
+    return Made(open_source(f"{path}/*.npy"), (14, 9), decoded((14, 9)))
+
+
+def files_of_zarr_read_across(path):
+    path.mkdir()
+    write_zarr(path / "a.zarr", ROWS[:14], chunks=(10, D))
+    write_zarr(path / "b.zarr", ROWS[14:], chunks=(10, D))
+    a, b, c = stored(path / "a.zarr", 0), stored(path / "a.zarr", 1), stored(path / "b.zarr", 0)
+    source = open_source([f"{path}/a.zarr", f"{path}/b.zarr"]).aligned((9, 9, 5))
+    return Made(source, (9, 9, 5), [a, a + b + c, c])
+
+
 def graph_of(chunks, array=None):
     array = da.from_array(ROWS, chunks=(chunks, D)).map_blocks(np.copy) if array is None else array
     source = as_source(array, ndim=2, what="X")
@@ -218,6 +245,9 @@ MAKERS = [
     plain_from_array_of_zarr,
     parquet_file,
     parquet_folder,
+    csv_table,
+    files_of_npy,
+    files_of_zarr_read_across,
     graph,
     computed_graph,
     sliced_from_zarr,
@@ -232,5 +262,6 @@ MAKERS = [
 
 
 @pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__)
-def made(request, tmp_path):
+def made(request, tmp_path, monkeypatch):
+    monkeypatch.setattr("emtau_dask.io.formats.csv.CHUNK_BYTES", 750)
     return request.param(tmp_path / "rows")

@@ -4,9 +4,11 @@ import math
 
 import dask.array as da
 import numpy as np
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import scipy.sparse
 import zarr
 from refusals import KINDS, ROWS, from_zarr, in_npy, in_numpy, in_zarr, mixture, refused
 
@@ -193,6 +195,39 @@ class TestDtypes:
         pq.write_table(pa.table({"x": ROWS[:, 0], "y": ROWS[:, 1]}), tmp_path / "x.parquet")
         with pytest.raises(InvalidDataError, match="has no column 'z'; its columns are x, y"):
             open_source(str(tmp_path / "x.parquet"), columns=["x", "z"])
+
+
+class TestWhatCannotBeReadAgain:
+    """Or is not dense: the error says what it is and how to make rows of it."""
+
+    @pytest.mark.parametrize("make", [iter, lambda rows: (row for row in rows), lambda rows: map(list, rows)])
+    def test_iterators(self, model, make):
+        words = r"is a .* whose rows can be read only once.*numpy\.array\(list\(.*dask array"
+        refused(make(ROWS), f"X {words}")
+        refused(ROWS, f"sample_weight {words}", sample_weight=make(np.ones(60)))
+        with pytest.raises(InvalidDataError, match=words):
+            model.predict(make(ROWS))
+
+    def test_lazy_frames_of_polars(self, model):
+        lazy, words = polars.LazyFrame({"x": [1.0, 2.0]}), r"is a polars LazyFrame.*collect\(\).*sink_parquet"
+        refused(lazy, f"X {words}")
+        refused(ROWS, f"sample_weight {words}", sample_weight=lazy)
+        with pytest.raises(InvalidDataError, match=words):
+            model.predict(lazy)
+
+    def test_sparse_blocks(self, model):
+        blocks = da.from_array(ROWS, chunks=(25, 2)).map_blocks(scipy.sparse.csr_array, dtype=float)
+        words = r"chunk \d of the dask array is sparse \(csr_array\).*map_blocks\(.*block\.toarray\(\)"
+        refused(blocks, words)
+        with pytest.raises(InvalidDataError, match=words):
+            model.predict(blocks).compute()
+
+    def test_masked_blocks(self, model):
+        blocks = da.ma.masked_greater(da.from_array(ROWS, chunks=(25, 2)), 1.0)
+        words = r"chunk \d of the dask array is masked; fill it"
+        refused(blocks, words)
+        with pytest.raises(InvalidDataError, match=words):
+            model.predict(blocks).compute()
 
 
 class TestUnknownChunks:

@@ -64,7 +64,7 @@ KINDS = [stored_as_zarr, stored_as_npy, stored_as_parquet, in_memory, computed]
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Of a .npy file, as many chunks; tasks one after another."""
-    monkeypatch.setattr("emtau_dask.io.sources.checks.CHUNK_BYTES", CHUNK_ROWS * 16)
+    monkeypatch.setattr("emtau_dask.io.formats.checks.CHUNK_BYTES", CHUNK_ROWS * 16)
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
         warnings.simplefilter("ignore")
         yield
@@ -120,7 +120,7 @@ def test_a_worker_of_a_cluster_refuses_them_too(make, zygote, tmp_path):
 
 @pytest.mark.parametrize("make", KINDS)
 def test_shifted_rows_between_256_in_one_chunk(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("emtau_dask.io.sources.checks.CHUNK_BYTES", ROWS.nbytes)
+    monkeypatch.setattr("emtau_dask.io.formats.checks.CHUNK_BYTES", ROWS.nbytes)
     monkeypatch.setattr(f"{__name__}.CHUNK_ROWS", len(ROWS))
     fit(make(ROWS, folder(tmp_path / "then")), tmp_path / "run.zarr")
     now = make(ONE_CHUNK, folder(tmp_path / "now"))

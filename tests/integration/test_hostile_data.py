@@ -241,7 +241,7 @@ def test_commands_run_no_pickle(model):
     assert hostile.command("predict", model, place / "rows.npy", place / "labels.zarr")[0] == 0
     code, said = hostile.command("predict", model, place / "rows.zarr", place / "other.zarr")
     assert (code, "pickle" in said) == (1, True)
-    assert hostile.command("inspect", model)[0] == 1
+    assert hostile.command("inspect", model)[0] == 0
     config = place / "run.yaml"
     config.write_text(
         f"data: {{path: {place}/rows.npy, labels: {place}/rows.zarr}}\n"
@@ -297,8 +297,8 @@ def test_numbers_of_a_document_take_no_memory(apart, tmp_path, content):
 def test_consecutive_small_chunks_are_read_as_one(tmp_path, monkeypatch):
     rows = np.arange(600.0).reshape(300, 2)
     array = zarr.create_array(tmp_path / "rows.zarr", data=rows, chunks=(1, 2))
-    monkeypatch.setattr("emtau_dask.io.sources.zarr_arrays.MANY_CHUNKS", 100)
-    monkeypatch.setattr("emtau_dask.io.sources.zarr_arrays.GROUPED", 64)
+    monkeypatch.setattr("emtau_dask.io.formats.zarr_arrays.MANY_CHUNKS", 100)
+    monkeypatch.setattr("emtau_dask.io.formats.zarr_arrays.GROUPED", 64)
     source = open_source(str(tmp_path / "rows.zarr"))
     assert source.chunk_rows == (64, 64, 64, 64, 44)
     monkeypatch.setattr("emtau_dask.io.zarr_format.memory.MAX_CHUNKS_AT_ONCE", 7)

@@ -22,8 +22,8 @@ from fits import ROWS, assert_same_bits, mixture, quietly
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
+from emtau_dask.io.formats.parquet import is_parquet
 from emtau_dask.io.sources.opening import as_dask, as_source, open_source
-from emtau_dask.io.sources.parquet import is_parquet
 
 pytest_plugins = "s3server"
 
@@ -143,6 +143,14 @@ class TestRows:
         if not child:
             os._exit(not np.array_equal(ranges.read(5, 15)[0], ROWS[5:15]))
         assert os.waitpid(child, 0)[1] == 0
+
+    @of_some_kinds
+    def test_several_match_a_pattern(self, s3, made):
+        for name in ("part-10", "part-9"):
+            s3.upload(made, f"many/{name}{made.suffix}")
+        source = open_source(s3.url(f"many/part-*{made.suffix}"))
+        assert np.array_equal(as_dask(source).compute(), np.concatenate([ROWS, ROWS]))
+        s3.remove("many")
 
     @of_some_kinds
     def test_as_dask(self, s3, made):

@@ -15,8 +15,8 @@ from zarr.storage import LocalStore
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
 from emtau_dask.fit.memory_estimate import FitOutline, demand, largest_chunk
+from emtau_dask.io.formats.base import RangeReader, RangeSource
 from emtau_dask.io.objects.row_state import RowFields
-from emtau_dask.io.sources.base import RangeReader, RangeSource
 from emtau_dask.io.sources.opening import as_source
 
 N, D, K, CHUNK = 1200, 3, 3, 100

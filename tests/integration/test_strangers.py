@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 import zarr
 from click.testing import CliRunner
 from reliability.damage import manifest_of
@@ -228,6 +229,10 @@ class TestData:
             url = f"http://127.0.0.1:{server.server_port}/rows.npy"
             run = made_up(data={"path": url, "weights": f"simplecache::{url}", "labels": url})
             refused_for(process("resume", run, *MORE), "data.path", "data.weights", "data.labels")
+            shutil.rmtree(run.parent)
+            several = ["rows of mine.npy", url.replace("rows", "*")]
+            words = refused_for(emtau("resume", made_up(data={"path": several}), *MORE), "data.path")
+            assert yaml.safe_load(words[1].partition("=")[2]) == several
             assert asked == []
             server.shutdown()
         result = emtau(

@@ -22,7 +22,7 @@ def test_a_parquet_null_is_not_a_number(tmp_path, kind):
         pa.table({"a": pa.array(values).cast(kind), "b": pa.array(range(30), pa.int16())}),
         tmp_path / "x.parquet",
     )
-    with pytest.raises(InvalidDataError, match=r"row 1 .*NaN \(feature 0\)"):
+    with pytest.raises(InvalidDataError, match=r"row 1 .*NaN \(feature 0, 'a'\)"):
         GaussianMixture(2).fit(open_source(str(tmp_path / "x.parquet")))
 
 

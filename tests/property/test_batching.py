@@ -16,8 +16,8 @@ from emtau_dask.em.estep_task import EStepItem, EStepTask
 from emtau_dask.execution import merge_tree
 from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.execution.merge_tree import FAN_IN, batches_of
+from emtau_dask.io.formats.base import ChunkRange
 from emtau_dask.io.objects.row_state import RowFields, SlotState
-from emtau_dask.io.sources.base import ChunkRange
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.mixture.compiled.tiles import Kernels
 from emtau_dask.mixture.covariance import structure_named

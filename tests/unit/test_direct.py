@@ -13,9 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ConfigError, FullEM, GaussianMixture, InvalidDataError
 from emtau_dask.io.files import direct
-from emtau_dask.io.sources import npy as npy_source
-from emtau_dask.io.sources import zarr_reader as zarr_source
-from emtau_dask.io.sources.base import chunk_ranges
+from emtau_dask.io.formats import npy as npy_source
+from emtau_dask.io.formats import zarr_reader as zarr_source
+from emtau_dask.io.formats.base import chunk_ranges
 from emtau_dask.io.sources.opening import open_source
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import pytest
 from emtau_dask.checkpoint.fingerprints import fingerprint, sampled
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.formats.base import RangeSource
 from emtau_dask.io.sources.opening import as_source
 
 MIB = 2**20

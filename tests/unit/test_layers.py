@@ -28,6 +28,7 @@ LAYERS = (
     "io.files",
     "io.remote",
     "io.zarr_format",
+    "io.formats",
     "io.sources",
     "io.objects",
     "io.cache",

@@ -7,7 +7,7 @@ import pytest
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files.proofs import REMEMBERED, Proofs
-from emtau_dask.io.sources.base import RangeSource
+from emtau_dask.io.formats.base import RangeSource
 from emtau_dask.io.sources.shared import shared_rows
 from emtau_dask.process import of_process
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import EmtauError
 from emtau_dask.io.files import followed, writing_errors
+from emtau_dask.io.formats import kind_by_ending
 from emtau_dask.io.output.publishing import published
 from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
@@ -30,6 +31,12 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
     """
     if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
+    kind = kind_by_ending(str(path))
+    if kind is not None:
+        raise EmtauError(
+            f"{path} would be {kind} by its name, but results are zarr groups; give a name such as "
+            f"{path.with_suffix('.zarr')}"
+        )
     for source in (plain_path(str(each)) for each in inputs):
         if is_url(source):
             continue

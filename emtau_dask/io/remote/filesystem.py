@@ -169,6 +169,12 @@ class RemotePath(ABC):
         wanted = [(name, size) for name, size in sizes if name and name.endswith(suffix)]
         return sorted(wanted, key=lambda file: file[0].split("/"))
 
+    def glob(self, pattern: str) -> list[str]:
+        """Return the names of files and folders below that match a pattern, in the order of `pathlib`."""
+        files, path = self._fresh()
+        found = _insisting(lambda: files.glob(f"{path.rstrip('/')}/{pattern}"))
+        return sorted(_below(path, found), key=lambda name: name.split("/"))
+
     def _fresh(self) -> tuple[Any, str]:
         """Do as `connect`, and empty the file system's cache of listings."""
         files, path = self.connect()

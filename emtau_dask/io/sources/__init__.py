@@ -1,27 +1,53 @@
-"""Chunked rows and the ways to them: memory, .npy, parquet, zarr and dask arrays."""
+"""From what users have to chunked rows: arrays, dask graphs, and files of any format."""
 
-from emtau_dask.io.sources.base import (
+from emtau_dask.io.formats import (
+    READ_BYTES,
     ChunkRange,
     ChunkReader,
+    Place,
     RangeReader,
     RangeSource,
     Source,
+    check_dtype,
+    check_shape,
     chunk_ranges,
+    describe_bad_value,
+    group_source,
+    is_parquet,
+    is_pattern,
     is_stored,
+    open_parquet,
+    parquet_names,
+    paths_at,
+    place_text,
+    zarr_source,
 )
-from emtau_dask.io.sources.checks import check_dtype, check_shape, describe_bad_value
-from emtau_dask.io.sources.dask_arrays import GraphSource, array_of_blocks, plain_zarr_of, zarr_beneath
-from emtau_dask.io.sources.opening import as_dask, as_source, is_lazy, open_source
-from emtau_dask.io.sources.parquet import is_parquet, open_parquet, parquet_names
-from emtau_dask.io.sources.read_budget import READ_BYTES
+from emtau_dask.io.sources.dask_arrays import (
+    GraphSource,
+    array_of_blocks,
+    check_dense,
+    plain_zarr_of,
+    zarr_beneath,
+)
+from emtau_dask.io.sources.opening import (
+    as_dask,
+    as_source,
+    column_names,
+    columns_of_fit,
+    has_columns,
+    is_lazy,
+    open_column,
+    open_source,
+    unlabelled,
+)
 from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
-from emtau_dask.io.sources.zarr_arrays import group_source, zarr_source
 
 __all__ = [
     "READ_BYTES",
     "ChunkRange",
     "ChunkReader",
     "GraphSource",
+    "Place",
     "RangeReader",
     "RangeSource",
     "SharedRows",
@@ -29,19 +55,28 @@ __all__ = [
     "array_of_blocks",
     "as_dask",
     "as_source",
+    "check_dense",
     "check_dtype",
     "check_shape",
     "chunk_ranges",
+    "column_names",
+    "columns_of_fit",
     "describe_bad_value",
     "group_source",
+    "has_columns",
     "is_lazy",
     "is_parquet",
+    "is_pattern",
     "is_stored",
+    "open_column",
     "open_parquet",
     "open_source",
     "parquet_names",
+    "paths_at",
+    "place_text",
     "plain_zarr_of",
     "shared_rows",
+    "unlabelled",
     "values_digest",
     "zarr_beneath",
     "zarr_source",

@@ -18,10 +18,31 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, RowsInMemory, Source
-from emtau_dask.io.sources.checks import check_dtype
+from emtau_dask.io.formats import (
+    ChunkRange,
+    ChunkReader,
+    RangeSource,
+    RowsInMemory,
+    Source,
+    check_dtype,
+    source_in,
+)
 from emtau_dask.io.sources.shared import SharedRows
-from emtau_dask.io.sources.zarr_arrays import source_in
+
+
+def check_dense(block: Any, chunk: int) -> None:
+    """Raise `InvalidDataError` for a block of a dask array that is masked or sparse."""
+    if isinstance(block, np.ma.MaskedArray):
+        raise InvalidDataError(
+            f"chunk {chunk} of the dask array is masked; fill it, for example with "
+            "dask.array.ma.filled(X, numpy.nan)."
+        )
+    dense = next((name for name in ("toarray", "todense") if hasattr(block, name)), None)
+    if dense is not None:
+        raise InvalidDataError(
+            f"chunk {chunk} of the dask array is sparse ({type(block).__name__}), but rows are read dense. "
+            f"Convert it with X.map_blocks(lambda block: block.{dense}())."
+        )
 
 
 @dataclass(frozen=True)
@@ -47,11 +68,7 @@ class BlockReader:
             rows_beneath.prove()
         chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)
         for block in blocks:
-            if isinstance(block, np.ma.MaskedArray):
-                raise InvalidDataError(
-                    f"chunk {chunk} of the dask array is masked; fill it, for example with "
-                    "dask.array.ma.filled(X, numpy.nan)."
-                )
+            check_dense(block, chunk)
             shape = np.shape(block)
             if len(shape) != len(declared) or shape[0] != declared[0] or not isinstance(block, np.ndarray):
                 raise self._mismatch(chunk, f"{type(block).__name__} of shape {shape}", declared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,56 +13,130 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, warn_user
-from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
-from emtau_dask.io.sources.base import ChunkRange, ChunkReader, RangeSource, Source, memory_source
-from emtau_dask.io.sources.checks import check_dtype, check_shape
+from emtau_dask.io.formats import (
+    ChunkRange,
+    ChunkReader,
+    Place,
+    RangeSource,
+    Source,
+    check_dtype,
+    check_readable,
+    check_shape,
+    csv_names,
+    has_names,
+    is_csv,
+    is_parquet,
+    memory_source,
+    npy_source,
+    open_csv,
+    open_parquet,
+    open_zarr,
+    parquet_names,
+    paths_at,
+    zarr_source,
+)
+from emtau_dask.io.remote import is_url, read_errors, suffix_of
 from emtau_dask.io.sources.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
-from emtau_dask.io.sources.npy import npy_source
-from emtau_dask.io.sources.parquet import is_parquet, open_parquet
-from emtau_dask.io.sources.zarr_arrays import open_zarr, zarr_source
+from emtau_dask.io.sources.joined import joined
 
 
-def open_source(path: str, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
+def open_source(place: Place, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
     """Open stored rows by path or URL.
 
     Parameters
     ----------
-    path : str
-        A zarr array or group, a ``.npy`` file, or a parquet file or folder: a local
-        path, or an fsspec URL such as ``s3://bucket/rows.zarr``.
+    place : str or sequence of str
+        A zarr array or group, a ``.npy`` file, a parquet file or folder, or a CSV table: a local
+        path, or an fsspec URL such as ``s3://bucket/rows.zarr``; a pattern that several match, or a list:
+        their rows in that order, see `paths_at`.
     array : str, optional
-        The member of a zarr group.
+        The member of zarr groups.
     columns : sequence of str, optional
-        Parquet columns that are the features; by default all.
+        Columns of parquet or CSV that are the features; by default all but the index of a DataFrame.
 
     Returns
     -------
     Source
-        Only metadata have been read.
+        Only metadata have been read; of CSV, all lines have been counted.
 
     Raises
     ------
     InvalidDataError
-        Nothing is there, or it is none of these, or it cannot be read.
+        Nothing is there, or it is none of these, or it cannot be read, or several do not fit together.
     """
-    path = plain_path(path)
-    with read_errors(path, remote=False):
-        if not is_url(path) and not Path(path).exists():
-            raise InvalidDataError(
-                f"{path} does not exist. Give a zarr array or group, a .npy or a parquet file."
-            )
-    if suffix_of(path) == ".npy":
-        return npy_source(path)
+    paths = paths_at(place)
+    for path in paths:
+        with read_errors(path, remote=False):
+            if not is_url(path) and not Path(path).exists():
+                raise InvalidDataError(
+                    f"{path} does not exist. Give a zarr array or group, a .npy, a parquet or a CSV file."
+                )
+    if is_parquet(paths):
+        return open_parquet(paths, columns)
+    if columns is None and len(paths) > 1 and is_csv(paths):
+        columns = csv_names(paths[0])
+    sources = [_open_one(path, array, columns) for path in paths]
+    return sources[0] if len(sources) == 1 else joined(sources, paths)
+
+
+def _open_one(path: str, array: str | None, columns: Sequence[str] | None) -> RangeSource:
     if is_parquet(path):
         return open_parquet(path, columns)
+    if is_csv(path):
+        return open_csv(path, columns)
     if columns is not None:
-        raise InvalidDataError(f"{path}: columns can be chosen for parquet only; leave them out.")
+        raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; leave them out.")
+    if suffix_of(path) == ".npy":
+        return npy_source(path)
+    check_readable(path, array)
     return open_zarr(path, array)
+
+
+def has_columns(place: Place) -> bool:
+    """Return whether all of a place is of formats whose columns have names: parquet and CSV."""
+    return all(is_parquet(path) or is_csv(path) for path in paths_at(place))
+
+
+def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the ``names`` of a fit's features where the columns of a place have names, else None."""
+    if names is None or not has_columns(place):
+        return None
+    unnamed = any(is_csv(path) and not has_names(path) for path in paths_at(place))
+    return None if unnamed else names
+
+
+def column_names(place: Place) -> tuple[str, ...]:
+    """Return the columns that are features by default, of a place that `has_columns`; () where unnamed.
+
+    Warns and raises as `open_source`.
+    """
+    first = paths_at(place)[0]
+    return (csv_names(first) or ()) if is_csv(first) else parquet_names(first)
+
+
+def open_column(place: Place, name: str | None) -> RangeSource:
+    """Open a column of a place that `has_columns`, by default its only one, as a source of shape (n,).
+
+    Raises as `open_source`.
+    """
+    paths, columns = paths_at(place), None if name is None else [name]
+    if is_parquet(paths):
+        return open_parquet(paths, columns, squeeze=True)
+    sources = [(open_csv if is_csv(path) else open_parquet)(path, columns, squeeze=True) for path in paths]
+    return sources[0] if len(sources) == 1 else joined(sources, paths)
 
 
 def is_lazy(data: object) -> bool:
     """Return whether ``data`` is chunked (a dask or zarr array or a source), not an array in memory."""
     return isinstance(data, (da.Array, zarr.Array, RangeSource, GraphSource))
+
+
+def unlabelled(data: Any) -> Any:
+    """Return the dask array in an xarray DataArray; anything else as it is, also a DataArray in memory."""
+    xarray = sys.modules.get("xarray")  # Data of it exist only where it has been imported.
+    if xarray is None or not isinstance(data, xarray.DataArray) or data.chunks is None:
+        return data
+    return data.data
 
 
 def as_source(data: Any, *, ndim: int, what: str) -> Source:

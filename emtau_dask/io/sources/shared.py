@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import Proofs, this_process
-from emtau_dask.io.sources.base import RangeReader, RangeSource, chunk_ranges
+from emtau_dask.io.formats import RangeReader, RangeSource, chunk_ranges
 from emtau_dask.process import of_process
 from emtau_dask.versions import other_versions, software
 

@@ -57,18 +57,18 @@ ZARR = (
     *OPENED,
     "io.zarr_format.documents._read_document",
     "io.zarr_format.documents.document_at",
-    "io.sources.zarr_arrays.open_zarr",
+    "io.formats.zarr_arrays.open_zarr",
 )
 COMMITS = (
     *OPENED,
     *(f"io.objects.{name}." for name in ("documents", "base", "beginning", "commits", "local", "opening")),
 )
 KINDS = {
-    "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "io.sources.npy._"), ".npy"),
+    "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "io.formats.npy._"), ".npy"),
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),
     "zarr 2": Kind(zarrs.make_v2, zarrs.mutate, zarrs.target, 4, ZARR, ".zarr"),
     "parquet": Kind(
-        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "io.sources.parquet_footer."), ".parquet"
+        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "io.formats.parquet_footer."), ".parquet"
     ),
     "config": Kind(configs.make, configs.mutate, configs.target, 4, ("config.yaml.",), ".yaml"),
     "model": Kind(

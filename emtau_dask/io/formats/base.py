@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.io.sources.checks import even_chunks
+from emtau_dask.io.formats.checks import even_chunks
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emtau_dask.errors import InvalidDataError, InvalidDtypeError
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
 from emtau_dask.io.files import check_regular, each
-from emtau_dask.io.remote import Url, is_url, plain_path, read_errors, suffix_of
-from emtau_dask.io.sources.base import RangeSource
-from emtau_dask.io.sources.parquet_footer import StoredGroup
-from emtau_dask.io.sources.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
+from emtau_dask.io.formats.base import RangeSource
+from emtau_dask.io.formats.parquet_footer import StoredGroup
+from emtau_dask.io.formats.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
+from emtau_dask.io.formats.places import Place, paths_at, place_text
+from emtau_dask.io.remote import Url, is_url, read_errors, suffix_of
+from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,9 +25,13 @@ SUFFIXES = (".parquet", ".pq")
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 
-def _parts(path: str) -> list[ParquetPart]:
+def _parts(place: Place) -> list[ParquetPart]:
+    """Return the files of a place, see `paths_at`, those of a folder in name order."""
+    return [part for path in paths_at(place) for part in _parts_of(path)]
+
+
+def _parts_of(path: str) -> list[ParquetPart]:
     """Return the file, or all files of a folder in name order; raises `InvalidDataError` for none."""
-    path = plain_path(path)
     place = Url.of(path) if is_url(path) else str(Path(path).absolute())
     one = part_at(place) if suffix_of(path) in SUFFIXES else None
     if one is not None:
@@ -72,12 +78,15 @@ def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
     return dtype
 
 
-def is_parquet(path: str) -> bool:
-    """Return whether a path or URL is a parquet file, or a folder that holds any at any depth.
+def is_parquet(place: Place) -> bool:
+    """Return whether all of a place is parquet: files, or folders that hold any at any depth; see `paths_at`.
 
-    Where its suffix decides, nothing is opened. Raises `InvalidDataError` where it cannot be looked at.
+    Where a suffix decides, nothing is opened. Raises `InvalidDataError` where one cannot be looked at.
     """
-    path = plain_path(path)
+    return all(_is_parquet(path) for path in paths_at(place))
+
+
+def _is_parquet(path: str) -> bool:
     if suffix_of(path) in SUFFIXES:
         return True
     if is_url(path) and suffix_of(path) in (".zarr", ".npy"):
@@ -89,10 +98,43 @@ def is_parquet(path: str) -> bool:
         return bool(place.find(".parquet")) if isinstance(place, Url) else any(place.rglob("*.parquet"))
 
 
-def parquet_names(path: str) -> list[str]:
-    """Return the column names of a parquet file, or of a folder's first file; raises as `open_parquet`."""
-    with _parts(path)[0].opened() as file:
-        return list(file.schema_arrow.names)
+def parquet_names(place: Place) -> tuple[str, ...]:
+    """Return the columns that are features by default; warns and raises as `open_parquet`."""
+    part = _parts(place)[0]
+    schema, _ = part.footer()
+    return _features(schema, str(part.place))
+
+
+def _features(schema: pa.Schema, place: str) -> tuple[str, ...]:
+    """Return the names of all columns but those that hold the index of a DataFrame; warns of these."""
+    index = _index_columns(schema)
+    chosen = tuple(name for name in schema.names if name not in index)
+    left_out = ", ".join(repr(name) for name in schema.names if name in index)
+    if left_out and not chosen:
+        raise InvalidDataError(
+            f"{place} has no columns but the index {left_out}. Name it in columns to use it."
+        )
+    if left_out:
+        warn_user(
+            shown(
+                f"the column {left_out} is the index of the DataFrame in {place}, and is left "
+                "out. To keep it, name it in columns, with all others that you want."
+            )
+        )
+    return chosen
+
+
+def _index_columns(schema: pa.Schema) -> frozenset[str]:
+    """Return the columns that pandas' metadata, if there are any, name as the index of a DataFrame."""
+    empty: frozenset[str] = frozenset()
+    try:
+        described = schema.pandas_metadata
+    except (ValueError, RecursionError):  # they are no JSON
+        return empty
+    names = described.get("index_columns") if isinstance(described, dict) else None
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+    )
 
 
 def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
@@ -106,15 +148,16 @@ def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
             raise InvalidDataError(f"{place} has {how} {name!r}; its columns are {', '.join(schema.names)}.")
 
 
-def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
-    """Open a parquet file, or all parquet files of a folder in name order, as a source.
+def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
+    """Open parquet files as a source, those of a folder in name order.
 
     Parameters
     ----------
-    path : str
-        A local path or a URL.
+    place : str or sequence of str
+        See `paths_at`.
     columns : sequence of str or None
-        Features in this order; by default all columns, as the first file has them.
+        Features in this order; by default all columns, as the first file has them, but those that pandas'
+        metadata name as the index of a DataFrame.
     squeeze : bool, default=False
         Give the single column as shape (n,), for weights.
 
@@ -124,23 +167,30 @@ def open_parquet(path: str, columns: Sequence[str] | None, *, squeeze: bool = Fa
         Nothing readable is there, pyarrow is missing, or columns differ between files.
     InvalidDtypeError
         A column does not hold real numbers.
+
+    Warns
+    -----
+    UserWarning
+        An index is left out.
     """
     loaded_pyarrow()
-    parts = _parts(path)
+    parts = _parts(place)
     groups: list[RowGroup] = []
-    chosen: tuple[str, ...] = tuple(columns or ())
+    chosen: tuple[str, ...] = () if columns is None else tuple(columns)
     dtypes: list[np.dtype[Any]] = []
     end = 0
     for i, (schema, stored) in enumerate(each(ParquetPart.footer, parts)):
-        place = str(parts[i].place)
-        chosen = chosen or tuple(schema.names)
-        _check_names(schema, chosen, place)
-        dtypes += [_column_dtype(schema.field(name), place) for name in chosen]
+        where = str(parts[i].place)
+        chosen = chosen or _features(schema, where)
+        _check_names(schema, chosen, where)
+        dtypes += [_column_dtype(schema.field(name), where) for name in chosen]
         for number, group in enumerate(stored):
-            groups.append(_row_group(i, number, end, group, chosen, place))
+            groups.append(_row_group(i, number, end, group, chosen, where))
             end = groups[-1].stop
     if squeeze and len(chosen) != 1:
-        raise InvalidDataError(f"{path}: one column is wanted, but {len(chosen)} are named: {chosen}.")
+        raise InvalidDataError(
+            f"{place_text(place)}: one column is wanted, but {len(chosen)} are named: {chosen}."
+        )
     dtype = np.result_type(*dtypes)
     decoded = len(chosen) * max(kind.itemsize for kind in dtypes)
     reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, decoded, squeeze)

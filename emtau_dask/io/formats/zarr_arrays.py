@@ -13,10 +13,10 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath, ZipStore
 
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.formats.base import RangeSource
+from emtau_dask.io.formats.checks import CHUNK_BYTES, equal_chunks
+from emtau_dask.io.formats.zarr_reader import ZarrReader, is_remote
 from emtau_dask.io.remote import Url, UrlStore, is_url, read_errors
-from emtau_dask.io.sources.base import RangeSource
-from emtau_dask.io.sources.checks import CHUNK_BYTES, equal_chunks
-from emtau_dask.io.sources.zarr_reader import ZarrReader, is_remote
 from emtau_dask.io.zarr_format import (
     MAX_CHUNKS_AT_ONCE,
     ArrayDocument,

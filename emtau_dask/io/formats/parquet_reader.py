@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import check_regular, each
+from emtau_dask.io.formats.base import RangeReader
+from emtau_dask.io.formats.parquet_footer import StoredGroup, row_groups_of
 from emtau_dask.io.remote import Url, opened_stream, read_errors
-from emtau_dask.io.sources.base import RangeReader
-from emtau_dask.io.sources.parquet_footer import StoredGroup, row_groups_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

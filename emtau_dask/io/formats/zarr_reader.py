@@ -19,9 +19,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
 from emtau_dask.io.files import LEAST_BYTES, passes_cache, read_directly
+from emtau_dask.io.formats.base import RangeReader
+from emtau_dask.io.formats.read_budget import ReadBudget
 from emtau_dask.io.remote import read_errors
-from emtau_dask.io.sources.base import RangeReader
-from emtau_dask.io.sources.read_budget import ReadBudget
 from emtau_dask.io.zarr_format import MAX_DOCUMENT_BYTES, StoredArray, ZarrLayout, document_at, get_within
 from emtau_dask.process import of_process
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import LEAST_BYTES, each, opened_regular, passes_cache, read_directly
+from emtau_dask.io.formats.base import RangeReader, RangeSource
+from emtau_dask.io.formats.checks import check_dtype, even_chunks
 from emtau_dask.io.remote import Url, is_url, read_errors
-from emtau_dask.io.sources.base import RangeReader, RangeSource
-from emtau_dask.io.sources.checks import check_dtype, even_chunks
 
 HEADER_BYTES = 2**14
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}

@@ -66,8 +66,8 @@ def equal_chunks(n_rows: int, chunk_rows: int, what: str) -> tuple[int, ...]:
     return tuple(min(chunk_rows, n_rows - start) for start in range(0, n_rows, chunk_rows))
 
 
-def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, str]:
-    """Return the position of the first row with a bad value, and a text that describes the value.
+def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, int, str]:
+    """Return the row and the feature of the first bad value, and a text that describes it.
 
     At least one of the ``values``, of shape (n, d), must be bad: NaN, or above ``limit`` in magnitude.
     """
@@ -75,4 +75,4 @@ def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, 
     position, feature = divmod(int(np.argmax(bad)), values.shape[1])
     value = values[position, feature]
     name = "NaN" if math.isnan(value) else f"infinity ({value})" if math.isinf(value) else f"{value:.3g}"
-    return position, f"{name} (feature {feature})"
+    return position, feature, f"{name} (feature {feature})"

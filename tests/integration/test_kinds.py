@@ -1,0 +1,159 @@
+"""What is given in place of a config, a checkpoint, rows or a result is named for what it is."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from emtau_dask import GaussianMixture, InvalidDataError
+from emtau_dask.cli.main import main
+
+ROWS = np.random.default_rng(0).normal(size=(60, 2))
+TABLE = pd.DataFrame(ROWS, columns=["x", "y"])
+
+
+def times(path):
+    """Lines that YAML would read as 2000 keys."""
+    path.write_text("".join(f"2024-01-01 {i}: {i}\n" for i in range(2000)))
+
+
+def archive(path):
+    np.savez(path, rows=ROWS)
+
+
+def array(path):
+    zarr.create_array(store=path, data=ROWS)
+
+
+def dataset(path):
+    emtau("dataset", "mixture", path, "--rows", "50", "--features", "2")
+
+
+def model(path):
+    GaussianMixture(2, random_state=0, tol=1e-2, algorithm="em").fit(TABLE).save(path)
+
+
+def checkpoint(path):
+    GaussianMixture(2, random_state=0, tol=1e-2, algorithm="em", checkpoint=path).fit(ROWS)
+
+
+KINDS = {
+    "a.csv": (lambda path: TABLE.to_csv(path), "a CSV table"),
+    "times.csv": (times, "a CSV table"),
+    "a.tsv": (lambda path: TABLE.to_csv(path, sep="\t"), "a table of text"),
+    "a.npz": (archive, "an .npz archive"),
+    "a.npy": (lambda path: np.save(path, ROWS), "a .npy file"),
+    "a.parquet": (TABLE.to_parquet, "a parquet file"),
+    "parquet": (lambda path: TABLE.to_parquet(path), "a parquet file"),
+    "array.zarr": (array, "a zarr array"),
+    "dataset.zarr": (dataset, "a dataset"),
+    "model.zarr": (model, "a saved model"),
+    "run.zarr": (checkpoint, "the checkpoint of a fit"),
+    "folder": (lambda path: path.mkdir(), "a folder"),
+}
+
+
+def emtau(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refusal(*arguments, code):
+    result = emtau(*arguments)
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.splitlines()
+    assert len(line) < 400
+    return line
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_no_config_is_named(place, name):
+    make, kind = KINDS[name]
+    make(place / name)
+    line = refusal("fit", name, code=2)
+    assert line.startswith(f"emtau: {name} is {kind}, not a run config (YAML)")
+    assert "data.path" in line
+
+
+def test_a_config_of_unknown_keys_is_refused_in_few_words(place):
+    times(place / "run.yaml")
+    line = emtau("fit", "run.yaml").stderr
+    assert "2024-01-01 0 is not a known key" in line
+    assert "and 1,99" in line
+    assert len(line) < 2000
+
+
+@pytest.mark.parametrize("name", KINDS.keys() - {"run.zarr", "model.zarr"})
+def test_what_is_no_run_and_no_model_is_named_by_inspect(place, name):
+    make, kind = KINDS[name]
+    make(place / name)
+    assert f"{name} is {kind}, not a checkpoint or a model" in refusal("inspect", name, code=1)
+
+
+class TestInspectOfAModel:
+    @pytest.fixture
+    def saved(self, place):
+        model(place / "model.zarr")
+        return GaussianMixture.load("model.zarr")
+
+    def test_shows_its_components(self, saved):
+        result = emtau("inspect", "model.zarr")
+        assert result.exit_code == 0, result.output
+        for text in ("model in", "2 components", "x, y", f"{saved.weights_[0]:.4f}", "converged"):
+            assert text in result.stdout
+
+    def test_has_json_for_programs(self, saved):
+        described = json.loads(emtau("inspect", "model.zarr", "--json").stdout)
+        assert described["format"] == "emtau-model"
+        assert described["feature_names"] == ["x", "y"]
+        assert described["weights"] == saved.weights_.tolist()
+        assert described["means"] == saved.means_.tolist()
+        assert described["lower_bound"] == saved.lower_bound_
+        assert len(described["history"]) == saved.n_iter_
+
+    def test_that_is_damaged_says_so(self, saved, place):
+        (place / "model.zarr" / "means" / "zarr.json").unlink()
+        assert "incomplete or damaged" in refusal("inspect", "model.zarr", code=1)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.npy", "OUT.NPZ", "out.h5"])
+@pytest.mark.parametrize("command", ["predict", "dataset", "fit"])
+def test_a_result_is_not_named_as_another_format(place, command, name):
+    model(place / "model.zarr")
+    np.save("a.npy", ROWS)
+    (place / "run.yaml").write_text(
+        "data: {path: a.npy}\nmodel: {n_components: 2}\n"
+        f"output: {{directory: ., model: null, labels: {name}}}\n"
+    )
+    arguments = {
+        "predict": ["model.zarr", "a.npy", name],
+        "dataset": ["digits", name],
+        "fit": ["run.yaml"],
+    }
+    line = refusal(command, *arguments[command], code=1)
+    assert f"{name} would be" in line
+    assert f"{name.partition('.')[0]}.zarr" in line
+    assert not (place / name).exists()
+
+
+def test_an_archive_is_refused_with_a_way_to_take_its_array_out(place):
+    archive(place / "a.npz")
+    with pytest.raises(InvalidDataError, match=r"a\.npz is an \.npz archive, which is not read.*numpy\.save"):
+        GaussianMixture(2).fit("a.npz")
+
+
+def test_data_in_no_known_format_are_named_for_what_they_are(place):
+    model(place / "model.zarr")
+    (place / "a.dat").write_bytes(b"\x89HDF\r\n")
+    with pytest.raises(InvalidDataError, match=r"a\.dat is an HDF5 file, which is not read"):
+        GaussianMixture(2).fit("a.dat")
+    with pytest.raises(InvalidDataError, match=r"model\.zarr is a saved model, not rows"):
+        GaussianMixture(2).fit("model.zarr")
