@@ -186,7 +186,8 @@ def samples_left(state: RunState, climbing: Climbing) -> RunState:
     if progress.level >= level:
         return state
     ascent = progress.ascent.elsewhere()
-    return replace(state, progress=replace(progress, level=level, level_began=state.iteration, ascent=ascent))
+    left = replace(progress, level=level, level_began=state.iteration, heat=0, ascent=ascent)
+    return replace(state, progress=left)
 
 
 def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:

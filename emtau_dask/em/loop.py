@@ -90,8 +90,8 @@ def advance(
     Parameters and errors are those of `iterate`.
     """
     began = time.perf_counter()
-    if settings.climbing is not None:
-        state = _all_rows_last(state, settings, settings.climbing)
+    if settings.climbing is not None and state.iteration >= settings.most_on_samples:
+        state = samples_left(state, settings.climbing)
     sample = sample_of(state, settings)
     chunks = problem.chunks
     if not state.afresh:
@@ -134,13 +134,6 @@ class _Found(NamedTuple):
     state: RunState
     accepted: bool
     gap: float
-
-
-def _all_rows_last(state: RunState, settings: EmSettings, climbing: Climbing) -> RunState:
-    """Return the state in which the last iteration that is allowed scores all rows."""
-    if state.iteration + 1 < settings.max_iter:
-        return state
-    return samples_left(state, climbing)
 
 
 def _plainly(state: RunState, scored: Scored) -> RunState:

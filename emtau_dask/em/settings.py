@@ -71,3 +71,8 @@ class EmSettings:
     reg_covar: float
     gap_tol: float = 0.0
     climbing: Climbing | None = None
+
+    @property
+    def most_on_samples(self) -> int:
+        """Iterations, those of starts included, after which all rows are scored: half of ``max_iter``."""
+        return self.max_iter // 2

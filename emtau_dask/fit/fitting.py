@@ -166,9 +166,9 @@ class _Fixed:
         climbing = self.settings.em.climbing
         return climbing is not None and len(climbing.samples.shares) > 0 and len(self.settings.seeds) > 1
 
-    def last_is_next(self, run: RunState) -> bool:
-        """Whether one iteration is left to a run, or none: that of all rows is the best start's."""
-        return run.iteration >= self.settings.em.max_iter - 1
+    def contest_over(self, run: RunState) -> bool:
+        """Whether the starts made the iterations that a fit may make on samples: the best one goes on."""
+        return run.iteration >= self.settings.em.most_on_samples
 
 
 def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:
@@ -245,7 +245,7 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
             return False
-        return fixed.last_is_next(run) or _start_judged(run, iterations, state.best)
+        return fixed.contest_over(run) or _start_judged(run, iterations, state.best)
 
     ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
     if fixed.contested and ended.stop_reason is None:
@@ -286,7 +286,7 @@ def _start_judged(run: RunState, iterations: int, best: RunState | None) -> bool
 
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
-    cut = fixed.contested and best is not None and fixed.last_is_next(best)
+    cut = fixed.contested and best is not None and fixed.contest_over(best)
     if state.run + 1 < len(fixed.settings.seeds) and not cut:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
     if fixed.contested and best is not None and best.progress is not None:

@@ -184,9 +184,9 @@ def test_a_fit_that_is_cut_ends_on_all_rows_with_what_was_the_best(max_iter):
 
 def test_every_part_is_switched_on():
     """Annealed passes apart: those of a fit that is too small for samples have a test below."""
-    X, _ = starts.mixture(4000, 3, 2, separation=2.0, seed=7)
+    X, _ = starts.mixture(4000, 3, 2, separation=2.0, seed=1)
     problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
-    _, made = fitted("auto", problem, max_iter=200)
+    _, made = fitted("auto", problem, max_iter=400)
     assert {one.stage for one in made} >= {"contest", "sample 0", "sample 1", "cycle", "all rows", "refused"}
     assert {one.kind for one in made} == {"given", "plain", "extrapolated", "cycle"}
 
@@ -217,3 +217,16 @@ def test_annealed_passes_are_not_counted_among_those_of_a_sample_nor_compared():
         assert one.state.progress.level_began == one.state.iteration
     after = [one for one in made if one.chosen and not one.record.full_pass]
     assert len(after) < 10
+
+
+@pytest.mark.parametrize("max_iter", [1, 3, 8, 20])
+def test_annealing_that_is_cut_leaves_the_bound_of_all_rows_exact(max_iter):
+    """The temperature is that of passes over samples alone."""
+    X, _ = starts.mixture(600, 3, 2, separation=2.0, seed=7)
+    problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emtau_dask.fit.resolving, "LARGEST_SHARE", 0.01)
+        model, made = fitted("auto", problem, max_iter=max_iter)
+    assert max_iter < 3 or made[0].stage == "annealed"
+    assert sum(one.record.full_pass for one in made) >= max_iter - max_iter // 2
+    assert_kept(model, made, exact_bounds(problem, made))
