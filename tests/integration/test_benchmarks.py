@@ -332,3 +332,36 @@ def test_a_pass_after_which_a_default_fit_ends_is_found_in_a_longer_one(main_of)
         assert len(longer.passes) > len(alone.passes) == longer.stop + 1
         for ours, theirs in zip(longer.passes, alone.passes, strict=False):
             assert (ours.work, ours.bound) == (theirs.work, theirs.bound)
+
+
+def test_final_likelihoods(main_of, capsys):
+    """Ours end no lower than scikit-learn's."""
+    found = main_of("final_likelihoods")(["--data", "A", "--scale", "100", "--seeds", "2", "--threads", "1"])
+    assert list(found) == ["A"]
+    ends = found["A"]
+    assert {len(each) for each in ends.values()} == {2}
+    best = max(end.likelihood for end in ends["scikit-learn"])
+    for method, each in ends.items():
+        assert all(end.likelihood > best - 1e-2 for end in each) or method == "scikit-learn"
+        assert all(end.work >= 1 for end in each)
+    assert capsys.readouterr().out.count("| A |") == 3
+
+
+def test_seconds_to_optimum(main_of, capsys):
+    """The iterations that are timed are those of EM here: bounds agree with scikit-learn's."""
+    main = main_of("seconds_to_optimum")
+    (race,) = main(["--data", "A", "--scale", "100", "--passes", "200", "--threads", "1"])
+    assert race.difference < 1e-9
+    assert race.there
+    assert race.iterations > 3
+    assert race.ours > 0
+    assert "| A | 0 |" in capsys.readouterr().out
+
+
+def test_out_of_core_passes(main_of):
+    """What the process read is at least what its iterations read, and each full pass is among that."""
+    found = main_of("out_of_core_passes")(["--rows", "20000", "--chunk-rows", "2000", "--threads", "1"])
+    assert found.full_passes >= 1
+    assert found.iterations >= found.full_passes
+    assert found.process > found.iterations
+    assert found.work > found.full_passes

@@ -11,8 +11,8 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -147,31 +147,31 @@ class _Cached:
 
 
 class RowStore:
-    """All that a process caches, for any number of threads."""
+    """All that a process caches, for any number of threads; each holds ``lock`` while it looks or changes.
+
+    They take it by ``with store.lock``: in a context manager of our own an interrupt could leave it held.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._tokens: dict[str, _Cached] = {}
         self._released: deque[str] = deque(maxlen=RELEASED_TOKENS)
         self._bytes = self._state_bytes = 0
 
-    @contextmanager
-    def of(self, token: str) -> Iterator[_Cached | None]:
-        """Yield what is cached for a token, under the lock; None for a token that was released."""
-        with self._lock:
-            if token in self._released:
-                yield None
-                return
-            now = time.monotonic()
-            if token not in self._tokens:
-                for idle in [other for other, of in self._tokens.items() if now - of.used > IDLE_SECONDS]:
-                    self._remove(idle)
-                self._tokens[token] = _Cached()
-            self._tokens[token].used = now
-            yield self._tokens[token]
+    def of(self, token: str) -> _Cached | None:
+        """Return what is cached for a token; None for one that was released."""
+        if token in self._released:
+            return None
+        now = time.monotonic()
+        if token not in self._tokens:
+            for idle in [other for other, of in self._tokens.items() if now - of.used > IDLE_SECONDS]:
+                self._remove(idle)
+            self._tokens[token] = _Cached()
+        self._tokens[token].used = now
+        return self._tokens[token]
 
     def room(self, cached: _Cached, key: tuple[str, int], limit: int) -> int:
-        """Return how many bytes an entry may have in memory; call it within `of`."""
+        """Return how many bytes an entry may have in memory."""
         before = cached.entries.get(key)
         free = limit - self._bytes
         if key[0] == STATE:
@@ -179,7 +179,7 @@ class RowStore:
         return free + (before.nbytes if before else 0)
 
     def put(self, cached: _Cached, key: tuple[str, int], entry: _Entry | None) -> None:
-        """Replace what is cached under a key, by nothing where ``entry`` is None; call it within `of`."""
+        """Replace what is cached under a key, by nothing where ``entry`` is None."""
         before = cached.entries.pop(key, None)
         if isinstance(before, _File):
             with suppress(OSError):
@@ -192,7 +192,7 @@ class RowStore:
 
     def release(self, token: str) -> None:
         """Remove all that is cached for a token; nothing will be cached for it again."""
-        with self._lock:
+        with self.lock:
             self._released.append(token)
             self._remove(token)
 
@@ -230,13 +230,17 @@ class RowCache:
     limit: int
 
     def _look(self, what: str, chunk: int) -> _Entry | None:
-        with _store().of(self.token) as cached:
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
             return cached.entries.get((what, chunk)) if cached else None
 
     def _drop(self, what: str, chunk: int) -> None:
-        with _store().of(self.token) as cached:
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
             if cached:
-                _store().put(cached, (what, chunk), None)
+                store.put(cached, (what, chunk), None)
 
     def find(self, chunk: int, positions: NDArray[Any], name: str = ROWS) -> tuple[CachedRows, int] | None:
         """Return cached rows of a chunk and the bytes read from a file for them, 0 for rows in memory.
@@ -257,12 +261,13 @@ class RowCache:
         They stay in memory where they fit, else go to a file where it is smaller than what the source
         would have to read. Where neither is possible, what was cached before stays.
         """
-        key = (name, chunk)
-        with _store().of(self.token) as cached:
+        key, store = (name, chunk), _store()
+        with store.lock:
+            cached = store.of(self.token)
             if cached is None:
                 return
-            if found.nbytes <= _store().room(cached, key, self.limit):
-                _store().put(cached, key, found)
+            if found.nbytes <= store.room(cached, key, self.limit):
+                store.put(cached, key, found)
                 return
             folder = cached.place() if found.nbytes < found.source_bytes else None
         if folder is None:
@@ -270,11 +275,12 @@ class RowCache:
         file = None
         with suppress(OSError):
             file = _File.write(folder, found)
-        with _store().of(self.token) as cached:
+        with store.lock:
+            cached = store.of(self.token)
             if cached:
                 cached.writable = file is not None
                 if file is not None:
-                    _store().put(cached, key, file)
+                    store.put(cached, key, file)
                 return
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -295,11 +301,12 @@ class RowCache:
         """
         for array in values.values():
             array.setflags(write=False)
-        state, key = _State(sha256, values), (STATE, chunk)
-        with _store().of(self.token) as cached:
+        state, key, store = _State(sha256, values), (STATE, chunk), _store()
+        with store.lock:
+            cached = store.of(self.token)
             if cached:
-                fits = state.nbytes <= _store().room(cached, key, self.limit)
-                _store().put(cached, key, state if fits else None)
+                fits = state.nbytes <= store.room(cached, key, self.limit)
+                store.put(cached, key, state if fits else None)
 
     def drop_state(self, chunk: int) -> None:
         """Remove the state of a chunk's rows."""
