@@ -153,20 +153,28 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             rows[members] = mean + structure.draw(rows[members], self.covariances_, k)
         return rows, labels
 
-    def save(self, path: Any) -> None:
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model as a zarr group, without pickle.
+
+        The settings are stored too, ``random_state`` where it is None or an integer.
 
         Parameters
         ----------
         path : str, Path or zarr store
+            A path or URL.
+        overwrite : bool, default=False
+            Replace a model that is at ``path``; nothing but a model is replaced. A local folder is replaced
+            when the new one is complete; behind a URL and in a zarr store the earlier model is removed first.
 
         Raises
         ------
         InvalidDataError
-            ``path`` holds something already.
+            ``path`` holds something that may not be replaced.
+        StorageError
+            Nothing can be written there.
         """
         check_is_fitted(self)
-        save_model(self, path)
+        save_model(self, path, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: Any) -> Self:

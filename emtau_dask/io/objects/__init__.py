@@ -1,6 +1,6 @@
 """Named objects of a run: stores, encoding, commits, and the state of rows."""
 
-from emtau_dask.io.objects.base import ObjectStore, begun_elsewhere, copy_new
+from emtau_dask.io.objects.base import ROOT_DOCUMENT, ObjectStore, begun_elsewhere, copy_new
 from emtau_dask.io.objects.beginning import FORMAT, VERSION, check_startable, holds_run, open_log, start_log
 from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
@@ -12,6 +12,7 @@ from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
 __all__ = [
     "FORMAT",
+    "ROOT_DOCUMENT",
     "VERSION",
     "ArrayLayout",
     "CommitLog",
