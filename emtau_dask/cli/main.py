@@ -45,7 +45,7 @@ main.add_command(dataset)
 @run_options
 @overwrite_option("Replace the results and the checkpoint of an earlier run.")
 @click.option(
-    "--plan", is_flag=True, help="Print the memory, bytes and tasks that the fit will need; fit nothing."
+    "--plan", is_flag=True, help="Print the memory, bytes and tasks that the fit will need; run nothing."
 )
 @click.pass_context
 def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool, plan: bool) -> None:
@@ -56,7 +56,7 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
     from emtau_dask.runs import check_memory, plan_table, resume_arguments, run_fit, run_plan
 
     if plan:
-        needed = run_plan(run_config, progress=sys.stderr)
+        needed = run_plan(run_config, overwrite=overwrite)
         _console().print(plan_table(needed))
         check_memory(needed)
         return

@@ -6,22 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emtau_dask.config import DataSection, MnistOptions, RunConfig
+import zarr
+
+from emtau_dask.config import DataSection, DatasetOptions, MnistOptions, RunConfig
 from emtau_dask.em import FitObserver
 from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.io.remote import is_url, plain_path, suffix_of
-from emtau_dask.io.sources import Source, as_source, is_parquet, open_parquet, open_source, parquet_names
+from emtau_dask.io.sources import (
+    Source,
+    as_source,
+    group_source,
+    is_parquet,
+    open_parquet,
+    open_source,
+    parquet_names,
+)
 
 PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given."""
+    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given.
+
+    ``outlined`` says that they are an outline of a dataset that is not made yet.
+    """
 
     rows: Source
     weights: Source | None
     labels: Source | None
+    outlined: bool
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
@@ -36,12 +50,43 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     InvalidDataError
         Something does not exist, cannot be read, or has another number of rows.
     """
-    data = config.data
     path = data_path(config)
-    _provide_dataset(data, path, overwrite, observer)
-    weights = _open_column(path, "data.weights", data.weights)
-    labels = _open_column(path, "data.labels", data.labels)
-    stored = open_rows(path, array=data.array, columns=_feature_columns(data, path))
+    options = _dataset_to_make(config.data, path, overwrite)
+    if options is not None:
+        from emtau_dask.datasets import make_dataset
+
+        make_dataset(options, Path(path), overwrite=overwrite, observer=observer)
+    return _opened(config, path)
+
+
+def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
+    """Open the data as `open_inputs` does, but make nothing: of a dataset to make it gives an outline.
+
+    Raises as `open_inputs`, and `InvalidDataError` for a dataset whose number of rows nobody knows before.
+    """
+    path = data_path(config)
+    options = _dataset_to_make(config.data, path, overwrite)
+    if options is None:
+        return _opened(config, path)
+    if isinstance(options, MnistOptions):
+        raise InvalidDataError(
+            f"{path} does not hold the dataset, and its number of rows is not known before it is made; make "
+            f"it with: emtau dataset mnist {path} --source {options.source}"
+        )
+    from emtau_dask.datasets import outlined_dataset
+
+    return _opened(config, path, outlined_dataset(options))
+
+
+def _opened(config: RunConfig, path: str, outline: zarr.Group | None = None) -> Inputs:
+    """Open what a config reads; ``outline`` stands for a group that is not at ``path`` yet."""
+    data = config.data
+    weights = _open_column(path, "data.weights", data.weights, outline)
+    labels = _open_column(path, "data.labels", data.labels, outline)
+    if outline is None:
+        stored = open_rows(path, array=data.array, columns=_feature_columns(data, path))
+    else:
+        stored = group_source(outline, data.array, path)
     rows = as_source(stored, ndim=2, what=path)
     for key, column in (("data.weights", weights), ("data.labels", labels)):
         if column is not None and column.shape != rows.shape[:1]:
@@ -49,7 +94,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
                 f"{key} has shape {column.shape}, but {path} has {rows.shape[0]:,} rows; "
                 "give one value for each row"
             )
-    return Inputs(rows, weights, labels)
+    return Inputs(rows, weights, labels, outline is not None)
 
 
 def open_rows(path: str, *, array: str | None, columns: Sequence[str] | None) -> Source:
@@ -81,20 +126,24 @@ def data_path(config: RunConfig) -> str:
     return plain_path(config.data.path or str(config.output.place(f"{config.data.dataset}.zarr")))
 
 
-def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: FitObserver) -> None:
+def _dataset_to_make(data: DataSection, path: str, overwrite: bool) -> DatasetOptions | None:
+    """Return the options of the dataset that is to be made at a path; None where there is none to make.
+
+    Raises `ConfigError` and `InvalidDataError` where it cannot be made, or something else is there.
+    """
     options = data.dataset_options
     if options is None:
-        return
+        return None
     if is_url(path):
         raise ConfigError(
             f"data.path = {path!r} is a URL, but the dataset {options.dataset} is made in local folders "
             "only; give a local data.path, or leave out data.dataset to read what is there"
         )
-    from emtau_dask.datasets import holds_dataset, make_dataset
+    from emtau_dask.datasets import holds_dataset
 
     place = Path(path)
     if place.exists() and holds_dataset(options, place):
-        return
+        return None
     if place.exists() and not overwrite:
         raise InvalidDataError(
             f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
@@ -105,14 +154,16 @@ def _provide_dataset(data: DataSection, path: str, overwrite: bool, observer: Fi
             f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
             "(or without --source, which downloads MNIST)"
         )
-    make_dataset(options, place, overwrite=overwrite, observer=observer)
+    return options
 
 
-def _open_column(path: str, key: str, name: str | None) -> Source | None:
+def _open_column(path: str, key: str, name: str | None, outline: zarr.Group | None) -> Source | None:
     if name is None:
         return None
     if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
         return open_parquet(name, None, squeeze=True) if is_parquet(name) else open_source(name)
+    if outline is not None:
+        return group_source(outline, name, path)
     if is_parquet(path):
         return open_parquet(path, [name], squeeze=True)
     if suffix_of(path) == ".npy":

@@ -36,7 +36,7 @@ def data(tmp_path_factory):
     return path
 
 
-def config_of(folder, data, **sections):
+def config_of(folder, data, /, **sections):
     content = {
         "data": {"path": str(data)},
         "model": {"n_components": 3, "random_state": 0},
@@ -306,6 +306,39 @@ class TestPlan:
         assert re.search(r"bytes of a full pass\W+42.19 kiB", result.stdout)
         assert not (tmp_path / "run.zarr").exists()
         assert not (tmp_path / "out").exists()
+
+    def test_it_makes_no_dataset(self, tmp_path):
+        """And says the same as when the data are there, whose size nobody would wait for."""
+        options = {"rows": 10**9, "features": 16, "components": 4, "chunk_rows": 2_000_000}
+        config = config_of(
+            tmp_path, None, data={"dataset": "mixture", "dataset_options": options, "labels": "labels"}
+        )
+        result = emtau("fit", config, "--plan")
+        assert result.exit_code == 0, result.stderr
+        assert "500, the longest of 2,000,000 rows" in result.stdout
+        assert re.search(r"data\W+a dataset that the fit makes first", result.stdout)
+        assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+    def test_it_plans_for_a_dataset_as_if_it_were_made(self, tmp_path):
+        options = {"rows": 700, "features": 3, "chunk_rows": 300}
+        config = config_of(tmp_path, None, data={"dataset": "mixture", "dataset_options": options})
+        before = dict(re.findall(r"│ (.+?) +│ (.+?) +│", emtau("fit", config, "--plan").stdout))
+        assert emtau("fit", config, "--set", "stop.max_iter=1").exit_code == NOT_CONVERGED
+        after = dict(re.findall(r"│ (.+?) +│ (.+?) +│", emtau("fit", config, "--plan").stdout))
+        assert len(after) == 8
+        assert before == after | {"data": before["data"]}
+
+    def test_another_dataset_in_its_place_is_named(self, tmp_path, data):
+        config = config_of(tmp_path, data, data={"path": str(data), "dataset": "digits"})
+        assert "use --overwrite to make it anew" in emtau("fit", config, "--plan").stderr
+        assert "3, the longest of 600 rows" in emtau("fit", config, "--plan", "--overwrite").stdout
+        assert zarr.open_array(data, mode="r").shape == (1800, 3)
+
+    def test_rows_that_cannot_be_counted_before_are_not_guessed(self, tmp_path):
+        made = {"dataset": "mnist", "dataset_options": {"source": str(tmp_path / "mnist.npz")}}
+        result = emtau("fit", config_of(tmp_path, None, data=made), "--plan")
+        assert result.exit_code == 1
+        assert "emtau dataset mnist" in result.stderr
 
     def test_a_fit_above_its_limit_is_refused_with_the_chunks_that_would_fit(self, tmp_path):
         path = tmp_path / "wide.zarr"
