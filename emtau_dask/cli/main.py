@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emtau_dask.cli.datasets import dataset
-from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_resume
+from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_no_checkpoint, remember_resume
 from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
@@ -60,7 +60,9 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
         _console().print(plan_table(needed))
         check_memory(needed)
         return
-    if run_config.checkpoint.path is not None:
+    if run_config.checkpoint.path is None:
+        remember_no_checkpoint(ctx)
+    else:
         again = "--overwrite" if overwrite else ""
         remember_resume(ctx, run_config.checkpoint.path, [resume_arguments(run_config), again])
     _show_result(ctx, run_fit(run_config, overwrite=overwrite, progress=sys.stderr))

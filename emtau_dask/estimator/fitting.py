@@ -29,6 +29,7 @@ from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.progress import observer_for
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.sources import opened_sources
+from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor, PassObserver, choose_executor, interrupts_as_they_are
 from emtau_dask.fit import (
     FitSettings,
@@ -231,6 +232,7 @@ def fit_estimator(
     seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
+        as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, responsibilities_init) as sources,
     ):
@@ -240,8 +242,7 @@ def fit_estimator(
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
         ):
             finished = fit(settings, sources, executor, journal, context)
-        finished = with_notes(finished, differing_workers(executor.client))
-    publish(estimator, finished)
+        publish(estimator, with_notes(finished, differing_workers(executor.client)))
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
 

@@ -35,6 +35,7 @@ from emtau_dask.estimator.fitting import (
     with_notes,
 )
 from emtau_dask.estimator.sources import opened_sources
+from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
 from emtau_dask.init import GivenParameters
@@ -195,6 +196,7 @@ def resume_estimator(
     arrays = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     keeps_rows = sampled or arrays is not None
     with (
+        as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(executor.client, estimator, X, sample_weight, needed) as sources,
     ):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
@@ -50,18 +52,35 @@ def _connect(cluster: ClusterSection, stack: ExitStack) -> None:
     from distributed import Client, LocalCluster
 
     if cluster.scheduler == "processes":
-        local = LocalCluster(
-            n_workers=cluster.workers or os.cpu_count(),
-            threads_per_worker=cluster.threads,
-            memory_limit=cluster.memory_limit or "auto",
-            dashboard_address=None,
-        )
+        with _interrupts_held_back():
+            local = LocalCluster(
+                n_workers=cluster.workers or os.cpu_count(),
+                threads_per_worker=cluster.threads,
+                memory_limit=cluster.memory_limit or "auto",
+                dashboard_address=None,
+                preload=["emtau_dask.cluster.preload"],
+            )
         address, security = stack.enter_context(local), None
     else:
         address, security = cluster.scheduler, _security(cluster)
     # A client that cannot connect would remain dask's default for as long as anything refers to it.
     client = stack.enter_context(Client(address, security=security, set_as_default=False))
     stack.enter_context(client.as_current())
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C wait until the block ends, and never reach the threads and processes that it starts.
+
+    A terminal sends Ctrl-C to all processes. Workers end when this process ends them; those that ended by
+    themselves would print tracebacks over what the user needs to read.
+    """
+    resource_tracker.ensure_running()  # a thread that starts it lets signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _remedy(scheduler: str) -> str:

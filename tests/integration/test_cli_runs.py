@@ -106,6 +106,37 @@ def test_an_interrupted_fit_says_how_to_go_on_and_that_ends_with_the_same_bits(
     assert same(tmp_path, tmp_path / "again")
 
 
+def wait_for_the_end_of_group(number):
+    for _ in range(1000):
+        os.killpg(number, 0)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_ctrl_c_in_a_terminal_ends_a_fit_with_one_line(scheduler, data, tmp_path):
+    """A terminal sends it to all processes of the group, those of a local cluster too."""
+    options = ["--set", "stop.max_iter=100000", "--scheduler", scheduler, "--workers", "2"]
+    process = subprocess.Popen(
+        [*EMTAU, "fit", config_of(tmp_path, data), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_commit(tmp_path / "run.zarr", 4, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130
+    assert output == ""
+    lines = errors.splitlines()
+    progress = ("fingerprint", "sample", "k-means", "iteration", "dashboard")
+    (last,) = [line for line in lines if not line.startswith(progress)]
+    assert re.fullmatch(r"emtau: interrupted; .* Resume with: emtau resume .*", last)
+    assert lines[-1] == last
+    with pytest.raises(ProcessLookupError):
+        wait_for_the_end_of_group(process.pid)
+
+
 @pytest.mark.parametrize(
     "beside", ["", "import threading; threading.Thread(target=threading.Event().wait).start();"]
 )
@@ -121,7 +152,9 @@ def test_an_interrupt_leaves_no_temporary_row_state_and_waits_for_no_thread(besi
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()
-    assert process.communicate()[1].strip().splitlines()[-1] == "emtau: interrupted"
+    said = process.communicate()[1].strip().splitlines()[-1]
+    assert said.startswith("emtau: interrupted; without a checkpoint nothing of the fit was kept")
+    assert "--set checkpoint.path=" in said
     assert process.returncode == 130
     assert list(temporary.iterdir()) == []
 
