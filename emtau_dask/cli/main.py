@@ -6,6 +6,7 @@ Commands import what they need when they run, so that ``--help`` is fast.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -173,9 +174,16 @@ def _show_result(ctx: click.Context, result: RunResult) -> None:
         if path is not None:
             click.echo(shown(f"{what} saved in {path}"))
     if result.model.stop_reason_ == "max-iter":
+        change, run = result.model.history_.last_change, result.outputs.config.checkpoint.path
+        far = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
+        how = "Raise one of them for a converged fit."
+        if run is not None:
+            how = f"To go on: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"
         click.echo(
-            f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
-            f"{stop.tol}; the results are written. Raise one of them for a converged fit.",
+            shown(
+                f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
+                f"{stop.tol}{far}; the results are written. {how}"
+            ),
             err=True,
         )
         ctx.exit(NOT_CONVERGED)

@@ -102,6 +102,16 @@ class FitHistory(Sequence[IterationRecord]):
         )
 
     @property
+    def last_change(self) -> float:
+        """Change of the bound from one accepted full pass to the next, the last ones; nats per row.
+
+        Where there are not two of them, of the last two iterations; NaN where there are not two either.
+        """
+        full = [record for record in self.records if record.full_pass and record.accepted]
+        last = full[-2:] if len(full) > 1 else self.records[-2:]
+        return last[1].lower_bound - last[0].lower_bound if len(last) == 2 else math.nan
+
+    @property
     def work(self) -> float:
         """Sum of the iterations' active fractions; 1 is one pass over the data."""
         return sum(record.active_rows / record.rows for record in self.records)

@@ -10,6 +10,7 @@ from emtau_dask.errors import warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.estimator.unfinished import not_converged
 from emtau_dask.fit import NAMED_TOL
 from emtau_dask.policies import ALGORITHMS, as_policy
 
@@ -234,11 +235,7 @@ class GaussianMixture(FittedMixture):
                 ConvergenceWarning,
             )
         if self.stop_reason_ == "max-iter" and self.max_iter > 0:
-            warn_user(
-                "Best performing initialization did not converge. Try different init parameters, or "
-                "increase max_iter, tol, or check for degenerate data.",
-                ConvergenceWarning,
-            )
+            warn_user(not_converged(self), ConvergenceWarning)
 
     @classmethod
     def resume(

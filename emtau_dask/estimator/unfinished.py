@@ -1,7 +1,8 @@
-"""What a fit that fails or is interrupted leaves: the estimator as it was, and a word on how to go on."""
+"""What a fit leaves that does not end, or ends before it converges, and how it goes on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,5 +38,26 @@ def _going_on(checkpoint: Any) -> str:
         number = open_log(object_store(checkpoint)).last
     except EmtauError:
         return f"{left} That was before the first commit, so there is nothing to resume; fit it again."
-    named = repr(str(checkpoint)) if isinstance(checkpoint, (str, Path)) else "checkpoint"
-    return f"{left} Go on from the last commit, {number}: GaussianMixture.resume({named}, X)."
+    return f"{left} Go on from the last commit, {number}: GaussianMixture.resume({_named(checkpoint)}, X)."
+
+
+def _named(checkpoint: Any) -> str:
+    return repr(str(checkpoint)) if isinstance(checkpoint, (str, Path)) else "checkpoint"
+
+
+def not_converged(estimator: Any) -> str:
+    """Return what a fit that ``max_iter`` stopped should say: how far it was, and how it goes on."""
+    change, gap = estimator.history_.last_change, estimator.gap_
+    far = [
+        f"The lower bound last changed by {change:.2g} nats per row" if math.isfinite(change) else "",
+        f"its estimated gap is {gap:.2g} nats per row" if math.isfinite(gap) else "",
+        f"tol is {estimator.tol!r}",
+    ]
+    how = "set_params(max_iter=..., warm_start=True).fit(X)"
+    if estimator.checkpoint is not None:
+        how = f"GaussianMixture.resume({_named(estimator.checkpoint)}, X, max_iter=...)"
+    return (
+        "Best performing initialization did not converge. Try different init parameters, or increase "
+        "max_iter, tol, or check for degenerate data. "
+        f"{'; '.join(filter(None, far))}. To go on from here: {how}."
+    )

@@ -41,7 +41,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
     inputs = _affordable_inputs(config, overwrite=overwrite, progress=progress)
-    with computing(config), watching(progress) as observer:
+    with watching(progress) as observer, computing(config, observer):
         model = estimator_of(config)
         run = fit_estimator(
             model,
@@ -104,7 +104,7 @@ def run_resume(
             "--set data.path=PATH"
         )
     inputs = _affordable_inputs(config, overwrite=False, progress=progress)
-    with computing(config), watching(progress) as observer:
+    with watching(progress) as observer, computing(config, observer):
         model = saved_estimator(
             GaussianMixture,
             saved,

@@ -1,14 +1,17 @@
 """The command line around long fits: checkpoints, interrupts, resume, inspect, plans, local clusters."""
 
+import contextlib
 import gc
 import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import dask
@@ -69,6 +72,15 @@ def undisturbed(data, tmp_path_factory):
     result = emtau("fit", config_of(folder, data))
     assert result.exit_code == NOT_CONVERGED, result.stderr
     return folder
+
+
+def test_a_fit_that_max_iter_stops_says_how_far_it_was_and_how_it_goes_on(data, undisturbed, tmp_path):
+    result = emtau("fit", config_of(tmp_path, data), "--set", "stop.max_iter=6")
+    assert result.exit_code == NOT_CONVERGED
+    last = result.stderr.splitlines()[-1]
+    assert re.search(r"after a change of the bound by \S+ nats per row", last)
+    assert emtau(*shlex.split(re.search(r"To go on: emtau (.*)", last)[1])).exit_code == NOT_CONVERGED
+    assert same(tmp_path, undisturbed)
 
 
 def wait_for_commit(run, number, process):
@@ -248,6 +260,31 @@ def test_predict_takes_the_last_commit_of_a_run(data, undisturbed, tmp_path):
     model = GaussianMixture.load(undisturbed / "out" / "model.zarr")
     expected = model.predict(zarr.open_array(data, mode="r")[:])
     assert np.array_equal(zarr.open_group(tmp_path / "labels.zarr")["labels"][:], expected)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_dashboard_of_a_local_cluster_is_named_and_a_busy_port_is_no_trouble(busy, data, tmp_path):
+    with socket.socket() as other:
+        if busy:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):  # of this machine's own programs one is there
+                other.bind(("127.0.0.1", 8787))
+                other.listen()
+        options = ["--set", "stop.max_iter=100000", "--scheduler", "processes", "--workers", "1"]
+        process = subprocess.Popen(
+            [*EMTAU, "fit", config_of(tmp_path, data), *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for_commit(tmp_path / "run.zarr", 0, process)
+        first = process.stderr.readline()
+        (address,) = re.match(r"dashboard: (http://127\.0\.0\.1:\d+)/status", first).groups()
+        assert address.endswith(":8787") <= (not busy)
+        with urllib.request.urlopen(f"{address}/info/main/workers.html") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert "already in use" not in process.communicate()[1]
 
 
 def test_worker_processes_give_the_same_bits(data, undisturbed, tmp_path):
