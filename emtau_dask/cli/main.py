@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emtau_dask.cli.datasets import dataset
+from emtau_dask.cli.doctor import doctor
 from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_no_checkpoint, remember_resume
 from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
 from emtau_dask.errors import ConfigError
@@ -39,6 +40,7 @@ def main() -> None:
 
 
 main.add_command(dataset)
+main.add_command(doctor)
 
 
 @main.command()

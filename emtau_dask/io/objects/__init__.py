@@ -6,7 +6,7 @@ from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
 from emtau_dask.io.objects.local import LocalObjects
-from emtau_dask.io.objects.opening import object_store, warn_unless_exclusive
+from emtau_dask.io.objects.opening import object_store, try_store, warn_unless_exclusive
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
@@ -37,5 +37,6 @@ __all__ = [
     "read_verified",
     "rows_layout",
     "start_log",
+    "try_store",
     "warn_unless_exclusive",
 ]
