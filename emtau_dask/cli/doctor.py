@@ -142,9 +142,7 @@ def _blas() -> Finding:
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     texts = [f"{pool['internal_api']} {pool['version']}, {pool['num_threads']} threads" for pool in pools]
     if not texts:
-        return Finding(
-            "BLAS", "note", "none whose threads can be limited; it may use more of them"
-        )
+        return Finding("BLAS", "note", "none whose threads can be limited; it may use more of them")
     return Finding("BLAS", "ok", "; ".join(dict.fromkeys(texts)))
 
 
@@ -198,7 +196,5 @@ def _checkpoint(place: str) -> Finding:
     if holds_run(objects):
         said += "; it holds a run"
     if not exclusive:
-        return Finding(
-            "checkpoint", "note", f"{said}; two processes that resume one run might not notice"
-        )
+        return Finding("checkpoint", "note", f"{said}; two processes that resume one run might not notice")
     return Finding("checkpoint", "ok", said)
