@@ -6,12 +6,17 @@ from emtau_dask.estimator.inputs import checked_lazy
 from emtau_dask.estimator.progress import watching
 from emtau_dask.estimator.resuming import mixture_in, open_saved, resume_estimator, saved_estimator
 from emtau_dask.estimator.seeds import Seeds
+from emtau_dask.estimator.summary import STOP_REASONS, ComponentSummary, FitSummary, gap_text
 
 __all__ = [
+    "STOP_REASONS",
+    "ComponentSummary",
+    "FitSummary",
     "GaussianMixture",
     "Seeds",
     "checked_lazy",
     "fit_estimator",
+    "gap_text",
     "mixture_in",
     "open_saved",
     "resume_estimator",

@@ -9,10 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from emtau_dask.em import FitState, IterationRecord
-from emtau_dask.estimator import open_saved
+from emtau_dask.estimator import gap_text, open_saved
 from emtau_dask.io.objects import FORMAT, VERSION
 from emtau_dask.messages import masked_values, printable, shown
-from emtau_dask.runs.tables import gap_text, text_table
+from emtau_dask.runs.tables import text_table
 
 LAST_ITERATIONS = 10
 

@@ -9,16 +9,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from emtau_dask.estimator import GaussianMixture
+from emtau_dask.estimator import STOP_REASONS, GaussianMixture, gap_text
 
 MAX_COMPONENTS = 40
 MAX_VALUES = 3
-
-_STOP_REASONS = {
-    "tol": "converged: the bound changed by less than tol",
-    "no-active-rows": "no active rows are left",
-    "max-iter": "max_iter reached without converging",
-}
 
 
 def text_table(title: str, lines: Mapping[str, str]) -> Table:
@@ -62,20 +56,13 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
     table = Table.grid(padding=(0, 2))
-    table.add_row("stopped", _STOP_REASONS.get(model.stop_reason_, model.stop_reason_))
+    table.add_row("stopped", STOP_REASONS.get(model.stop_reason_, model.stop_reason_))
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
     table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
     table.add_row("estimated gap", gap_text(model.gap_))
     table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
     return table
-
-
-def gap_text(gap: float | None) -> str:
-    """Return an estimated gap for people."""
-    if gap is None or not np.isfinite(gap):
-        return "not known"
-    return f"{gap:.2g} nats per row to where it would end"
 
 
 def _summary(values: NDArray[np.float64], few: bool) -> str:
