@@ -93,11 +93,15 @@ def _requirements() -> list[Requirement]:
     return [Requirement(line) for line in metadata.requires(OWN) or ()]
 
 
+def _applies(needed: Requirement, extra: str = "") -> bool:
+    return needed.marker is None or needed.marker.evaluate({"extra": extra})
+
+
 def _packages() -> Iterator[Finding]:
     yield Finding("python", "ok", platform.python_version())
     yield Finding(OWN, "ok", metadata.version(OWN))
     for needed in _requirements():
-        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+        if _applies(needed):
             remedy = f"pip install '{needed.name}{needed.specifier}'"
             yield _checked(needed.name, partial(_package, needed, "wrong", remedy))
 
@@ -105,9 +109,7 @@ def _packages() -> Iterator[Finding]:
 def _optional_packages() -> Iterator[Finding]:
     for extra in metadata.metadata(OWN).get_all("Provides-Extra") or ():
         for needed in _requirements():
-            marker = needed.marker
-            wanted = marker is not None and marker.evaluate({"extra": extra})
-            if wanted and extra not in FOR_DEVELOPMENT and not marker.evaluate({"extra": ""}):
+            if extra not in FOR_DEVELOPMENT and _applies(needed, extra) and not _applies(needed):
                 remedy = f"pip install '{OWN}[{extra}]'"
                 yield _checked(needed.name, partial(_package, needed, "note", remedy))
 
