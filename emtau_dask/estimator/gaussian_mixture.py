@@ -183,6 +183,9 @@ class GaussianMixture(FittedMixture):
     ) -> Self:
         """Fit the mixture.
 
+        A fit that fails or is interrupted leaves the estimator as it was before. The `KeyboardInterrupt` of an
+        interrupt then says whether there is a commit to resume from, and how.
+
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
@@ -220,7 +223,7 @@ class GaussianMixture(FittedMixture):
         Warns
         -----
         ConvergenceWarning
-            ``max_iter`` was reached first.
+            ``max_iter`` was reached first; says how far the fit was, and how it goes on.
         """
         fit_estimator(self, X, sample_weight, responsibilities_init)
         self._warn_unless_converged()
