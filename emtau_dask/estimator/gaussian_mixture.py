@@ -183,8 +183,8 @@ class GaussianMixture(FittedMixture):
     ) -> Self:
         """Fit the mixture.
 
-        A fit that fails or is interrupted leaves the estimator as it was before. The `KeyboardInterrupt` of an
-        interrupt then says whether there is a commit to resume from, and how.
+        A fit that fails or is interrupted leaves the estimator as it was before. The `KeyboardInterrupt` says
+        whether there is a commit to resume from, and how.
 
         Parameters
         ----------
