@@ -368,6 +368,17 @@ def test_cluster_settings_that_contradict_each_other(settings, named, data, tmp_
     assert named in result.stderr
 
 
+def lines_of(table):
+    """The names and texts of a table; where one of them is long, it goes on in the lines below."""
+    found = []
+    for name, text in re.findall(r"^\| (.*?) *\| (.*?) *\|$", table, re.MULTILINE):
+        if name and text:
+            found.append((name, text))
+        else:
+            found[-1] = (f"{found[-1][0]} {name}".rstrip(), f"{found[-1][1]} {text}".rstrip())
+    return dict(found)
+
+
 class TestPlan:
     def test_it_says_what_is_needed_and_runs_nothing(self, data, tmp_path):
         result = emtau("fit", config_of(tmp_path, data), "--plan")
@@ -392,9 +403,9 @@ class TestPlan:
     def test_it_plans_for_a_dataset_as_if_it_were_made(self, tmp_path):
         options = {"rows": 700, "features": 3, "chunk_rows": 300}
         config = config_of(tmp_path, None, data={"dataset": "mixture", "dataset_options": options})
-        before = dict(re.findall(r"│ (.+?) +│ (.+?) +│", emtau("fit", config, "--plan").stdout))
+        before = lines_of(emtau("fit", config, "--plan").stdout)
         assert emtau("fit", config, "--set", "stop.max_iter=1").exit_code == NOT_CONVERGED
-        after = dict(re.findall(r"│ (.+?) +│ (.+?) +│", emtau("fit", config, "--plan").stdout))
+        after = lines_of(emtau("fit", config, "--plan").stdout)
         assert len(after) == 8
         assert before == after | {"data": before["data"]}
 
