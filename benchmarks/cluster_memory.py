@@ -101,9 +101,10 @@ def happened(client: Any) -> tuple[int, int]:
 
 
 def fit(config: RunConfig) -> Outcome:
-    inputs = open_inputs(config, overwrite=False, observer=SilentObserver())
+    observer = SilentObserver()
+    inputs = open_inputs(config, overwrite=False, observer=observer)
     predicted = plan_of(config, inputs).demand.memory
-    with computing(config), warnings.catch_warnings():
+    with computing(config, observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         client, began = active_client(), time.perf_counter()
         estimator_of(config).fit(inputs.rows)

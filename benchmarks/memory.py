@@ -10,7 +10,6 @@ was ever resident since the program began. (`ru_maxrss` would not do: a process 
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import shutil
 import subprocess
@@ -89,7 +88,7 @@ def measure(folder: Path, rows: int, options: argparse.Namespace) -> Peak:
     )
     limits = {"cache-bytes": options.cache_bytes, "read-ahead-bytes": options.read_ahead_bytes}
     with dask.config.set({f"emtau.{name}": limit for name, limit in limits.items()}):
-        plan = run_plan(load_config(config, ["cluster.workers=2"]), progress=io.StringIO())
+        plan = run_plan(load_config(config, ["cluster.workers=2"]), overwrite=False)
     command = ["fit", str(config), "--workers", "2", "--overwrite"]
     settings = {f"DASK_EMTAU__{name.upper().replace('-', '_')}": limit for name, limit in limits.items()}
     megabytes, seconds = run(command, (0, NOT_CONVERGED), settings)

@@ -129,6 +129,10 @@ class CheckpointTakenError(CheckpointError):
     """Another process has continued this run meanwhile."""
 
 
+class MissingPackageError(EmtauError, ImportError):
+    """A package that only some need is not installed; names it, and how to install it."""
+
+
 class ClusterError(EmtauError):
     """A dask cluster cannot be used, or failed while it was; says what to change."""
 

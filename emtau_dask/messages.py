@@ -8,7 +8,8 @@ everything that the command line prints goes through here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from html import escape
 from typing import Any
 
 HIDDEN = "…"
@@ -140,3 +141,14 @@ def cause_of(error: BaseException) -> BaseException | None:
             return None
         link = link.__cause__ or link.__context__
     return error
+
+
+def html_table(caption: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table for a notebook; its texts are escaped."""
+
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(shown(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    head, body = row("th", headings), "".join(row("td", cells) for cells in rows)
+    top = f"<caption>{escape(shown(caption))}</caption><thead>{head}</thead>"
+    return f"<table>{top}<tbody>{body}</tbody></table>"

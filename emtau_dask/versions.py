@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 
 OWN = "emtau_dask"
 READERS = (OWN, "zarr", "numcodecs", "dask", "distributed", "fsspec", "pyarrow")
@@ -19,6 +19,16 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def documentation() -> str:
+    """Return the address of the documentation that the installed package names; "" where it names none."""
+    try:
+        named = metadata(OWN).get_all("Project-URL") or ()
+    except PackageNotFoundError:
+        return ""
+    addresses = dict(line.split(", ", 1) for line in named)
+    return str(addresses.get("Documentation", "")).rstrip("/")
 
 
 @cache

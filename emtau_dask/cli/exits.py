@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shlex
 import signal
@@ -83,6 +84,11 @@ def remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.find_root().meta[_DEBUG] = True
 
 
+def remember_no_checkpoint(ctx: click.Context) -> None:
+    """Remember that a fit commits nothing; that is said after an interrupt."""
+    ctx.find_root().meta[_CHECKPOINT] = None
+
+
 def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str]) -> None:
     """Remember the command that resumes a run; it is shown after an interrupt."""
     command = " ".join(["emtau resume", shlex.quote(checkpoint), *filter(None, arguments)])
@@ -94,6 +100,11 @@ def _interrupted(ctx: click.Context) -> str:
     meta = ctx.find_root().meta
     if _CHECKPOINT not in meta:
         return "interrupted"
+    if meta[_CHECKPOINT] is None:
+        return (
+            "interrupted; without a checkpoint nothing of the fit was kept. To be able to resume, fit with "
+            "--set checkpoint.path=PATH"
+        )
     from emtau_dask.io.objects import object_store, open_log
 
     try:
@@ -104,17 +115,41 @@ def _interrupted(ctx: click.Context) -> str:
 
 
 def _raise_interrupt(number: int, frame: object) -> NoReturn:
+    """Interrupt the command, with which its process ends: what is cut off need not be logged from now on."""
+    logging.disable(logging.CRITICAL)
     raise KeyboardInterrupt
+
+
+AGAIN = 0.02
+"""Seconds until an interrupt is raised again that Python has dropped."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM interrupt the block as Ctrl-C does."""
+    """Let SIGTERM interrupt the block as Ctrl-C does, and let no interrupt be lost.
+
+    Python drops one that it raises in a finaliser or in a callback of its garbage collector, such as that of
+    distributed. It is raised again a little later, by an alarm, which needs no lock that may be held there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    shown_before = sys.unraisablehook
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            shown_before(unraisable)
+
+    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    numbers = [number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [signal.signal(number, _raise_interrupt) for number in numbers]
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = shown_before
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -6,6 +6,7 @@ Commands import what they need when they run, so that ``--help`` is fast.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ import click
 
 from emtau_dask.cli.console import console_on
 from emtau_dask.cli.datasets import dataset
-from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_resume
+from emtau_dask.cli.doctor import doctor
+from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_no_checkpoint, remember_resume
 from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
@@ -37,6 +39,7 @@ def main() -> None:
 
 
 main.add_command(dataset)
+main.add_command(doctor)
 
 
 @main.command()
@@ -44,7 +47,7 @@ main.add_command(dataset)
 @run_options
 @overwrite_option("Replace the results and the checkpoint of an earlier run.")
 @click.option(
-    "--plan", is_flag=True, help="Print the memory, bytes and tasks that the fit will need; fit nothing."
+    "--plan", is_flag=True, help="Print the memory, bytes and tasks that the fit will need; run nothing."
 )
 @click.pass_context
 def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool, plan: bool) -> None:
@@ -55,11 +58,13 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
     from emtau_dask.runs import check_memory, plan_table, resume_arguments, run_fit, run_plan
 
     if plan:
-        needed = run_plan(run_config, progress=sys.stderr)
+        needed = run_plan(run_config, overwrite=overwrite)
         console_on(sys.stdout).print(plan_table(needed))
         check_memory(needed)
         return
-    if run_config.checkpoint.path is not None:
+    if run_config.checkpoint.path is None:
+        remember_no_checkpoint(ctx)
+    else:
         again = "--overwrite" if overwrite else ""
         remember_resume(ctx, run_config.checkpoint.path, [resume_arguments(run_config), again])
     _show_result(ctx, run_fit(run_config, overwrite=overwrite, progress=sys.stderr))
@@ -170,9 +175,16 @@ def _show_result(ctx: click.Context, result: RunResult) -> None:
         if path is not None:
             click.echo(shown(f"{what} saved in {path}"))
     if result.model.stop_reason_ == "max-iter":
+        change, run = result.model.history_.last_change, result.outputs.config.checkpoint.path
+        far = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
+        how = "Raise one of them for a converged fit."
+        if run is not None:
+            how = f"To go on: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"
         click.echo(
-            f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
-            f"{stop.tol}; the results are written. Raise one of them for a converged fit.",
+            shown(
+                f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
+                f"{stop.tol}{far}; the results are written. {how}"
+            ),
             err=True,
         )
         ctx.exit(NOT_CONVERGED)

@@ -72,7 +72,7 @@ def run_compare(config: RunConfig, console: Console) -> None:
     EmtauError
         The data or settings cannot be used, or a component collapsed.
     """
-    with watching(sys.stderr) as observer, computing(config), threads_side_by_side():
+    with watching(sys.stderr) as observer, computing(config, observer), threads_side_by_side():
         comparison = compare(config, observer)
     print_comparison(comparison, console)
 

@@ -104,4 +104,6 @@ class DataSection(Section):
             raise expected(f"given a path or a dataset ({', '.join(DATASETS)})")
         if self.dataset is not None and not isinstance(self.path, str | None):
             raise expected("given one path where a dataset is made there, not a list")
+        if self.dataset is not None and self.columns is not None:
+            raise expected("given without columns, which are those of parquet and CSV; a dataset is zarr")
         return self

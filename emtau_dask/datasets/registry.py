@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.storage import MemoryStore
 
 from emtau_dask.config import DatasetOptions, DigitsOptions, Example1Options, MixtureOptions, MnistOptions
 from emtau_dask.datasets.mnist import DESCRIPTION, mnist_components
@@ -63,6 +64,17 @@ def make_dataset(
     return content.rows, content.features
 
 
+def outlined_dataset(options: DatasetOptions) -> zarr.Group:
+    """Return the group that `make_dataset` would write, in memory and without rows.
+
+    Its arrays have the shapes, types and chunks of the dataset's. No row is made.
+    """
+    content = _CONTENTS[options.dataset](options)
+    group = zarr.create_group(MemoryStore(), zarr_format=3)
+    _row_writers(group, content)
+    return group
+
+
 def holds_dataset(options: DatasetOptions, path: Path) -> bool:
     """Return whether the zarr data at `path` is the dataset that `options` describe."""
     group = own_group(path)
@@ -81,11 +93,8 @@ def _stored_options(options: DatasetOptions) -> dict[str, Any]:
 
 
 def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver) -> None:
-    n, chunk_rows, compressed = content.rows, content.chunk_rows, content.compressed
-    shape, dtype = (n, content.features), np.dtype(np.float64)
-    rows = RowWriter(group, "X", shape, dtype, chunk_rows=chunk_rows, compressed=compressed)
-    labels = RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
-    observer.stage(f"dataset {name}", -(-n // chunk_rows))
+    rows, labels = _row_writers(group, content)
+    observer.stage(f"dataset {name}", -(-content.rows // content.chunk_rows))
     for block, block_labels in content.blocks:
         labels.append(block_labels)
         observer.chunks_done(rows.append(block))
@@ -93,6 +102,14 @@ def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver
     observer.chunks_done(rows.flush())
     for key, values in content.extra.items():
         group.create_array(key, data=values)
+
+
+def _row_writers(group: zarr.Group, content: _Content) -> tuple[RowWriter, RowWriter]:
+    """Create the arrays `X` and `labels`."""
+    n, chunk_rows, compressed = content.rows, content.chunk_rows, content.compressed
+    shape, dtype = (n, content.features), np.dtype(np.float64)
+    rows = RowWriter(group, "X", shape, dtype, chunk_rows=chunk_rows, compressed=compressed)
+    return rows, RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
 
 
 def _check_room(content: _Content, path: Path) -> None:

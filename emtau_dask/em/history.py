@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, overload
+
+from emtau_dask.errors import MissingPackageError
+from emtau_dask.messages import html_table
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,11 @@ class IterationRecord:
         self.__post_init__()
 
 
-@dataclass(frozen=True)
+SHOWN = 10
+"""Iterations that a notebook shows, the last ones."""
+
+
+@dataclass(frozen=True, repr=False)
 class FitHistory(Sequence[IterationRecord]):
     """The records of a fit, in order.
 
@@ -91,6 +98,48 @@ class FitHistory(Sequence[IterationRecord]):
     def __iter__(self) -> Iterator[IterationRecord]:
         return iter(self.records)
 
+    def __repr__(self) -> str:
+        last = self.last_kept
+        bound = "" if last is None else f", lower bound {last.lower_bound:.9g} nats per row"
+        notes = f", {len(self.notes)} notes" if self.notes else ""
+        return f"FitHistory({len(self)} iterations, {self.work:.4g} passes over the data{bound}{notes})"
+
+    def to_frame(self) -> Any:
+        """Return the records as a pandas DataFrame: a row for each iteration, which is the index.
+
+        Raises
+        ------
+        MissingPackageError
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingPackageError(
+                "history_.to_frame() needs pandas: pip install pandas. Without it the records are those of "
+                "list(history_)."
+            ) from error
+        names = [field.name for field in fields(IterationRecord)]
+        columns = {name: [getattr(record, name) for record in self.records] for name in names}
+        return pd.DataFrame(columns).set_index("iteration")
+
+    def _repr_html_(self) -> str:
+        last = self.records[-SHOWN:]
+        caption = f"{self!r}; the last {len(last)} of {len(self)} iterations"
+        cells = [
+            [
+                f"{record.iteration}",
+                f"{record.lower_bound:.9g}" + ("" if record.accepted else " (refused)"),
+                f"{record.gap:.2g}" if math.isfinite(record.gap) else "",
+                f"{record.active_rows:,} of {record.rows:,}",
+                f"{record.chunks_processed:,} of {record.chunks_processed + record.chunks_skipped:,}",
+                f"{record.seconds:.3g}",
+            ]
+            for record in last
+        ]
+        headings = ["iteration", "lower bound", "gap", "rows scored", "chunks", "seconds"]
+        return html_table(caption, headings, cells)
+
     @property
     def last_kept(self) -> IterationRecord | None:
         """The last record; where it was refused, the last of a full pass that was accepted."""
@@ -100,6 +149,16 @@ class FitHistory(Sequence[IterationRecord]):
         return next(
             (record for record in reversed(self.records) if record.full_pass and record.accepted), last
         )
+
+    @property
+    def last_change(self) -> float:
+        """Change of the bound from one accepted full pass to the next, the last ones; nats per row.
+
+        Where there are not two of them, of the last two iterations; NaN where there are not two either.
+        """
+        full = [record for record in self.records if record.full_pass and record.accepted]
+        last = full[-2:] if len(full) > 1 else self.records[-2:]
+        return last[1].lower_bound - last[0].lower_bound if len(last) == 2 else math.nan
 
     @property
     def work(self) -> float:

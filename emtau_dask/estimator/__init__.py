@@ -7,16 +7,22 @@ from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.progress import watching
 from emtau_dask.estimator.resuming import mixture_in, open_saved, resume_estimator, saved_estimator
 from emtau_dask.estimator.seeds import Seeds
+from emtau_dask.estimator.summary import ComponentSummary, FitSummary, gap_text, shown_components, stop_text
 
 __all__ = [
     "MODEL_FORMAT",
+    "ComponentSummary",
+    "FitSummary",
     "GaussianMixture",
     "Seeds",
     "checked_lazy",
     "fit_estimator",
+    "gap_text",
     "mixture_in",
     "open_saved",
     "resume_estimator",
     "saved_estimator",
+    "shown_components",
+    "stop_text",
     "watching",
 ]

@@ -21,6 +21,7 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.seeds import Seeds
+from emtau_dask.estimator.summary import FitSummary, summary_of
 from emtau_dask.execution import interrupts_as_they_are
 from emtau_dask.fit import NAMED_TOL
 from emtau_dask.io.sources import as_dask
@@ -28,6 +29,7 @@ from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import read_only_copy
+from emtau_dask.versions import documentation
 
 _MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
 """Fitted attributes whose shapes depend on the covariance type."""
@@ -41,6 +43,16 @@ _SETTINGS += ("init_params", "random_state", "warm_start")
 
 class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     """The methods of `GaussianMixture` that need a fit; its base class."""
+
+    _doc_link_module = "emtau_dask"
+
+    @property
+    def _doc_link_template(self) -> str:
+        """Return the form of the link that scikit-learn shows in a notebook; see `documentation`."""
+        return f"{documentation()}/api.html#{{estimator_module}}.{{estimator_name}}"
+
+    def _get_doc_link(self) -> str:
+        return str(super()._get_doc_link()) if documentation() else ""
 
     @property
     def parameters_(self) -> MixtureParameters:
@@ -92,6 +104,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
+            Also for a DataFrame, as in scikit-learn, whose ``set_output`` is for transformers:
+            ``pd.Series(gm.predict(X), index=X.index)`` has the index of X.
         """
         return _with_warning(self._score(X, LABELS, columns))
 
@@ -158,20 +172,40 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             rows[members] = mean + structure.draw(rows[members], self.covariances_, k)
         return rows, labels
 
-    def save(self, path: Any) -> None:
+    def summary(self) -> FitSummary:
+        """Return the components, and how the fit ended, as a record that shows itself as a table.
+
+        Returns
+        -------
+        FitSummary
+            ``components`` (weight, mean, standard deviations), ``stop_reason``, ``lower_bound``, ``gap``,
+            ``work`` and others; ``print(gm.summary())`` in a terminal, ``gm.summary()`` in a notebook.
+        """
+        check_is_fitted(self)
+        return summary_of(self)
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model as a zarr group, without pickle.
+
+        The settings are stored too, ``random_state`` where it is None or an integer.
 
         Parameters
         ----------
         path : str, Path or zarr store
+            A path or URL.
+        overwrite : bool, default=False
+            Replace a model that is at ``path``; nothing but a model is replaced. A local folder is replaced
+            when the new one is complete; behind a URL and in a zarr store the earlier model is removed first.
 
         Raises
         ------
         InvalidDataError
-            ``path`` holds something already.
+            ``path`` holds something that may not be replaced.
+        StorageError
+            Nothing can be written there.
         """
         check_is_fitted(self)
-        save_model(self, path)
+        save_model(self, path, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: Any) -> Self:

@@ -30,6 +30,7 @@ from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.progress import observer_for
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.sources import opened_sources
+from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor, PassObserver, choose_executor, interrupts_as_they_are
 from emtau_dask.fit import (
     FitSettings,
@@ -234,10 +235,12 @@ def fit_estimator(
     auto = is_automatic(estimator.algorithm)
     seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
-    opened = opened_path(X, columns, None)
     with (
+        as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(executor.client, estimator, opened, sample_weight, responsibilities_init) as sources,
+        opened_sources(
+            executor.client, estimator, opened_path(X, columns, None), sample_weight, responsibilities_init
+        ) as sources,
     ):
         settings = _settings(estimator, seeds, sources, executor)
         with (
@@ -246,8 +249,7 @@ def fit_estimator(
             features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)
-        finished = with_notes(finished, differing_workers(executor.client))
-    publish(estimator, finished)
+        publish(estimator, with_notes(finished, differing_workers(executor.client)))
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
 

@@ -10,6 +10,7 @@ from emtau_dask.errors import warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.estimator.unfinished import not_converged
 from emtau_dask.fit import NAMED_TOL
 from emtau_dask.policies import ALGORITHMS, as_policy
 
@@ -188,6 +189,9 @@ class GaussianMixture(FittedMixture):
     ) -> Self:
         """Fit the mixture.
 
+        A fit that fails or is interrupted leaves the estimator as it was before. The `KeyboardInterrupt` says
+        whether there is a commit to resume from, and how.
+
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
@@ -231,7 +235,7 @@ class GaussianMixture(FittedMixture):
         Warns
         -----
         ConvergenceWarning
-            ``max_iter`` was reached first.
+            ``max_iter`` was reached first; says how far the fit was, and how it goes on.
         UserWarning
             The index of a DataFrame, stored in a file, is left out.
         """
@@ -248,11 +252,7 @@ class GaussianMixture(FittedMixture):
                 ConvergenceWarning,
             )
         if self.stop_reason_ == "max-iter" and self.max_iter > 0:
-            warn_user(
-                "Best performing initialization did not converge. Try different init parameters, or "
-                "increase max_iter, tol, or check for degenerate data.",
-                ConvergenceWarning,
-            )
+            warn_user(not_converged(self), ConvergenceWarning)
 
     @classmethod
     def resume(

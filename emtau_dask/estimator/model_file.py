@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from emtau_dask.em import FitHistory, IterationRecord
 from emtau_dask.errors import (
     CheckpointError,
     CheckpointExistsError,
+    EmtauError,
     InvalidDataError,
     PathTakenError,
     StorageError,
     warn_user,
 )
 from emtau_dask.io.files import writing_errors
-from emtau_dask.io.objects import ZarrStoreObjects, copy_new, object_store
+from emtau_dask.io.objects import ROOT_DOCUMENT, ZarrStoreObjects, copy_new, object_store
 from emtau_dask.io.output import published
 from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
@@ -64,28 +66,42 @@ def _digest(arrays: Mapping[str, AnyArray]) -> str:
     return digest.hexdigest()
 
 
-def save_model(estimator: Any, path: Any) -> None:
-    """Write a fitted estimator; raises `InvalidDataError` where something is there already.
+def save_model(estimator: Any, path: Any, *, overwrite: bool = False) -> None:
+    """Write a fitted estimator; raises `InvalidDataError` where something is there that it may not replace.
 
     A local folder appears when it is complete. Elsewhere the root document, without which there is
-    no model, is written last, and an error removes what was written before it.
+    no model, is written last, and an error removes what was written before it. With ``overwrite`` a model is
+    replaced, and nothing else; elsewhere than in a local folder it is removed first.
     """
     place = _local_path(path)
     if place is None:
-        _upload(estimator, path)
+        _upload(estimator, MemoryStore(path) if isinstance(path, dict) else path, overwrite)
         return
+    replaceable = _holds_model if overwrite else None
     try:
         with writing_errors("the model", place):
-            if place.exists() and (not place.is_dir() or any(place.iterdir())):
-                raise InvalidDataError(_taken(place))
-            with published(place) as private:
+            free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+            if not free and not (overwrite and _holds_model(place)):
+                raise InvalidDataError(_taken(place, place))
+            with published(place, replaceable=replaceable) as private:
                 _write(estimator, zarr.create_group(str(private), zarr_format=3))
     except PathTakenError as error:
-        raise InvalidDataError(_taken(place)) from error
+        raise InvalidDataError(_taken(place, place)) from error
 
 
-def _taken(where: object) -> str:
-    return f"{where} already holds something; choose another path or remove it."
+def _holds_model(where: object) -> bool:
+    """Return whether a model is at a path, a URL or in a store, of whatever version."""
+    try:
+        group = own_group(where)
+    except EmtauError:
+        return False
+    return group is not None and group.attributes.get("format") == FORMAT
+
+
+def _taken(where: object, name: object) -> str:
+    if _holds_model(where):
+        return f"{name} already holds a model; choose another path, or replace it: save(..., overwrite=True)."
+    return f"{name} already holds something that is not a model; choose another path or remove it."
 
 
 def _local_path(path: Any) -> Path | None:
@@ -109,6 +125,8 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     settings = {
         name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
     }
+    state = estimator.random_state
+    settings["random_state"] = int(state) if isinstance(state, Integral) else None
     automatic = isinstance(estimator.algorithm, str) and estimator.algorithm == AUTO
     policy: Any = None if automatic else as_policy(estimator.algorithm)
     algorithm: Any = {"name": AUTO, "params": {}} if automatic else None
@@ -128,19 +146,20 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     )
 
 
-def _upload(estimator: Any, path: Any) -> None:
+def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
     """Write the model to memory, then copy it to a URL or a zarr store."""
-    if isinstance(path, dict):
-        path = MemoryStore(path)
     try:
         target = ZarrStoreObjects.opened(path) if isinstance(path, Store) else object_store(path)
         if not target.empty():
-            raise InvalidDataError(_taken(target.location))
+            if not (overwrite and _holds_model(path)):
+                raise InvalidDataError(_taken(path, target.location))
+            target.delete([ROOT_DOCUMENT])
+            target.delete(target.list(""))
         made = MemoryStore()
         _write(estimator, zarr.create_group(made, zarr_format=3))
         copy_new(ZarrStoreObjects(made), target)
     except CheckpointExistsError as error:
-        raise InvalidDataError(_taken(target.location)) from error
+        raise InvalidDataError(_taken(path, target.location)) from error
     except CheckpointError as error:
         raise StorageError(f"the model cannot be saved: {error}") from error
 

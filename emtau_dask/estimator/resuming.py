@@ -37,6 +37,7 @@ from emtau_dask.estimator.fitting import (
 )
 from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.sources import opened_sources
+from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
 from emtau_dask.init import GivenParameters
@@ -197,10 +198,16 @@ def resume_estimator(
     sampled = climbing is not None and bool(climbing.samples.shares)
     arrays = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     keeps_rows = sampled or arrays is not None
-    opened = opened_path(X, columns, saved.config.feature_names)
     with (
+        as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(executor.client, estimator, opened, sample_weight, needed) as sources,
+        opened_sources(
+            executor.client,
+            estimator,
+            opened_path(X, columns, saved.config.feature_names),
+            sample_weight,
+            needed,
+        ) as sources,
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())

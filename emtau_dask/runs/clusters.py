@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
 
 from emtau_dask.config import ClusterSection, RunConfig
+from emtau_dask.em import FitObserver
 from emtau_dask.errors import ClusterError
 
 _TLS_SETTINGS = (
@@ -18,9 +23,15 @@ _TLS_SETTINGS = (
 )
 
 
+DASHBOARD = ("127.0.0.1", 8787)
+"""Where the dashboard of a local cluster is, unless another program is there."""
+
+
 @contextmanager
-def computing(config: RunConfig) -> Iterator[None]:
+def computing(config: RunConfig, observer: FitObserver) -> Iterator[None]:
     """Let dask compute where the section `cluster` says, until the block ends.
+
+    The observer is told where the dashboard of a cluster is that is started for it.
 
     Raises
     ------
@@ -35,7 +46,7 @@ def computing(config: RunConfig) -> Iterator[None]:
         return
     with ExitStack() as stack:
         try:
-            _connect(cluster, stack)
+            _connect(cluster, stack, observer)
         except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
             raise ClusterError(
                 f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "
@@ -45,23 +56,54 @@ def computing(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def _connect(cluster: ClusterSection, stack: ExitStack) -> None:
+def _connect(cluster: ClusterSection, stack: ExitStack, observer: FitObserver) -> None:
     """Make a client of the cluster dask's current one until the stack is closed."""
     from distributed import Client, LocalCluster
 
     if cluster.scheduler == "processes":
-        local = LocalCluster(
-            n_workers=cluster.workers or os.cpu_count(),
-            threads_per_worker=cluster.threads,
-            memory_limit=cluster.memory_limit or "auto",
-            dashboard_address=None,
-        )
+        with _interrupts_held_back():
+            local = LocalCluster(
+                n_workers=cluster.workers or os.cpu_count(),
+                threads_per_worker=cluster.threads,
+                memory_limit=cluster.memory_limit or "auto",
+                dashboard_address=_dashboard_address(),
+                preload=["emtau_dask.cluster.preload"],
+            )
         address, security = stack.enter_context(local), None
+        without = "" if find_spec("bokeh") else "; it needs bokeh: pip install bokeh"
+        observer.note(f"dashboard: {local.dashboard_link}{without}")
     else:
         address, security = cluster.scheduler, _security(cluster)
     # A client that cannot connect would remain dask's default for as long as anything refers to it.
     client = stack.enter_context(Client(address, security=security, set_as_default=False))
     stack.enter_context(client.as_current())
+
+
+def _dashboard_address() -> str:
+    """Return the usual address of dask's dashboard, or one with any free port where that one is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server's own
+        host, port = DASHBOARD
+        try:
+            probe.bind(DASHBOARD)
+        except OSError:
+            port = 0
+    return f"{host}:{port}"
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C wait until the block ends, and never reach the threads and processes that it starts.
+
+    A terminal sends Ctrl-C to all processes. Workers end when this process ends them; those that ended by
+    themselves would print tracebacks over what the user needs to read.
+    """
+    resource_tracker.ensure_running()  # a thread that starts it lets signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _remedy(scheduler: str) -> str:

@@ -22,7 +22,7 @@ from emtau_dask.io.sources import is_pattern
 from emtau_dask.runs.authority import Demand, as_arguments, demands, require
 from emtau_dask.runs.clusters import computing
 from emtau_dask.runs.estimator import estimator_of, starting_responsibilities
-from emtau_dask.runs.inputs import Inputs, data_path, open_inputs
+from emtau_dask.runs.inputs import Inputs, data_path, open_inputs, planned_inputs
 from emtau_dask.runs.outputs import RunResult, checked_outputs, write_outputs
 from emtau_dask.runs.plan import Plan, check_memory, plan_of
 
@@ -42,7 +42,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
     inputs = _affordable_inputs(config, overwrite=overwrite, progress=progress)
-    with computing(config), watching(progress) as observer:
+    with watching(progress) as observer, computing(config, observer):
         model = estimator_of(config)
         run = fit_estimator(
             model,
@@ -56,10 +56,9 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     return write_outputs(outputs, model, inputs, run=run, progress=progress)
 
 
-def run_plan(config: RunConfig, *, progress: TextIO) -> Plan:
-    """Return what the fit of a config needs; makes its dataset if that is missing. Raises as `run_fit`."""
-    with watching(progress) as observer:
-        return plan_of(config, open_inputs(config, overwrite=False, observer=observer))
+def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
+    """Return what the fit of a config needs, and write nothing; raises as `run_fit` and `planned_inputs`."""
+    return plan_of(config, planned_inputs(config, overwrite=overwrite))
 
 
 def run_resume(
@@ -101,7 +100,7 @@ def run_resume(
     _check_present(config, run)
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
     inputs = _affordable_inputs(config, overwrite=False, progress=progress)
-    with computing(config), watching(progress) as observer:
+    with watching(progress) as observer, computing(config, observer):
         model = saved_estimator(
             GaussianMixture,
             saved,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emtau_dask.config import DataSection, MnistOptions, RunConfig
+import zarr
+
+from emtau_dask.config import DataSection, DatasetOptions, MnistOptions, RunConfig
 from emtau_dask.em import FitObserver
 from emtau_dask.errors import ConfigError, InvalidDataError
 from emtau_dask.io.remote import is_url, plain_path, suffix_of
@@ -15,6 +17,7 @@ from emtau_dask.io.sources import (
     Source,
     as_source,
     column_names,
+    group_source,
     has_columns,
     open_column,
     open_source,
@@ -27,11 +30,15 @@ PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq", ".csv", ".tsv")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given."""
+    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given.
+
+    ``outlined`` says that they are an outline of a dataset that is not made yet.
+    """
 
     rows: Source
     weights: Source | None
     labels: Source | None
+    outlined: bool
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
@@ -46,21 +53,53 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     InvalidDataError
         Something does not exist, cannot be read, or has another number of rows.
     """
-    data = config.data
-    given = data_path(config)
-    _provide_dataset(data, given, overwrite, observer)
-    path = paths_at(given)
-    weights = _open_column(path, "data.weights", data.weights)
-    labels = _open_column(path, "data.labels", data.labels)
-    stored = open_rows(path, array=data.array, columns=_feature_columns(data, path))
-    rows = as_source(stored, ndim=2, what=place_text(path))
+    place = data_path(config)
+    missing = _missing_dataset(config.data, place, overwrite)
+    if missing is not None:
+        from emtau_dask.datasets import make_dataset
+
+        options, path = missing
+        make_dataset(options, path, overwrite=overwrite, observer=observer)
+    return _opened(config.data, paths_at(place), None)
+
+
+def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
+    """Open the data as `open_inputs` does, but make nothing: of a dataset to make it gives an outline.
+
+    Raises as `open_inputs`, and `InvalidDataError` for a dataset whose number of rows nobody knows before.
+    """
+    place = data_path(config)
+    missing = _missing_dataset(config.data, place, overwrite)
+    if missing is None:
+        return _opened(config.data, paths_at(place), None)
+    options, path = missing
+    if isinstance(options, MnistOptions):
+        raise InvalidDataError(
+            f"{path} does not hold the dataset, and its number of rows is not known before it is made; make "
+            f"it with: emtau dataset mnist {path} --source {options.source}"
+        )
+    from emtau_dask.datasets import outlined_dataset
+
+    return _opened(config.data, (str(path),), outlined_dataset(options))
+
+
+def _opened(data: DataSection, paths: Sequence[str], outline: zarr.Group | None) -> Inputs:
+    """Open what a config reads; ``outline`` stands for a group that is not at the path yet."""
+    weights = _open_column(paths, "data.weights", data.weights, outline)
+    labels = _open_column(paths, "data.labels", data.labels, outline)
+    where = place_text(paths)
+    if outline is None:
+        stored = open_rows(paths, array=data.array, columns=_feature_columns(data, paths))
+    else:
+        stored = group_source(outline, data.array, where)
+    rows = as_source(stored, ndim=2, what=where)
     for key, column in (("data.weights", weights), ("data.labels", labels)):
         if column is not None and column.shape != rows.shape[:1]:
             raise InvalidDataError(
-                f"{key} has shape {column.shape}, but {place_text(path)} has {rows.shape[0]:,} rows; "
+                f"{key} has shape {column.shape}, but {where} has {rows.shape[0]:,} rows; "
                 "give one value for each row"
             )
-    return Inputs(rows, weights, labels)
+    return Inputs(rows, weights, labels, outline is not None)
 
 
 def open_rows(path: Place, *, array: str | None, columns: Sequence[str] | None) -> Source:
@@ -99,21 +138,25 @@ def _is_npy(path: Place) -> bool:
     return any(suffix_of(each) == ".npy" for each in paths_at(path))
 
 
-def _provide_dataset(data: DataSection, path: Place, overwrite: bool, observer: FitObserver) -> None:
+def _missing_dataset(data: DataSection, place: Place, overwrite: bool) -> tuple[DatasetOptions, Path] | None:
+    """Return the options and the path of the dataset that is to be made; None where there is none to make.
+
+    Raises `ConfigError` and `InvalidDataError` where it cannot be made, or something else is there.
+    """
     options = data.dataset_options
-    if options is None or not isinstance(path, str):
-        return
-    if is_url(path):
+    if options is None or not isinstance(place, str):
+        return None
+    if is_url(place):
         raise ConfigError(
-            f"data.path = {path!r} is a URL, but the dataset {options.dataset} is made in local folders "
+            f"data.path = {place!r} is a URL, but the dataset {options.dataset} is made in local folders "
             "only; give a local data.path, or leave out data.dataset to read what is there"
         )
-    from emtau_dask.datasets import holds_dataset, make_dataset
+    from emtau_dask.datasets import holds_dataset
 
-    place = Path(path)
-    if place.exists() and holds_dataset(options, place):
-        return
-    if place.exists() and not overwrite:
+    path = Path(place)
+    if path.exists() and holds_dataset(options, path):
+        return None
+    if path.exists() and not overwrite:
         raise InvalidDataError(
             f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
             "use --overwrite to make it anew, or another data.path"
@@ -123,14 +166,16 @@ def _provide_dataset(data: DataSection, path: Place, overwrite: bool, observer: 
             f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
             "(or without --source, which downloads MNIST)"
         )
-    make_dataset(options, place, overwrite=overwrite, observer=observer)
+    return options, path
 
 
-def _open_column(path: Place, key: str, name: str | None) -> Source | None:
+def _open_column(path: Place, key: str, name: str | None, outline: zarr.Group | None) -> Source | None:
     if name is None:
         return None
     if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
         return open_column(name, None) if has_columns(name) else open_source(name)
+    if outline is not None:
+        return group_source(outline, name, place_text(path))
     if has_columns(path):
         return open_column(path, name)
     if _is_npy(path):

@@ -12,13 +12,13 @@ from rich.table import Table
 
 from emtau_dask.em import FitState, IterationRecord
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.estimator import MODEL_FORMAT, GaussianMixture, open_saved
+from emtau_dask.estimator import MODEL_FORMAT, GaussianMixture, gap_text, open_saved, stop_text
 from emtau_dask.io.formats import OWN_GROUPS, kind_of
 from emtau_dask.io.objects import FORMAT, VERSION
 from emtau_dask.io.remote import is_url
 from emtau_dask.io.zarr_format import own_group
 from emtau_dask.messages import masked_values, printable, shown
-from emtau_dask.runs.tables import component_table, gap_text, stop_text, text_table
+from emtau_dask.runs.tables import component_table, text_table
 
 LAST_ITERATIONS = 10
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]

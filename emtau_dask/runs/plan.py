@@ -31,6 +31,8 @@ class Plan:
         Bytes that a process may use, where that is known.
     longest, fitting : int
         Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
+    outlined : bool
+        Whether the data are a dataset that the fit makes first.
     """
 
     demand: FitDemand
@@ -38,6 +40,7 @@ class Plan:
     limit: int | None
     longest: int
     fitting: int
+    outlined: bool
 
 
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
@@ -70,7 +73,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     longest = fitting = max(inputs.rows.chunk_rows, default=0)
     if limit is not None and found.memory > limit:
         fitting = largest_chunk(sources, outline, limit)
-    return Plan(found, threads, limit, longest, fitting)
+    return Plan(found, threads, limit, longest, fitting, inputs.outlined)
 
 
 def check_memory(plan: Plan) -> None:
@@ -107,4 +110,6 @@ def plan_table(plan: Plan) -> Table:
         "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",
         "tasks of a full iteration": f"{found.tasks:,}",
     }
+    if plan.outlined:
+        lines["data"] = "a dataset that the fit makes first, on a disk with room for a full pass"
     return text_table("what the fit will need; nothing has been run", lines)

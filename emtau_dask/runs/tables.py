@@ -9,18 +9,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from emtau_dask.estimator import GaussianMixture
-
-MAX_COMPONENTS = 40
-MAX_VALUES = 3
-NOISE = 1e-12
-"""A mean this many times smaller than its feature's other means and deviations is what rounding left of 0."""
-
-_STOP_REASONS = {
-    "tol": "converged: the bound changed by less than tol",
-    "no-active-rows": "no active rows are left",
-    "max-iter": "max_iter reached without converging",
-}
+from emtau_dask.estimator import GaussianMixture, gap_text, shown_components, stop_text
 
 
 def text_table(title: str, lines: Mapping[str, str]) -> Table:
@@ -38,25 +27,15 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
 
     ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
-    weights, means, parameters = model.weights_, model.means_, model.parameters_
-    deviations = np.sqrt(parameters.structure.variances(parameters.covariances, *means.shape))
-    scale = np.maximum(np.abs(means), deviations).max(axis=0)
-    means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
-    k, features = means.shape
-    few = features <= MAX_VALUES
-    table = Table(title=f"{k} components, {parameters.covariance_type} covariance, {features} features")
-    suffix = "" if few else " (min / median / max)"
-    rows = [] if label_counts is None else ["rows"]
-    for heading in ("#", "weight", *rows, f"mean{suffix}", f"standard deviation{suffix}"):
+    shown = shown_components(model.summary())
+    weight, *values = shown.headings
+    counted = [] if label_counts is None else ["rows"]
+    table = Table(title=shown.title, caption=shown.left_out)
+    for heading in ("#", weight, *counted, *values):
         table.add_column(heading, justify="right")
-    shown = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
-    for i in shown:
-        cells = [str(i), f"{weights[i]:.4f}"]
-        if label_counts is not None:
-            cells.append(f"{label_counts[i]:,}")
-        table.add_row(*cells, _summary(means[i], few), _summary(deviations[i], few))
-    if k > MAX_COMPONENTS:
-        table.caption = f"the {MAX_COMPONENTS} heaviest of {k}"
+    for number, (weight, *values) in shown.texts.items():
+        counted = [] if label_counts is None else [f"{label_counts[number]:,}"]
+        table.add_row(str(number), weight, *counted, *values)
     return table
 
 
@@ -73,21 +52,3 @@ def fit_table(model: GaussianMixture, rows: int) -> Table:
     table.add_row("estimated gap", gap_text(model.gap_))
     table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
     return table
-
-
-def stop_text(reason: str) -> str:
-    """Return why a fit stopped, for people."""
-    return _STOP_REASONS.get(reason, reason)
-
-
-def gap_text(gap: float | None) -> str:
-    """Return an estimated gap for people."""
-    if gap is None or not np.isfinite(gap):
-        return "not known"
-    return f"{gap:.2g} nats per row to where it would end"
-
-
-def _summary(values: NDArray[np.float64], few: bool) -> str:
-    if few:
-        return ", ".join(f"{value:.4g}" for value in values)
-    return f"{values.min():.3g} / {np.median(values):.3g} / {values.max():.3g}"

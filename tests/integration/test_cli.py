@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -310,7 +311,7 @@ def test_help_lists_the_commands_that_exist() -> None:
     assert result.exit_code == 0
     _, _, commands = result.stdout.partition("Commands:\n")
     listed = [line.split()[0] for line in commands.splitlines() if re.match("  [a-z]", line)]
-    assert listed == ["compare", "dataset", "fit", "inspect", "predict", "resume"]
+    assert listed == ["compare", "dataset", "doctor", "fit", "inspect", "predict", "resume"]
 
 
 def test_overwrite_never_replaces_what_the_run_reads(workplace: Path) -> None:
@@ -354,3 +355,30 @@ def test_help_imports_nothing_large() -> None:
     for command in ([], ["fit"], ["predict"], ["dataset", "mixture"]):
         run = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True)
         assert run.stdout.endswith("[]\n"), run.stdout + run.stderr
+
+
+COMPLETING = """
+eval "$(_EMTAU_COMPLETE=bash_source emtau)"
+COMP_WORDS=(emtau {words}) COMP_CWORD={count}
+_emtau_completion emtau
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("re", ["resume"]), ("fit --sch", ["--scheduler"]), ("dataset mi", ["mixture"])]
+)
+def test_bash_completes_commands_and_options(words: str, completed: list[str]) -> None:
+    """As the documentation sets it up."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    script = COMPLETING.format(words=words, count=len(words.split()))
+    run = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == completed
+
+
+@pytest.mark.parametrize(("shell", "command"), [("zsh", "compdef"), ("fish", "complete")])
+def test_other_shells_get_their_completion(shell: str, command: str) -> None:
+    result = CliRunner().invoke(main, [], prog_name="emtau", env={"_EMTAU_COMPLETE": f"{shell}_source"})
+    assert command in result.stdout

@@ -1,14 +1,17 @@
 """The command line around long fits: checkpoints, interrupts, resume, inspect, plans, local clusters."""
 
+import contextlib
 import gc
 import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import dask
@@ -36,7 +39,7 @@ def data(tmp_path_factory):
     return path
 
 
-def config_of(folder, data, **sections):
+def config_of(folder, data, /, **sections):
     content = {
         "data": {"path": str(data)},
         "model": {"n_components": 3, "random_state": 0},
@@ -69,6 +72,15 @@ def undisturbed(data, tmp_path_factory):
     result = emtau("fit", config_of(folder, data))
     assert result.exit_code == NOT_CONVERGED, result.stderr
     return folder
+
+
+def test_a_fit_that_max_iter_stops_says_how_far_it_was_and_how_it_goes_on(data, undisturbed, tmp_path):
+    result = emtau("fit", config_of(tmp_path, data), "--set", "stop.max_iter=6")
+    assert result.exit_code == NOT_CONVERGED
+    last = result.stderr.splitlines()[-1]
+    assert re.search(r"after a change of the bound by \S+ nats per row", last)
+    assert emtau(*shlex.split(re.search(r"To go on: emtau (.*)", last)[1])).exit_code == NOT_CONVERGED
+    assert same(tmp_path, undisturbed)
 
 
 def wait_for_commit(run, number, process):
@@ -106,6 +118,37 @@ def test_an_interrupted_fit_says_how_to_go_on_and_that_ends_with_the_same_bits(
     assert same(tmp_path, tmp_path / "again")
 
 
+def wait_for_the_end_of_group(number):
+    for _ in range(1000):
+        os.killpg(number, 0)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_ctrl_c_in_a_terminal_ends_a_fit_with_one_line(scheduler, data, tmp_path):
+    """A terminal sends it to all processes of the group, those of a local cluster too."""
+    options = ["--set", "stop.max_iter=100000", "--scheduler", scheduler, "--workers", "2"]
+    process = subprocess.Popen(
+        [*EMTAU, "fit", config_of(tmp_path, data), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_commit(tmp_path / "run.zarr", 4, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130
+    assert output == ""
+    lines = errors.splitlines()
+    progress = ("fingerprint", "sample", "k-means", "iteration", "dashboard")
+    (last,) = [line for line in lines if not line.startswith(progress)]
+    assert re.fullmatch(r"emtau: interrupted; .* Resume with: emtau resume .*", last)
+    assert lines[-1] == last
+    with pytest.raises(ProcessLookupError):
+        wait_for_the_end_of_group(process.pid)
+
+
 @pytest.mark.parametrize(
     "beside", ["", "import threading; threading.Thread(target=threading.Event().wait).start();"]
 )
@@ -121,7 +164,9 @@ def test_an_interrupt_leaves_no_temporary_row_state_and_waits_for_no_thread(besi
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()
-    assert process.communicate()[1].strip().splitlines()[-1] == "emtau: interrupted"
+    said = process.communicate()[1].strip().splitlines()[-1]
+    assert said.startswith("emtau: interrupted; without a checkpoint nothing of the fit was kept")
+    assert "--set checkpoint.path=" in said
     assert process.returncode == 130
     assert list(temporary.iterdir()) == []
 
@@ -217,6 +262,31 @@ def test_predict_takes_the_last_commit_of_a_run(data, undisturbed, tmp_path):
     assert np.array_equal(zarr.open_group(tmp_path / "labels.zarr")["labels"][:], expected)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_dashboard_of_a_local_cluster_is_named_and_a_busy_port_is_no_trouble(busy, data, tmp_path):
+    with socket.socket() as other:
+        if busy:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):  # of this machine's own programs one is there
+                other.bind(("127.0.0.1", 8787))
+                other.listen()
+        options = ["--set", "stop.max_iter=100000", "--scheduler", "processes", "--workers", "1"]
+        process = subprocess.Popen(
+            [*EMTAU, "fit", config_of(tmp_path, data), *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for_commit(tmp_path / "run.zarr", 0, process)
+        first = process.stderr.readline()
+        (address,) = re.match(r"dashboard: (http://127\.0\.0\.1:\d+)/status", first).groups()
+        assert address.endswith(":8787") <= (not busy)
+        with urllib.request.urlopen(f"{address}/info/main/workers.html") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert "already in use" not in process.communicate()[1]
+
+
 def test_worker_processes_give_the_same_bits(data, undisturbed, tmp_path):
     result = emtau("fit", config_of(tmp_path, data), "--scheduler", "processes", "--workers", 2)
     assert result.exit_code == NOT_CONVERGED, result.stderr
@@ -298,6 +368,17 @@ def test_cluster_settings_that_contradict_each_other(settings, named, data, tmp_
     assert named in result.stderr
 
 
+def lines_of(table):
+    """The names and texts of a table; where one of them is long, it goes on in the lines below."""
+    found = []
+    for name, text in re.findall(r"^\| (.*?) *\| (.*?) *\|$", table, re.MULTILINE):
+        if name and text:
+            found.append((name, text))
+        else:
+            found[-1] = (f"{found[-1][0]} {name}".rstrip(), f"{found[-1][1]} {text}".rstrip())
+    return dict(found)
+
+
 class TestPlan:
     def test_it_says_what_is_needed_and_runs_nothing(self, data, tmp_path):
         result = emtau("fit", config_of(tmp_path, data), "--plan")
@@ -306,6 +387,39 @@ class TestPlan:
         assert re.search(r"bytes of a full pass\W+42.19 kiB", result.stdout)
         assert not (tmp_path / "run.zarr").exists()
         assert not (tmp_path / "out").exists()
+
+    def test_it_makes_no_dataset(self, tmp_path):
+        """And says the same as when the data are there, whose size nobody would wait for."""
+        options = {"rows": 10**9, "features": 16, "components": 4, "chunk_rows": 2_000_000}
+        config = config_of(
+            tmp_path, None, data={"dataset": "mixture", "dataset_options": options, "labels": "labels"}
+        )
+        result = emtau("fit", config, "--plan")
+        assert result.exit_code == 0, result.stderr
+        assert "500, the longest of 2,000,000 rows" in result.stdout
+        assert re.search(r"data\W+a dataset that the fit makes first", result.stdout)
+        assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+    def test_it_plans_for_a_dataset_as_if_it_were_made(self, tmp_path):
+        options = {"rows": 700, "features": 3, "chunk_rows": 300}
+        config = config_of(tmp_path, None, data={"dataset": "mixture", "dataset_options": options})
+        before = lines_of(emtau("fit", config, "--plan").stdout)
+        assert emtau("fit", config, "--set", "stop.max_iter=1").exit_code == NOT_CONVERGED
+        after = lines_of(emtau("fit", config, "--plan").stdout)
+        assert len(after) == 8
+        assert before == after | {"data": before["data"]}
+
+    def test_another_dataset_in_its_place_is_named(self, tmp_path, data):
+        config = config_of(tmp_path, data, data={"path": str(data), "dataset": "digits"})
+        assert "use --overwrite to make it anew" in emtau("fit", config, "--plan").stderr
+        assert "3, the longest of 600 rows" in emtau("fit", config, "--plan", "--overwrite").stdout
+        assert zarr.open_array(data, mode="r").shape == (1800, 3)
+
+    def test_rows_that_cannot_be_counted_before_are_not_guessed(self, tmp_path):
+        made = {"dataset": "mnist", "dataset_options": {"source": str(tmp_path / "mnist.npz")}}
+        result = emtau("fit", config_of(tmp_path, None, data=made), "--plan")
+        assert result.exit_code == 1
+        assert "emtau dataset mnist" in result.stderr
 
     def test_a_fit_above_its_limit_is_refused_with_the_chunks_that_would_fit(self, tmp_path):
         path = tmp_path / "wide.zarr"

@@ -113,6 +113,35 @@ print(json.dumps([sorted(ends), wrong, resumed]))
 """
 
 
+DROPPED = """
+import gc, signal, time
+import click
+from emtau_dask.cli.exits import ExitGroup
+
+@click.group(cls=ExitGroup)
+def main(): pass
+
+@main.command()
+def work():
+    def callback(phase, info):
+        gc.callbacks.remove(callback)
+        signal.raise_signal(signal.SIGINT)
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(60)
+
+main()
+"""
+
+
+def test_a_command_heeds_an_interrupt_that_falls_into_the_garbage_collector():
+    """Where Python writes an error that it raised, and goes on."""
+    run = subprocess.run(
+        [sys.executable, "-c", DROPPED, "work"], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (run.returncode, run.stderr) == (130, "emtau: interrupted\n")
+
+
 def answer(script, *arguments):
     two = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     command = [sys.executable, "-c", COMMON + script, *map(str, arguments)]

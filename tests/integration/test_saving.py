@@ -110,6 +110,15 @@ def test_an_object_store_that_refuses_a_write(s3, tmp_path):
     assert_uploaded(s3, tmp_path)
 
 
+def test_a_model_in_an_object_store_is_replaced_on_request(s3, tmp_path):
+    MODEL.save(s3.url("model.zarr"))
+    other = GaussianMixture(3, random_state=1, tol=10.0).fit(np.random.default_rng(1).normal(size=(200, 2)))
+    with pytest.raises(InvalidDataError, match="overwrite=True"):
+        other.save(s3.url("model.zarr"))
+    other.save(s3.url("model.zarr"), overwrite=True)
+    assert_uploaded(s3, tmp_path, other)
+
+
 def test_a_save_that_is_torn_is_no_model(s3):
     """As if the process had been killed: nothing that was written can be removed."""
     s3.proxy.fail("403", match=changes, after=puts_of_a_save(s3) - 1)
@@ -118,7 +127,7 @@ def test_a_save_that_is_torn_is_no_model(s3):
     s3.proxy.reset()
     assert s3.files.find(f"{s3.bucket}/model.zarr")
     assert not s3.files.exists(f"{s3.bucket}/model.zarr/zarr.json")
-    with pytest.raises(InvalidDataError, match="already holds something"):
+    with pytest.raises(InvalidDataError, match="already holds"):
         MODEL.save(s3.url("model.zarr"))
 
 
@@ -149,7 +158,7 @@ def test_stores_of_zarr(tmp_path, kind):
     store = STORES[kind](tmp_path)
     MODEL.save(store)
     assert_saved(store)
-    with pytest.raises(InvalidDataError, match="already holds something"):
+    with pytest.raises(InvalidDataError, match="already holds"):
         MODEL.save(store)
 
 

@@ -14,6 +14,7 @@ from distributed import LocalCluster, Security
 
 from emtau_dask import ClusterError
 from emtau_dask.config.schema import RunConfig, checked_config
+from emtau_dask.em import SilentObserver
 from emtau_dask.runs.clusters import computing
 
 SCRIPT = Path(__file__).parents[2] / "containers" / "certificates.sh"
@@ -77,7 +78,7 @@ def refused(run_config: RunConfig) -> str:
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "3s"}),
         pytest.raises(ClusterError) as caught,
-        computing(run_config),
+        computing(run_config, SilentObserver()),
     ):
         pass
     return str(caught.value)
@@ -104,7 +105,7 @@ def test_one_that_ends_within_a_day_is_an_error_that_says_what_to_do(tmp_path: P
 
 
 def test_who_has_the_certificate_comes_in(address: str, certificates: Path) -> None:
-    with computing(config(address, certificates)):
+    with computing(config(address, certificates), SilentObserver()):
         assert dask.delayed(sum)([1, 2]).compute() == 3
 
 

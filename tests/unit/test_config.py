@@ -222,6 +222,7 @@ def test_a_wrong_type_names_what_is_expected(minimal: Path, override: str, parts
         ("algorithm.compare=[{tau: 3}]", ["algorithm.compare[0].name is missing"]),
         ("data.dataset=digit", ["data.dataset = 'digit'", "nearest valid value is digits"]),
         ("data={}", ["data", "a path or a dataset"]),
+        ("data={dataset: digits, columns: [x]}", ["data", "without columns", "parquet and CSV"]),
         ("model={}", ["model.n_components is missing"]),
         ("model=", ["model is missing"]),
         ("model={n_components: 2, n_init: 2, init: {dirichlet_seed: 0}}", ["n_init=2", "init"]),

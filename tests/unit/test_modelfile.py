@@ -180,6 +180,51 @@ def test_an_existing_path_is_refused_and_left_alone(model, tmp_path, occupy):
     assert contents(path) == before
 
 
+def test_a_model_is_replaced_on_request(saved):
+    other = fitted(covariance_type="diag")
+    with pytest.raises(InvalidDataError, match=r"holds a model; .*overwrite=True"):
+        other.save(saved)
+    other.save(saved, overwrite=True)
+    assert np.array_equal(GaussianMixture.load(saved).covariances_, other.covariances_)
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize("kept_in", [dict, zarr.storage.MemoryStore])
+def test_a_model_in_memory_is_replaced_on_request(model, kept_in):
+    store, other = kept_in(), fitted(algorithm="em", max_iter=500)
+    model.save(store)
+    with pytest.raises(InvalidDataError, match=r"holds a model; .*overwrite=True"):
+        other.save(store)
+    other.save(store, overwrite=True)
+    there = store if kept_in is not dict else zarr.storage.MemoryStore(store)
+    assert np.array_equal(GaussianMixture.load(there).means_, other.means_)
+
+
+@pytest.mark.parametrize("occupy", OCCUPIED[1:])
+def test_overwrite_replaces_nothing_but_a_model(model, tmp_path, occupy):
+    path = tmp_path / "taken"
+    occupy(path, model)
+    before = contents(path)
+    with pytest.raises(InvalidDataError, match="not a model"):
+        model.save(path, overwrite=True)
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("random_state", [0, 2**31, np.int64(7), None])
+def test_a_loaded_model_keeps_its_random_state(random_state, tmp_path):
+    before = fitted().set_params(random_state=random_state)
+    before.save(tmp_path / "model.zarr")
+    after = GaussianMixture.load(tmp_path / "model.zarr")
+    assert after.random_state == random_state
+    if random_state is not None:
+        assert np.array_equal(after.sample(5)[0], before.sample(5)[0])
+
+
+def test_a_generator_is_not_stored(tmp_path):
+    fitted().set_params(random_state=np.random.default_rng(0)).save(tmp_path / "model.zarr")
+    assert GaussianMixture.load(tmp_path / "model.zarr").random_state is None
+
+
 def edit_attributes(**changes):
     def edit(path):
         file = path / "zarr.json"

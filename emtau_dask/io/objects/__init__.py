@@ -1,17 +1,18 @@
 """Named objects of a run: stores, encoding, commits, and the state of rows."""
 
-from emtau_dask.io.objects.base import ObjectStore, begun_elsewhere, copy_new
+from emtau_dask.io.objects.base import ROOT_DOCUMENT, ObjectStore, begun_elsewhere, copy_new
 from emtau_dask.io.objects.beginning import FORMAT, VERSION, check_startable, holds_run, open_log, start_log
 from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
 from emtau_dask.io.objects.local import LocalObjects
-from emtau_dask.io.objects.opening import object_store, warn_unless_exclusive
+from emtau_dask.io.objects.opening import object_store, try_store, warn_unless_exclusive
 from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
 from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
 __all__ = [
     "FORMAT",
+    "ROOT_DOCUMENT",
     "VERSION",
     "ArrayLayout",
     "CommitLog",
@@ -36,5 +37,6 @@ __all__ = [
     "read_verified",
     "rows_layout",
     "start_log",
+    "try_store",
     "warn_unless_exclusive",
 ]

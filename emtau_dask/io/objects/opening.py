@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
@@ -25,14 +26,40 @@ def warn_unless_exclusive(objects: ObjectStore) -> None:
     A conditional PUT is tried, since some endpoints accept the condition and ignore it. A folder is tried
     too; raises `CheckpointError` where its file system cannot create a file on condition that it is new.
     """
-    if isinstance(objects, LocalObjects):
-        objects.check_exclusive()
-    if objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects)):
+    if _is_exclusive(objects):
         return
     warn_user(
         f"{objects.location} cannot create an object on condition that it is new, so two processes "
         "that resume this run at the same moment might not notice each other. See that only one does."
     )
+
+
+def _is_exclusive(objects: ObjectStore) -> bool:
+    if isinstance(objects, LocalObjects):
+        objects.check_exclusive()
+    return objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects))
+
+
+def try_store(objects: ObjectStore) -> bool:
+    """Write, read and remove a small object; return whether two processes would notice each other there.
+
+    Nothing stays, no folder either. Raises `CheckpointError` where one of these fails.
+    """
+    root = Path(objects.root) if isinstance(objects, LocalObjects) else None
+    new = [] if root is None else [folder for folder in (root, *root.parents) if not folder.exists()]
+    key, content = f"{PROBES}/{uuid.uuid4().hex}", b"emtau"
+    try:
+        objects.prepare()
+        objects.put(key, content)
+        if objects.get(key, len(content)) != content or key not in objects.list(f"{PROBES}/"):
+            raise CheckpointError(f"{objects.location} does not give back what is written there.")
+        return _is_exclusive(objects)
+    finally:
+        with suppress(CheckpointError):
+            objects.delete([key])
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
 
 
 def _refuses_second(objects: UrlObjects) -> bool:

@@ -1,0 +1,177 @@
+"""A fitted mixture for people: its components, and how its fit ended, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.messages import html_table
+from emtau_dask.mixture.numerics import read_only_copy
+
+MOST_COMPONENTS = 40
+MOST_VALUES = 3
+"""Of a mean: with more features their least, middle and largest value are shown."""
+NOISE = 1e-12
+"""A mean this many times smaller than its feature's other means and deviations is what rounding left of 0."""
+STOP_REASONS = MappingProxyType(
+    {
+        "tol": "converged: the bound changed by less than tol",
+        "no-active-rows": "no active rows are left",
+        "max-iter": "max_iter reached without converging",
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentSummary:
+    """A component: its weight, and its mean and standard deviations, each of shape (n_features,)."""
+
+    weight: float
+    mean: NDArray[np.float64]
+    standard_deviations: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FitSummary:
+    """What `GaussianMixture.summary` returns; shown as a table.
+
+    Attributes
+    ----------
+    components : tuple of ComponentSummary
+    covariance_type : str
+    feature_names : tuple of str or None
+    converged : bool
+    stop_reason : {"tol", "no-active-rows", "max-iter"}
+    n_iter : int
+    lower_bound, gap : float
+        Nats per row; see `GaussianMixture`. The gap is NaN where it is not known.
+    work : float
+        Passes over the data that the scored rows amount to.
+    rows : int
+        Rows of weight above 0 that were fitted; 0 where the fit had no iteration.
+    """
+
+    components: tuple[ComponentSummary, ...]
+    covariance_type: str
+    feature_names: tuple[str, ...] | None
+    converged: bool
+    stop_reason: str
+    n_iter: int
+    lower_bound: float
+    gap: float
+    work: float
+    rows: int
+
+    def __str__(self) -> str:
+        shown = shown_components(self)
+        rows = [("#", *shown.headings), *((str(number), *texts) for number, texts in shown.texts.items())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        return "\n".join([*self._sentences(shown), "", *lines, *filter(None, [shown.left_out])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        shown = shown_components(self)
+        caption = "; ".join([*self._sentences(shown), *filter(None, [shown.left_out])])
+        rows = ((str(number), *texts) for number, texts in shown.texts.items())
+        return html_table(caption, ("#", *shown.headings), rows)
+
+    def _sentences(self, shown: ShownComponents) -> list[str]:
+        named = [
+            shown.title,
+            f"{stop_text(self.stop_reason)}; {self.n_iter:,} iterations",
+            f"work: {self.work:.4g} passes over {self.rows:,} rows",
+            f"lower bound: {self.lower_bound:.9g} nats per row",
+            f"estimated gap: {gap_text(self.gap)}",
+        ]
+        if self.feature_names is not None and len(self.feature_names) <= MOST_VALUES:
+            named.append(f"features: {', '.join(self.feature_names)}")
+        return named
+
+
+@dataclass(frozen=True)
+class ShownComponents:
+    """The components of a fit as texts, for a table of any kind.
+
+    Attributes
+    ----------
+    title : str
+    headings : tuple of str
+        Of weight, mean and deviations.
+    texts : mapping of int to tuple of str
+        Under the number of a component, what stands below the headings: of all components in turn, or of
+        more than 40 of the heaviest in descending order.
+    left_out : str or None
+        How many are shown, where it is not all.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    texts: Mapping[int, tuple[str, ...]]
+    left_out: str | None
+
+
+def shown_components(summary: FitSummary) -> ShownComponents:
+    """Return the components of a summary as texts; means that are rounding noise are 0."""
+    components = summary.components
+    weights = np.array([component.weight for component in components])
+    deviations = np.array([component.standard_deviations for component in components])
+    means = np.array([component.mean for component in components])
+    scale = np.maximum(np.abs(means), deviations).max(axis=0)
+    means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
+    k, features = means.shape
+    numbers = range(k) if k <= MOST_COMPONENTS else np.argsort(-weights, kind="stable")[:MOST_COMPONENTS]
+    suffix = "" if features <= MOST_VALUES else " (min / median / max)"
+    return ShownComponents(
+        f"{k} components, {summary.covariance_type} covariance, {features} features",
+        ("weight", f"mean{suffix}", f"deviation{suffix}"),
+        {int(i): (f"{weights[i]:.4f}", _text(means[i]), _text(deviations[i])) for i in numbers},
+        f"the {MOST_COMPONENTS} heaviest of {k}" if k > MOST_COMPONENTS else None,
+    )
+
+
+def summary_of(estimator: Any) -> FitSummary:
+    """Return the summary of a fitted mixture."""
+    parameters, history = estimator.parameters_, estimator.history_
+    variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
+    columns = zip(parameters.weights, parameters.means, np.sqrt(variances), strict=True)
+    names = getattr(estimator, "feature_names_in_", None)
+    return FitSummary(
+        components=tuple(
+            ComponentSummary(float(weight), read_only_copy(mean), read_only_copy(deviations))
+            for weight, mean, deviations in columns
+        ),
+        covariance_type=parameters.covariance_type,
+        feature_names=None if names is None else tuple(map(str, names)),
+        converged=estimator.converged_,
+        stop_reason=estimator.stop_reason_,
+        n_iter=estimator.n_iter_,
+        lower_bound=estimator.lower_bound_,
+        gap=estimator.gap_,
+        work=history.work,
+        rows=history[-1].rows if history else 0,
+    )
+
+
+def stop_text(reason: str) -> str:
+    """Return why a fit stopped, for people."""
+    return STOP_REASONS.get(reason, reason)
+
+
+def gap_text(gap: float | None) -> str:
+    """Return an estimated gap for people."""
+    if gap is None or not np.isfinite(gap):
+        return "not known"
+    return f"{gap:.2g} nats per row to where it would end"
+
+
+def _text(values: NDArray[np.float64]) -> str:
+    if len(values) <= MOST_VALUES:
+        return ", ".join(f"{value:.4g}" for value in values)
+    return f"{values.min():.3g} / {np.median(values):.3g} / {values.max():.3g}"

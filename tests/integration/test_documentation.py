@@ -1,0 +1,63 @@
+"""What README and documentation tell people to run does run, word by word and in order."""
+
+import shutil
+import sys
+from collections import Counter
+
+import pytest
+from documentation import PAGES, ROOT, Reader, blocks_of
+
+from emtau_dask import ConfigError
+
+RUN = {page: [block for block in blocks_of(page) if block.reason is None] for page in PAGES}
+LEFT_OUT = [block for page in PAGES for block in blocks_of(page) if block.reason is not None]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if RUN[page]], ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    """In a folder that holds no more of a clone than its configs."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
+    monkeypatch.setitem(sys.modules, reader.module.__name__, reader.module)
+    for block in RUN[page]:
+        reader.run(block)
+
+
+def test_a_block_that_is_not_run_says_why():
+    """How many there are is said here too, so that one more is noticed."""
+    for block in LEFT_OUT:
+        print(f"not run: {block}: {block.reason}")
+        assert len(block.reason.split()) >= 3, block
+    assert Counter(block.page.name for block in LEFT_OUT) == {
+        "README.md": 3, "containers.md": 3, "paper.md": 1, "reliability.md": 1, "speed.md": 2,
+    }  # fmt: skip
+
+
+def test_a_block_is_run_unless_the_line_before_it_says_otherwise(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- not run: needs a server -->\n```bash\nfalse\n```\n\n```bash\nfalse\n```\n"
+        "<!-- not run: needs a server -->\nMore.\n```python\n1 / 0\n```\n```{note}\nNo code.\n```\n"
+    )
+    assert [(block.line, block.language, block.reason) for block in blocks_of(page)] == [
+        (3, "bash", "needs a server"), (7, "bash", None), (12, "python", None),
+    ]  # fmt: skip
+
+
+FAILING = {
+    "```bash\nfalse; true\n```": AssertionError,
+    "```python\n1 / 0\n```": ZeroDivisionError,
+    "```python\nimport warnings\nwarnings.warn('so')\n```": UserWarning,
+    "```yaml\n# a.yaml\nmodel: {}\n```": ConfigError,
+    "```yaml\nmodel: {}\n```": AssertionError,
+    "```fortran\nend\n```": AttributeError,
+}
+
+
+@pytest.mark.parametrize(("block", "error"), FAILING.items())
+def test_a_block_that_fails_is_noticed(block, error, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{block}\n")
+    with pytest.raises(error):
+        Reader(tmp_path).run(blocks_of(page)[0])

@@ -1,0 +1,170 @@
+"""What a notebook and a prompt show: the estimator, its history, its summary; and what predict returns."""
+
+import html.parser
+import math
+import subprocess
+import sys
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+from sklearn.mixture import GaussianMixture as SklearnMixture
+
+from emtau_dask import GaussianMixture
+
+ROWS = np.random.default_rng(0).normal(size=(300, 2)) + np.repeat([[0.0], [5.0], [-6.0]], 100, axis=0)
+FRAME = pd.DataFrame(ROWS, columns=["height <m>", "weight"], index=np.arange(1000, 1300))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return GaussianMixture(3, random_state=0).fit(FRAME)
+
+
+class Cells(html.parser.HTMLParser):
+    """The texts of a table's cells; every element must be closed in turn."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.cells = [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.cells.append("") if tag in ("td", "th") else None
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def test_scikit_learn_shows_the_estimator(fitted):
+    assert "GaussianMixture" in fitted._repr_html_()
+    assert "Not fitted" in GaussianMixture()._repr_html_()
+    assert 'href="https://scikit-learn.org' not in fitted._repr_html_()
+
+
+PROBE = "from emtau_dask import GaussianMixture; print(GaussianMixture()._get_doc_link())"
+
+
+@pytest.mark.parametrize("site", [None, "https://docs.example/emtau"])
+def test_its_link_leads_to_the_pages_that_the_package_names(site, tmp_path):
+    folder = tmp_path / "emtau_dask-0.dist-info"
+    folder.mkdir()
+    url = "" if site is None else f"Project-URL: Documentation, {site}/\n"
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: emtau_dask\nVersion: 0\n{url}")
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    anchor = "emtau_dask.estimator.gaussian_mixture.GaussianMixture"
+    assert run.stdout.strip() == ("" if site is None else f"{site}/api.html#{anchor}")
+
+
+def test_the_history_is_short_at_a_prompt_and_whole_as_a_frame(fitted):
+    history = fitted.history_
+    assert len(repr(history)) < 160
+    assert f"{len(history)} iterations" in repr(history)
+    frame = history.to_frame()
+    assert list(frame["lower_bound"]) == fitted.lower_bounds_
+    assert list(frame.index) == [record.iteration for record in history]
+    assert frame["active_rows"].sum() / 300 == pytest.approx(history.work)
+    assert frame["accepted"].dtype == bool
+
+
+def test_the_history_of_no_iterations_has_a_frame_too():
+    history = GaussianMixture(2, random_state=0, max_iter=0).fit(ROWS).history_
+    assert "0 iterations" in repr(history)
+    assert history.to_frame().shape == (0, 10)
+    assert Cells(history._repr_html_()).cells
+
+
+def test_a_notebook_shows_the_last_iterations(fitted):
+    cells = Cells(fitted.history_._repr_html_()).cells
+    assert str(len(fitted.history_)) in cells
+    assert f"{fitted.lower_bounds_[-1]:.9g}" in cells
+
+
+def test_without_pandas_the_error_says_what_to_install():
+    """In a process where it cannot be imported."""
+    program = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "from emtau_dask.em import FitHistory\n"
+        "try: FitHistory().to_frame()\n"
+        "except ImportError as error: print(type(error).__name__, error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install pandas" in run.stdout
+    assert run.stdout.startswith("MissingPackageError")
+
+
+def test_the_summary_has_what_was_fitted(fitted):
+    summary = fitted.summary()
+    assert [component.weight for component in summary.components] == list(fitted.weights_)
+    for k, component in enumerate(summary.components):
+        assert np.array_equal(component.mean, fitted.means_[k])
+        expected = np.sqrt(np.diag(fitted.covariances_[k]))
+        np.testing.assert_allclose(component.standard_deviations, expected)
+    assert (summary.converged, summary.stop_reason) == (True, "tol")
+    assert (summary.lower_bound, summary.gap) == (fitted.lower_bound_, fitted.gap_)
+    assert (summary.n_iter, summary.work) == (fitted.n_iter_, fitted.history_.work)
+    assert summary.feature_names == ("height <m>", "weight")
+    with pytest.raises(AttributeError):
+        summary.work = 0
+
+
+@pytest.mark.parametrize(
+    ("k", "features", "covariance_type"), [(3, 2, "full"), (2, 20, "tied_spherical"), (50, 1, "diag")]
+)
+def test_the_summary_is_read_in_a_terminal(k, features, covariance_type):
+    rows = np.random.default_rng(1).normal(size=(400, features)) * 1e5
+    mixture = GaussianMixture(k, covariance_type=covariance_type, random_state=0, tol=1.0).fit(rows)
+    text = str(mixture.summary())
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 50
+    heaviest = f"{max(mixture.weights_):.4f}"
+    for part in (f"{k} components", covariance_type, "400 rows", "nats per row", "passes", heaviest):
+        assert part in text
+    assert repr(mixture.summary()) == text
+
+
+def test_what_is_nothing_but_rounding_is_shown_as_zero():
+    rows = np.array([[-1.0, 3.0], [1.0, 5.0], [-2.0, 4.0], [2.0, 4.0]])
+    mixture = GaussianMixture(1, tol=1.0).fit(rows)
+    mixture.means_[0, 0] = -2.35e-17
+    assert "e-17" not in str(mixture.summary()) + mixture.summary()._repr_html_()
+
+
+def test_the_summary_in_a_notebook_is_escaped_and_complete(fitted):
+    shown = fitted.summary()._repr_html_()
+    cells = Cells(shown).cells
+    assert "height &lt;m&gt;" in shown
+    assert "<m>" not in shown
+    for weight in fitted.weights_:
+        assert f"{weight:.4f}" in cells
+
+
+def test_a_summary_needs_a_fit_and_survives_save_and_load(fitted, tmp_path):
+    with pytest.raises(sklearn.exceptions.NotFittedError):
+        GaussianMixture().summary()
+    fitted.save(tmp_path / "model.zarr")
+    assert str(GaussianMixture.load(tmp_path / "model.zarr").summary()) == str(fitted.summary())
+    assert not math.isnan(fitted.summary().work)
+
+
+@pytest.mark.parametrize("output", ["default", "pandas"])
+def test_a_frame_in_gives_an_array_out_as_in_scikit_learn(fitted, output):
+    """`set_output` is for what transforms; neither mixture has it, and `predict` heeds no setting."""
+    with sklearn.config_context(transform_output=output):
+        ours, theirs = fitted.predict(FRAME), SklearnMixture(3, random_state=0).fit(FRAME).predict(FRAME)
+    assert type(ours) is type(theirs) is np.ndarray
+    assert hasattr(fitted, "set_output") == hasattr(SklearnMixture(), "set_output")
+    assert type(fitted.predict_proba(FRAME)) is np.ndarray
+    lazy = fitted.predict(dd.from_pandas(FRAME, npartitions=2))
+    assert np.array_equal(lazy.compute(), ours)

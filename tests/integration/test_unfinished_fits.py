@@ -1,0 +1,118 @@
+"""A fit that fails or is interrupted leaves the estimator as it was, and an interrupt says how to go on."""
+
+import signal
+import traceback
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from emtau_dask import CheckpointError, EMTau, GaussianMixture, InvalidDataError
+from emtau_dask.policies.base import NextPass, Schedule
+
+ROWS = np.random.default_rng(0).normal(size=(200, 2)) + np.repeat([[0.0], [6.0]], 100, axis=0)
+NAMES = ["height", "weight"]
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Full EM that ends at an iteration as Ctrl-C or an error of the policy's would."""
+
+    at: int
+    interrupted: bool
+
+    def row_arrays(self, n_components, max_iter):
+        return None
+
+    def update(self, state, evidence):
+        return {}, np.ones(len(evidence.labels), dtype=bool)
+
+    def schedule(self, summary):
+        if summary.iteration == self.at:
+            if not self.interrupted:
+                raise ZeroDivisionError
+            signal.raise_signal(signal.SIGINT)
+        return Schedule(NextPass.ALL, test_tol=True)
+
+
+class Interrupting:
+    """Rows whose reading is interrupted."""
+
+    shape, dtype, ndim = (200, 2), np.dtype(float), 2
+
+    def __array__(self, dtype=None, copy=None):
+        signal.raise_signal(signal.SIGINT)
+        return ROWS
+
+
+BAD = np.full((50, 3), np.nan)
+FAILURES = {
+    "rows": (lambda mixture: mixture.fit(BAD), InvalidDataError),
+    "features": (lambda mixture: mixture.fit(ROWS[:, :0]), InvalidDataError),
+    "policy": (lambda mixture: with_policy(mixture, 2, False).fit(ROWS[:, :1]), ZeroDivisionError),
+    "interrupt": (lambda mixture: with_policy(mixture, 2, True).fit(ROWS[:, :1]), KeyboardInterrupt),
+}
+
+
+def with_policy(mixture, at, interrupted):
+    return mixture.set_params(algorithm=Stopping(at, interrupted), tol=0.0)
+
+
+def fitted_attributes(mixture):
+    return {name: value for name, value in vars(mixture).items() if name.endswith("_")}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_estimator_whose_first_fit_failed_is_not_fitted(name):
+    fails, error = FAILURES[name]
+    mixture = GaussianMixture(2, random_state=0)
+    with pytest.raises(error):
+        fails(mixture)
+    assert fitted_attributes(mixture) == {}
+    with pytest.raises(NotFittedError):
+        mixture.predict(ROWS)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_estimator_whose_later_fit_failed_is_that_of_the_earlier_one(name):
+    fails, error = FAILURES[name]
+    mixture = GaussianMixture(2, random_state=0).fit(pd.DataFrame(ROWS, columns=NAMES))
+    before, labels = fitted_attributes(mixture), mixture.predict(pd.DataFrame(ROWS, columns=NAMES))
+    with pytest.raises(error):
+        fails(mixture)
+    after = fitted_attributes(mixture)
+    assert list(before) == list(after)
+    assert all(before[key] is after[key] for key in before)
+    assert np.array_equal(mixture.predict(pd.DataFrame(ROWS, columns=NAMES)), labels)
+
+
+def said(mixture, X):
+    """What Python shows of a fit that is interrupted."""
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        mixture.fit(X)
+    return "".join(traceback.format_exception_only(interrupt.value))
+
+
+def test_an_interrupt_says_that_nothing_was_kept_and_how_it_would_be():
+    message = said(with_policy(GaussianMixture(2, random_state=0), 3, True), ROWS)
+    assert "nothing of the fit was kept" in message
+    assert "checkpoint=" in message
+
+
+def test_an_interrupt_says_how_to_resume(tmp_path):
+    path = str(tmp_path / "run.zarr")
+    mixture = with_policy(GaussianMixture(2, random_state=0, checkpoint=path), 3, True)
+    assert f"GaussianMixture.resume({path!r}, X)" in said(mixture, ROWS)
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        GaussianMixture.resume(path, ROWS, algorithm=Stopping(at=3, interrupted=True))
+    assert f"GaussianMixture.resume({path!r}, X)" in "".join(interrupt.value.__notes__)
+
+
+def test_an_interrupt_before_the_first_commit_says_that_there_is_nothing_to_resume(tmp_path):
+    path = tmp_path / "run.zarr"
+    mixture = GaussianMixture(2, algorithm=EMTau(), random_state=0, checkpoint=path)
+    assert "nothing to resume" in said(mixture, Interrupting())
+    with pytest.raises(CheckpointError):
+        GaussianMixture.resume(path, ROWS)
