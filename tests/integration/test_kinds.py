@@ -91,7 +91,7 @@ def test_a_config_of_unknown_keys_is_refused_in_few_words(place):
     assert len(line) < 2000
 
 
-@pytest.mark.parametrize("name", KINDS.keys() - {"run.zarr", "model.zarr"})
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - {"run.zarr", "model.zarr"}))
 def test_what_is_no_run_and_no_model_is_named_by_inspect(place, name):
     make, kind = KINDS[name]
     make(place / name)
