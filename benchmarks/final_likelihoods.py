@@ -23,8 +23,8 @@ from pathlib import Path
 
 import dask
 import numpy as np
-from passes import chunked
 from passes_data import NAMES, Data, made
+from passes_fits import chunked
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from threadpoolctl import threadpool_limits
 

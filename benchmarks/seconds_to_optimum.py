@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from passes import ENGINE, Fit, Setting, fit_engine, given
 from passes_data import NAMES, Data, made, start
+from passes_fits import ENGINE, Fit, Setting, fit_engine, given
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from threadpoolctl import threadpool_limits
 
