@@ -5,8 +5,9 @@ Relative paths are relative to the working directory, those of `output` to `outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError, model_validator
@@ -202,22 +203,34 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         The file cannot be read, a key is unknown or missing, or a value is not allowed. The message
         names the key, the value, the limit and the nearest valid value.
     """
+    return checked_config(config_values(path, overrides))
+
+
+def config_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what `load_config` checks, as plain values; raises `ConfigError` where there are none."""
     path = Path(path)
-    content = read_yaml(path)
+    return complete_values(read_yaml(path), overrides, path.stem)
+
+
+def complete_values(content: dict[str, Any], overrides: Sequence[str], name: str) -> dict[str, Any]:
+    """Return plain values changed by overrides; the results go to ``runs/<name>`` unless they say where."""
     for override in overrides:
         content = apply_override(content, override)
     output = content.get("output")
     if output is None or isinstance(output, dict):
-        content = {**content, "output": {"directory": f"runs/{path.stem}", **(output or {})}}
-    return checked_config(content)
+        content = {**content, "output": {"directory": f"runs/{name}", **(output or {})}}
+    return content
 
 
-def checked_config(content: dict[str, Any]) -> RunConfig:
-    """Return plain values as a run config; raises `ConfigError` as `load_config` does."""
+def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> RunConfig:
+    """Return plain values as a run config; raises `ConfigError` as `load_config` does.
+
+    ``names`` are what errors call some of the keys, such as the options that set them.
+    """
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(explain(error, content, RunConfig)) from None
+        raise ConfigError(explain(error, content, RunConfig, names)) from None
     if config.output.report is not None:
         raise ConfigError(f"output.report = {config.output.report!r} is not available yet: leave it out")
     return config
