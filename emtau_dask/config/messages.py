@@ -29,7 +29,7 @@ def explain(
 
     ``content`` is the config as read; ``names`` are what keys are called where it is not by themselves.
     """
-    keys = tuple(dict.fromkeys(_valid_keys(model)))
+    keys = tuple(dict.fromkeys(valid_keys(model)))
     tags = frozenset(_tags(model))
     findings = error.errors(include_url=False)
     described = [
@@ -39,13 +39,13 @@ def explain(
     return "; ".join(described + more)
 
 
-def _valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all keys of a model, those of sections included."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
         for inner in _models(field.annotation):
-            yield from _valid_keys(inner, f"{key}.")
+            yield from valid_keys(inner, f"{key}.")
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:
