@@ -22,12 +22,8 @@ _NO_NAME = re.compile(r"\[.*?\]|[^\w.-]+")
 """What a path has that the name of a folder shall not have: wildcards, spaces."""
 
 
-def _names(text: str) -> object:
+def _names(text: str) -> list[str]:
     return text.split(",")
-
-
-def _listed(text: str) -> str:
-    return f"[{', '.join(text.split(','))}]"
 
 
 @dataclass(frozen=True)
@@ -41,18 +37,15 @@ class FitOption:
         Dotted.
     metavar, help : str
         For people.
-    as_yaml : callable
-        Return the value that a text means, as it is written in YAML.
     read : callable or None
-        Return that value itself; None for one that is written in YAML.
+        Return the text or the list of texts that is meant; None for a value that is written in YAML.
     """
 
     names: tuple[str, ...]
     key: str
     metavar: str
     help: str
-    as_yaml: Callable[[str], str] = str
-    read: Callable[[str], object] | None = None
+    read: Callable[[str], str | list[str]] | None = None
 
     @property
     def parameter(self) -> str:
@@ -70,24 +63,32 @@ class FitOption:
 
         return parse_yaml(text, self.names[-1]) if self.read is None else self.read(text)
 
+    def setting(self, text: str) -> str:
+        """Return the argument of ``--set`` that means the same."""
+        from emtau_dask.config import in_yaml
 
+        value = self.read(text) if self.read else None
+        if isinstance(value, list):
+            return f"{self.key}=[{', '.join(map(in_yaml, value))}]"
+        return f"{self.key}={text if value is None else in_yaml(value)}"
+
+
+COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
 OPTIONS = (
-    FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture."),
+    COMPONENTS,
     FitOption(
         ("--columns",),
         "data.columns",
         "A,B,C",
         "Columns of parquet or CSV that are features.",
-        _listed,
         _names,
     ),
-    FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str, str),
+    FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
     FitOption(
         ("--covariance",),
         "model.covariance_type",
         "TYPE",
         "full (the default), tied, diag, spherical, tied_diag, tied_spherical",
-        str,
         str,
     ),
     FitOption(
@@ -95,7 +96,6 @@ OPTIONS = (
         "algorithm.name",
         "NAME",
         "auto (the default), em, em-tau, em-star, em-lazy, em-sampled",
-        str,
         str,
     ),
     FitOption(
@@ -108,7 +108,6 @@ OPTIONS = (
         "output.directory",
         "FOLDER",
         "Where the results go; by default runs/ and the name of the data.",
-        str,
         str,
     ),
 )
@@ -150,8 +149,7 @@ def config_of(
         raise ConfigError(f"{configs[0]} is a config, which names its data itself: give it alone")
     if given:
         names = ", ".join("/".join(option.names) for option in given)
-        settings = [f"{option.key}={option.as_yaml(text)}" for option, text in given.items()]
-        sets = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+        sets = " ".join(f"--set {shlex.quote(option.setting(text))}" for option, text in given.items())
         raise ConfigError(f"{names} cannot go with the config {configs[0]}; instead of options give: {sets}")
     values = config_values(configs[0], overrides)
     return checked_config(values), values
@@ -160,14 +158,20 @@ def config_of(
 def _values_of_data(
     sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    from emtau_dask.config import complete_values
+    from emtau_dask.config import ENDINGS, complete_values
 
     path = sources[0] if len(sources) == 1 else list(sources)
     content: dict[str, dict[str, object]] = {"data": {"path": path}, "model": {}}
     for option, text in given.items():
         section, _, key = option.key.partition(".")
         content.setdefault(section, {})[key] = option.value(text)
-    return complete_values(content, overrides, name_of(sources[0]))
+    values = complete_values(content, overrides, name_of(sources[0]))
+    if isinstance(values["model"], dict) and "n_components" not in values["model"]:
+        raise ConfigError(
+            f"{COMPONENTS.title} is missing: {sources[0]} is taken for data. Give the number of components, "
+            f"as in -k 8; the name of a config ends in {' or '.join(ENDINGS)}"
+        )
+    return values
 
 
 def _is_config(source: str) -> bool:

@@ -50,7 +50,7 @@ main.add_command(doctor)
 
 
 @main.command()
-@click.argument("sources", metavar="CONFIG|DATA...", nargs=-1, required=True)
+@click.argument("sources", metavar="CONFIG|DATA...", nargs=-1, required=True, type=click.Path(readable=False))
 @fit_options
 @run_options
 @overwrite_option("Replace the results and the checkpoint of an earlier run, and FILE.")

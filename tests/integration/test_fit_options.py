@@ -146,9 +146,11 @@ class TestOptions:
 
     def test_for_a_config_are_refused_with_the_way_to_say_it(self, place):
         (place / "run.yaml").write_text("data: {path: t.parquet}\nmodel: {n_components: 2}\n")
-        line = refusal("run.yaml", "-k", "8", "--columns", "a,b")
+        line = refusal("run.yaml", "-k", "8", "--columns", "a,1e5", "-o", "out")
         assert "-k/--components" in line
-        assert "--set model.n_components=8 --set 'data.columns=[a, b]'" in line
+        assert (
+            "--set model.n_components=8 --set 'data.columns=[a, \"1e5\"]' --set output.directory=out" in line
+        )
 
     def test_of_a_long_url_do_not_look_for_a_file(self):
         line = refusal(f"https://127.0.0.1:9/{'x' * 300}.npy", "-k", "0")
@@ -215,6 +217,20 @@ def test_a_result_for_programs_says_null_for_what_is_not_there(table):
         False, "max-iter", None, None,
     )  # fmt: skip
     assert "without converging" in result.stderr
+
+
+def test_the_result_of_a_resumed_fit_is_one_json_object_too(table):
+    options = ["-k", 2, "--algorithm", "em", "--tol", 0, "--set", "checkpoint.path=runs/t/run.zarr"]
+    fitted(table, *options, "--max-iter", 2, code=3)
+    resumed = emtau("resume", "runs/t/run.zarr", "--set", "stop.max_iter=4", "--json")
+    assert json.loads(resumed.stdout)["iterations"] == 4
+
+
+def test_names_of_files_are_completed():
+    fit = main.commands["fit"]
+    (sources,) = (each for each in fit.params if each.name == "sources")
+    (found,) = sources.shell_complete(fit.make_context("fit", ["x"]), "da")
+    assert found.type == "file"
 
 
 def test_a_plan_is_for_people(table):

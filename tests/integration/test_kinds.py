@@ -87,7 +87,9 @@ def test_what_is_no_config_is_named(place, name):
 def test_data_without_a_number_of_components_are_not_read_as_a_config(place, name):
     make, _ = KINDS[name]
     make(place / name)
-    assert "-k/--components (model.n_components) is missing" in refusal("fit", name, code=2)
+    line = refusal("fit", name, code=2)
+    assert f"-k/--components (model.n_components) is missing: {name} is taken for data" in line
+    assert "the name of a config ends in .yaml or .yml" in line
 
 
 @pytest.mark.parametrize("name", ["model.zarr", "run.zarr"])
