@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING, TextIO, cast
+import json
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,3 +42,9 @@ def console_on(stream: TextIO) -> Console:
     if stream.isatty():
         return Console(file=stream)
     return Console(file=cast("IO[str]", PlainText(stream)), width=COLUMNS)
+
+
+def echo_json(values: Any) -> None:
+    """Print plain values as one JSON document, for programs."""
+    # JSON does not escape DEL, a control character of terminals.
+    click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))

@@ -6,7 +6,6 @@ Each check imports what it looks at, so that a package that cannot be imported i
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import shutil
@@ -20,8 +19,9 @@ from typing import Literal
 import click
 from packaging.requirements import Requirement
 
+from emtau_dask.cli.console import echo_json
 from emtau_dask.cli.exits import FAILED
-from emtau_dask.cli.options import debug_option
+from emtau_dask.cli.options import debug_option, json_option
 from emtau_dask.errors import EmtauError
 from emtau_dask.messages import shown
 from emtau_dask.versions import OWN
@@ -43,7 +43,7 @@ class Finding:
 
 @click.command()
 @click.argument("checkpoint", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @debug_option
 @click.pass_context
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
     healthy = all(finding.status != "wrong" for finding in found)
     if as_json:
         described = {"ok": healthy, "findings": [dataclasses.asdict(finding) for finding in found]}
-        click.echo(json.dumps(described, indent=2))
+        echo_json(described)
     else:
         width = max(len(finding.name) for finding in found)
         for finding in found:

@@ -5,8 +5,6 @@ Commands import what they need when they run, so that ``--help`` is fast.
 
 from __future__ import annotations
 
-import json
-import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -15,16 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emtau_dask.cli.console import console_on
+from emtau_dask.cli.console import console_on, echo_json
 from emtau_dask.cli.datasets import dataset
 from emtau_dask.cli.doctor import doctor
-from emtau_dask.cli.exits import NOT_CONVERGED, ExitGroup, remember_no_checkpoint, remember_resume
-from emtau_dask.cli.options import config_argument, debug_option, out_argument, overwrite_option, run_options
+from emtau_dask.cli.exits import ExitGroup, remember_no_checkpoint, remember_resume
+from emtau_dask.cli.fitting import FitOption, config_of, fit_options
+from emtau_dask.cli.options import (
+    config_argument,
+    debug_option,
+    json_option,
+    out_argument,
+    overwrite_option,
+    run_options,
+)
+from emtau_dask.cli.results import show_result
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
-    from emtau_dask.runs import Demand, RunResult
+    from emtau_dask.runs import Demand
 
 
 @click.group(cls=ExitGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,20 +50,46 @@ main.add_command(doctor)
 
 
 @main.command()
-@config_argument
+@click.argument("sources", metavar="CONFIG|DATA...", nargs=-1, required=True, type=click.Path(readable=False))
+@fit_options
 @run_options
-@overwrite_option("Replace the results and the checkpoint of an earlier run.")
+@overwrite_option("Replace the results and the checkpoint of an earlier run, and FILE.")
 @click.option(
     "--plan", is_flag=True, help="Print the memory, bytes and tasks that the fit will need; run nothing."
 )
+@click.option(
+    "--save-config",
+    "saved",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Also write the config (YAML) that the options amount to.",
+)
+@json_option
 @click.pass_context
-def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool, plan: bool) -> None:
-    """Fit what CONFIG (a YAML file) describes and write what its output asks for."""
-    from emtau_dask.config import load_config
+def fit(
+    ctx: click.Context,
+    sources: tuple[str, ...],
+    given: dict[FitOption, str],
+    overrides: list[str],
+    overwrite: bool,
+    plan: bool,
+    saved: Path | None,
+    as_json: bool,
+) -> None:
+    """Fit a mixture to DATA, or what CONFIG describes, and write the model and the labels.
 
-    run_config = load_config(config, overrides)
+    DATA is a zarr array or group, an .npy, parquet or CSV file, a URL of one, a pattern in quotes such as
+    'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file, whose name ends in .yaml or
+    .yml; its keys are changed by --set.
+    """
+    if plan and as_json:
+        raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")
+    run_config, values = config_of(sources, given, overrides)
+    from emtau_dask.config import save_config
     from emtau_dask.runs import check_memory, plan_table, resume_arguments, run_fit, run_plan
 
+    if saved is not None:
+        save_config(values, saved, overwrite=overwrite)
     if plan:
         needed = run_plan(run_config, overwrite=overwrite)
         console_on(sys.stdout).print(plan_table(needed))
@@ -67,15 +100,16 @@ def fit(ctx: click.Context, config: Path, overrides: list[str], overwrite: bool,
     else:
         again = "--overwrite" if overwrite else ""
         remember_resume(ctx, run_config.checkpoint.path, [resume_arguments(run_config), again])
-    _show_result(ctx, run_fit(run_config, overwrite=overwrite, progress=sys.stderr))
+    show_result(ctx, run_fit(run_config, overwrite=overwrite, progress=sys.stderr), as_json=as_json)
 
 
 @main.command()
 @click.argument("run", metavar="RUN.zarr")
 @run_options
 @overwrite_option("Replace results that are not of this run.")
+@json_option
 @click.pass_context
-def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool) -> None:
+def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, as_json: bool) -> None:
     """Resume the interrupted run in RUN.zarr (a path or URL) from its last commit.
 
     Its config travels inside it; --set may change stop.max_iter,
@@ -88,7 +122,8 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool) 
     arguments = [f"--set {shlex.quote(override)}" for override in overrides]
     remember_resume(ctx, run, [*arguments, "--overwrite" if overwrite else ""])
     confirm = _confirmation()
-    _show_result(ctx, run_resume(run, overrides, overwrite=overwrite, confirm=confirm, progress=sys.stderr))
+    result = run_resume(run, overrides, overwrite=overwrite, confirm=confirm, progress=sys.stderr)
+    show_result(ctx, result, as_json=as_json)
 
 
 def _confirmation() -> Callable[[Demand], bool] | None:
@@ -100,7 +135,7 @@ def _confirmation() -> Callable[[Demand], bool] | None:
 
 @main.command()
 @click.argument("place")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @debug_option
 def inspect(place: str, as_json: bool) -> None:
     """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
@@ -108,8 +143,7 @@ def inspect(place: str, as_json: bool) -> None:
 
     found = inspected(place)
     if as_json:
-        # JSON does not escape DEL, a control character of terminals.
-        click.echo(json.dumps(found.values, indent=2).replace("\x7f", "\\u007f"))
+        echo_json(found.values)
         return
     console = console_on(sys.stdout)
     for table in found.tables:
@@ -163,28 +197,3 @@ def predict(
         progress=sys.stderr,
     )
     click.echo(f"{counts.sum():,} rows labelled in {shown(out)}")
-
-
-def _show_result(ctx: click.Context, result: RunResult) -> None:
-    from emtau_dask.runs import component_table, fit_table
-
-    console, stop = console_on(sys.stdout), result.outputs.config.stop
-    console.print(component_table(result.model, result.label_counts))
-    console.print(fit_table(result.model, result.inputs.rows.shape[0]))
-    for what, path in (("model", result.outputs.model), ("labels", result.outputs.labels)):
-        if path is not None:
-            click.echo(shown(f"{what} saved in {path}"))
-    if result.model.stop_reason_ == "max-iter":
-        change, run = result.model.history_.last_change, result.outputs.config.checkpoint.path
-        far = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
-        how = "Raise one of them for a converged fit."
-        if run is not None:
-            how = f"To go on: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"
-        click.echo(
-            shown(
-                f"emtau: stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = "
-                f"{stop.tol}{far}; the results are written. {how}"
-            ),
-            err=True,
-        )
-        ctx.exit(NOT_CONVERGED)

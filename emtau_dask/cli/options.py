@@ -19,6 +19,7 @@ _traceback = "Show the traceback of an error."
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
 def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Command], Command]:

@@ -10,10 +10,20 @@ from emtau_dask.config.data import (
     MnistOptions,
 )
 from emtau_dask.config.resuming import override_keys, portable, resumed_config
-from emtau_dask.config.schema import ClusterSection, OutputSection, RunConfig, load_config
-from emtau_dask.config.yaml import in_yaml
+from emtau_dask.config.saving import ENDINGS, save_config
+from emtau_dask.config.schema import (
+    ClusterSection,
+    OutputSection,
+    RunConfig,
+    checked_config,
+    complete_values,
+    config_values,
+    load_config,
+)
+from emtau_dask.config.yaml import in_yaml, parse_yaml
 
 __all__ = [
+    "ENDINGS",
     "ClusterSection",
     "DataSection",
     "DatasetOptions",
@@ -26,10 +36,15 @@ __all__ = [
     "PublishedFigures",
     "RunConfig",
     "algorithm_of",
+    "checked_config",
+    "complete_values",
+    "config_values",
     "in_yaml",
     "load_config",
     "override_keys",
+    "parse_yaml",
     "policy_of",
     "portable",
     "resumed_config",
+    "save_config",
 ]

@@ -24,14 +24,20 @@ class PublishedFigures(Section):
 
     Attributes
     ----------
+    iterations : int or None
+        Iterations until it stopped.
     membership_error : float or None
         Distance of its responsibilities from traditional EM's, as the source defines it.
     seconds : float or None
         Running time on the source's machine.
     classification_error : float or None
         Fraction of rows whose label is not the most frequent one of their component.
-    weights, means, variances : tuple of float, or None
-        Final parameters of a mixture in one dimension, by component.
+    weights : tuple of float, or None
+        Final weights of a mixture in one dimension, by component.
+    means : tuple of float, or None
+        Its final means.
+    variances : tuple of float, or None
+        Its final variances.
     """
 
     iterations: Annotated[int | None, optional(integer(0))] = None
@@ -44,13 +50,25 @@ class PublishedFigures(Section):
 
 
 class AlgorithmSettings(Section):
-    """An algorithm by its name; `algorithm_models` adds the parameters of a policy."""
+    """An algorithm by its name; `algorithm_models` adds the parameters of a policy.
+
+    Attributes
+    ----------
+    name : str
+        The algorithm; its parameters are keys beside it.
+    """
 
     name: str
 
 
 class ComparedSettings(AlgorithmSettings):
-    """An algorithm as a line of a comparison."""
+    """An algorithm as a line of a comparison.
+
+    Attributes
+    ----------
+    published : PublishedFigures or None
+        Figures that someone published for it, printed beside the measured ones.
+    """
 
     published: PublishedFigures | None = None
 
@@ -84,7 +102,16 @@ else:
 
 
 class RunSettings(AlgorithmSettings):
-    """The algorithm of a run, and those of a comparison; see `GaussianMixture` for the acceleration."""
+    """The algorithm of a run, and those of a comparison.
+
+    Attributes
+    ----------
+    acceleration : str or None
+        Whether quasi-Newton steps replace EM's own between passes over all rows. ``auto``: with the
+        algorithms ``auto`` and ``em-sampled``.
+    compare : tuple of ComparedSettings
+        The algorithms that `emtau compare` runs, each with its name and its parameters.
+    """
 
     acceleration: Annotated[str | None, allowed(CONSTRAINTS["acceleration"])] = "auto"
     compare: tuple[ComparedAlgorithm, ...] = ()

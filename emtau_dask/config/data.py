@@ -14,6 +14,14 @@ DATASETS: tuple[str, ...] = get_args(DatasetName)
 
 
 class _Dataset(Section):
+    """Options of every dataset.
+
+    Attributes
+    ----------
+    chunk_rows : int or None
+        Rows in a chunk of the zarr arrays; null: a number that suits the dataset.
+    """
+
     chunk_rows: Annotated[int | None, optional(integer(1))] = None
 
 
@@ -24,21 +32,45 @@ class DigitsOptions(_Dataset):
 
 
 class Example1Options(_Dataset):
-    """Options of the dataset `example1`."""
+    """Options of the dataset `example1`.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of the rows.
+    """
 
     dataset: Literal["example1"] = "example1"
     seed: Seed = 0
 
 
 class MnistOptions(_Dataset):
-    """Options of the dataset `mnist`. A run does not download it: ``source`` is a local file."""
+    """Options of the dataset `mnist`, which a run does not download.
+
+    Attributes
+    ----------
+    source : str or None
+        A local ``.npz`` file with the images X and the digits y.
+    """
 
     dataset: Literal["mnist"] = "mnist"
     source: Annotated[str | None, optional(text("the path of an .npz file"))] = None
 
 
 class MixtureOptions(_Dataset):
-    """Options of the dataset `mixture`."""
+    """Options of the dataset `mixture`.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the data.
+    features : int
+        Columns of the data.
+    components : int
+        Components of the mixture that the rows are drawn from.
+    seed : int
+        Seed of the rows.
+    """
 
     dataset: Literal["mixture"] = "mixture"
     rows: Count = 1_000_000
@@ -61,14 +93,20 @@ class DataSection(Section):
         A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
         fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
         names; or a list of these, read in its order. With `dataset`, where the dataset is kept
-        (``<output.directory>/<dataset>.zarr`` if None).
-    dataset, dataset_options : str, DatasetOptions, or None
+        (``<output.directory>/<dataset>.zarr`` if null).
+    dataset : str or None
         A dataset that `emtau dataset` knows; made at `path` where that does not exist.
-    array, columns : str, tuple of str, or None
-        Member of a zarr group; columns of parquet or CSV.
-    weights, labels : str or None
-        Row weights, and known labels for `emtau compare`: a member of the group or a
-        column of the table that `path` names, or a path or URL of their own.
+    dataset_options : DatasetOptions or None
+        The options of that dataset.
+    array : str or None
+        Member of a zarr group that holds the rows.
+    columns : tuple of str, or None
+        Columns of parquet or CSV that are features, in this order; null: all but the index of a DataFrame.
+    weights : str or None
+        Weights of the rows: a member of the group or a column of the table that `path` names, or a path or
+        URL of their own.
+    labels : str or None
+        Known labels of the rows, for `emtau compare`; named as `weights` are.
     """
 
     path: OptionalPaths = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from dask.utils import parse_bytes
@@ -31,16 +32,24 @@ def expected(what: str, nearest: object = None) -> PydanticCustomError:
     return PydanticCustomError("expected", "{message}", {"message": f"must be {what}{hint}"})
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """Refuses values that a constraint does not allow, in `words`, which end "the value must be …"."""
+
+    words: str
+    constraint: Constraint
+
+    def __call__(self, value: object) -> object:
+        """Return the value; raises pydantic's error for one that is not allowed."""
+        if not self.constraint.holds(value):
+            raise expected(self.words, self.constraint.nearest(value))
+        return value
+
+
 def allowed(constraint: Constraint) -> BeforeValidator:
     """Return the validator of a constraint, whose messages say null, true and false, as YAML does."""
     words = re.sub(r"\b(None|True|False)\b", lambda found: _YAML_WORDS[found[0]], constraint.words)
-
-    def check(value: object) -> object:
-        if not constraint.holds(value):
-            raise expected(words, constraint.nearest(value))
-        return value
-
-    return BeforeValidator(check)
+    return BeforeValidator(Allowed(words, constraint))
 
 
 def optional(constraint: Constraint) -> BeforeValidator:

@@ -22,25 +22,30 @@ MOST = 10
 Steps = list[int | str]
 
 
-def explain(error: ValidationError, content: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Return the first errors in one line, separated by semicolons; ``content`` is the config as read."""
-    keys = tuple(dict.fromkeys(_valid_keys(model)))
+def explain(
+    error: ValidationError, content: Mapping[str, Any], model: type[BaseModel], names: Mapping[str, str]
+) -> str:
+    """Return the first errors in one line, separated by semicolons.
+
+    ``content`` is the config as read; ``names`` are what keys are called where it is not by themselves.
+    """
+    keys = tuple(dict.fromkeys(valid_keys(model)))
     tags = frozenset(_tags(model))
     findings = error.errors(include_url=False)
     described = [
-        _describe(finding, _steps(finding["loc"], content, tags), keys) for finding in findings[:MOST]
+        _describe(finding, _steps(finding["loc"], content, tags), keys, names) for finding in findings[:MOST]
     ]
     more = [f"and {len(findings) - MOST:,} more"] if len(findings) > MOST else []
     return "; ".join(described + more)
 
 
-def _valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all keys of a model, those of sections included."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
         for inner in _models(field.annotation):
-            yield from _valid_keys(inner, f"{key}.")
+            yield from valid_keys(inner, f"{key}.")
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:
@@ -74,8 +79,9 @@ def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) ->
     return steps
 
 
-def _describe(finding: ErrorDetails, steps: Steps, keys: tuple[str, ...]) -> str:
-    key, value = _dotted(steps) or "the config", finding["input"]
+def _describe(finding: ErrorDetails, steps: Steps, keys: tuple[str, ...], names: Mapping[str, str]) -> str:
+    path, value = _dotted(steps), finding["input"]
+    key = names.get(path, path) or "the config"
     context, setting = finding.get("ctx", {}), f"{key} = {short(value)}"
     match finding["type"]:
         case "expected":
@@ -92,7 +98,8 @@ def _describe(finding: ErrorDetails, steps: Steps, keys: tuple[str, ...]) -> str
         case "union_tag_invalid":
             tags = choice(*map(_bare, context["expected_tags"].split(",")))
             refusal = expected(tags.words, tags.nearest(context["tag"]))
-            message = f"{key}.{_bare(context['discriminator'])} = {short(context['tag'])} {refusal.message()}"
+            named = f"{path}.{_bare(context['discriminator'])}"
+            message = f"{names.get(named, named)} = {short(context['tag'])} {refusal.message()}"
         case "model_type" | "model_attributes_type" | "dict_type":
             inside = ", ".join(_siblings(f"{_plain(steps)}.", keys))
             message = f"{setting} must be a section with keys of its own: {inside}"

@@ -5,13 +5,14 @@ Relative paths are relative to the working directory, those of `output` to `outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError, model_validator
 
-from emtau_dask.checks import choice, integer
+from emtau_dask.checks import Constraint, choice, integer
 from emtau_dask.config.algorithms import DEFAULT, RUN_ALGORITHMS, RunAlgorithm
 from emtau_dask.config.data import DataSection
 from emtau_dask.config.fields import (
@@ -40,14 +41,34 @@ class InitSection(Section):
     Attributes
     ----------
     dirichlet_seed : int
-        ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
+        They are ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
     """
 
     dirichlet_seed: Seed
 
 
 class ModelSection(Section):
-    """The mixture and its start; the names are scikit-learn's."""
+    """The mixture and its start; the names are scikit-learn's.
+
+    Attributes
+    ----------
+    n_components : int
+        Components of the mixture.
+    covariance_type : str
+        What the components' covariances are: one full matrix each, one that all share (``tied``),
+        variances alone (``diag``, or ``tied_diag`` where all share them), or one variance (``spherical``,
+        ``tied_spherical``).
+    reg_covar : float
+        Added to the diagonal of each covariance.
+    n_init : int or str
+        Starts, of which the best is kept; ``auto`` is 1, but 2 or 4 where a fit begins on a small sample.
+    init_params : str
+        How the starts are made.
+    init : InitSection or None
+        A start by given responsibilities, in place of `init_params`.
+    random_state : int
+        Seed of all that is random.
+    """
 
     n_components: Annotated[int, allowed(CONSTRAINTS["n_components"])]
     covariance_type: Annotated[str, allowed(CONSTRAINTS["covariance_type"])] = "full"
@@ -65,32 +86,65 @@ class ModelSection(Section):
 
 
 class StopSection(Section):
-    """When a fit stops: ``tol`` is in nats per row, and 0 never stops it; or ``auto`` or ``statistical``."""
+    """When a fit stops.
+
+    Attributes
+    ----------
+    tol : float or str
+        A fit stops where the lower bound changes by less, in nats per row; 0 never stops it.
+        ``statistical``: where the estimated gap is small beside what the sampling of the rows leaves open.
+        ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
+        1e-5.
+    max_iter : int
+        Iterations after which it stops all the same.
+    """
 
     tol: Annotated[float | str, allowed(CONSTRAINTS["tol"])] = "auto"
     max_iter: Count = 500
 
 
 class CheckpointSection(Section):
-    """Where a run is committed, and after how many iterations."""
+    """Where and when a run is committed.
+
+    Attributes
+    ----------
+    path : str or None
+        A path or URL, from which the run can be resumed; null: nothing is kept of an interrupted fit.
+    every : int
+        Iterations between commits.
+    """
 
     path: OptionalPath = None
     every: Annotated[int, allowed(CONSTRAINTS["checkpoint_every"])] = 1
 
 
-def _scheduler(value: object) -> object:
-    if isinstance(value, str) and value.startswith(("tcp://", "tls://")):
-        if masked_url(value) != value:
-            raise expected("HOST:PORT without user, password and query: a dask scheduler asks for none")
-        return value
-    names = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
-    if not names.holds(value):
-        raise expected(names.words, names.nearest(value))
+_SCHEDULERS = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
+_ADDRESSES = ("tcp://", "tls://")
+SCHEDULER = Constraint(
+    _SCHEDULERS.words,
+    lambda value: (isinstance(value, str) and value.startswith(_ADDRESSES)) or _SCHEDULERS.holds(value),
+    _SCHEDULERS.nearest,
+)
+
+
+def _without_secrets(value: str) -> str:
+    if value.startswith(_ADDRESSES) and masked_url(value) != value:
+        raise expected("HOST:PORT without user, password and query: a dask scheduler asks for none")
     return value
 
 
 class TlsSection(Section):
-    """The files of the certificate authority, and of this client's certificate and key."""
+    """Files for TLS.
+
+    Attributes
+    ----------
+    ca_file : str
+        The certificate authority (PEM).
+    cert : str
+        This client's certificate (PEM).
+    key : str
+        The key of that certificate (PEM).
+    """
 
     ca_file: FilePath
     cert: FilePath
@@ -105,7 +159,7 @@ class ClusterSection(Section):
     scheduler : str
         ``threads``, ``processes`` (a dask cluster on this machine), or the address of a dask scheduler.
     workers : int or None
-        Threads of the scheduler ``threads``; worker processes of ``processes``. None: one for each core.
+        Threads of the scheduler ``threads``; worker processes of ``processes``. Null: one for each core.
     threads : int
         Threads in each worker process of ``processes``.
     memory_limit : str or None
@@ -114,7 +168,7 @@ class ClusterSection(Section):
         For ``tls://``; by default dask's own configuration.
     """
 
-    scheduler: Annotated[str, BeforeValidator(_scheduler)] = "threads"
+    scheduler: Annotated[str, BeforeValidator(_without_secrets), allowed(SCHEDULER)] = "threads"
     workers: Annotated[int | None, optional(integer(1))] = None
     threads: Count = 1
     memory_limit: MemoryLimit = None
@@ -144,11 +198,15 @@ class OutputSection(Section):
     Attributes
     ----------
     directory : str
-        Their folder; ``runs/<name of the config>`` unless given.
-    model, labels : str or None
-        Where the fitted model and the zarr group of the labels are written; None: nowhere.
-    probabilities, scores : bool
-        Whether the group also holds each row's responsibilities, and its log-likelihood.
+        Folder of the results; ``runs/<name of the config>`` unless given.
+    model : str or None
+        Where the fitted model is written, below `directory`; null: nowhere.
+    labels : str or None
+        Where the zarr group of the labels is written, below `directory`; null: nowhere.
+    probabilities : bool
+        Whether that group also holds each row's responsibilities.
+    scores : bool
+        Whether that group also holds each row's log-likelihood, in nats.
     report : str or None
         Not available yet.
     """
@@ -202,22 +260,34 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         The file cannot be read, a key is unknown or missing, or a value is not allowed. The message
         names the key, the value, the limit and the nearest valid value.
     """
+    return checked_config(config_values(path, overrides))
+
+
+def config_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what `load_config` checks, as plain values; raises `ConfigError` where there are none."""
     path = Path(path)
-    content = read_yaml(path)
+    return complete_values(read_yaml(path), overrides, path.stem)
+
+
+def complete_values(content: dict[str, Any], overrides: Sequence[str], name: str) -> dict[str, Any]:
+    """Return plain values changed by overrides; the results go to ``runs/<name>`` unless they say where."""
     for override in overrides:
         content = apply_override(content, override)
     output = content.get("output")
     if output is None or isinstance(output, dict):
-        content = {**content, "output": {"directory": f"runs/{path.stem}", **(output or {})}}
-    return checked_config(content)
+        content = {**content, "output": {"directory": f"runs/{name}", **(output or {})}}
+    return content
 
 
-def checked_config(content: dict[str, Any]) -> RunConfig:
-    """Return plain values as a run config; raises `ConfigError` as `load_config` does."""
+def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> RunConfig:
+    """Return plain values as a run config; raises `ConfigError` as `load_config` does.
+
+    ``names`` are what errors call some of the keys, such as the options that set them.
+    """
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(explain(error, content, RunConfig)) from None
+        raise ConfigError(explain(error, content, RunConfig, names)) from None
     if config.output.report is not None:
         raise ConfigError(f"output.report = {config.output.report!r} is not available yet: leave it out")
     return config

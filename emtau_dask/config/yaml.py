@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,10 +76,15 @@ def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
+class _Dumper(yaml.SafeDumper):
+    """A SafeDumper that puts into quotes whatever `_Loader` would read as something else."""
+
+
 # YAML 1.1, which PyYAML follows, wants a point and a sign in 1.0e-06; people write 1e-6.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 def parse_yaml(text: str, origin: str) -> object:
@@ -156,6 +161,11 @@ def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
         )
     value = parse_yaml(text, f"--set {key.strip()}")
     return _with_value(content, parts, value, ".".join(parts))
+
+
+def to_yaml(content: Mapping[str, Any]) -> str:
+    """Return plain values as a YAML document, which `parse_yaml` reads as the same values."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def in_yaml(value: str) -> str:

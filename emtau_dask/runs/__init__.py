@@ -6,7 +6,7 @@ from emtau_dask.runs.estimator import starting_responsibilities
 from emtau_dask.runs.fit import resume_arguments, run_fit, run_plan, run_resume
 from emtau_dask.runs.inputs import open_inputs
 from emtau_dask.runs.inspect import inspected
-from emtau_dask.runs.outputs import RunResult
+from emtau_dask.runs.outputs import RunResult, result_values
 from emtau_dask.runs.plan import check_memory, plan_table
 from emtau_dask.runs.predict import LabelOptions, run_predict
 from emtau_dask.runs.tables import component_table, fit_table
@@ -22,6 +22,7 @@ __all__ = [
     "inspected",
     "open_inputs",
     "plan_table",
+    "result_values",
     "resume_arguments",
     "run_fit",
     "run_plan",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,3 +84,25 @@ def write_outputs(
         with watching(progress) as observer:
             counts = write_labels(model, inputs.rows, outputs.labels, options, run=run, observer=observer)
     return RunResult(model, inputs, outputs, counts)
+
+
+def result_values(result: RunResult) -> dict[str, Any]:
+    """Return a result as plain values, for programs: None for what is not known and what was not written.
+
+    ``lower_bound`` and ``gap`` are in nats per row, ``work`` in passes over the rows.
+    """
+    model, outputs = result.model, result.outputs
+    rows, features = result.inputs.rows.shape
+    numbers = {"lower_bound": model.lower_bound_, "gap": model.gap_, "work": model.history_.work}
+    known = {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
+    places = {"model": outputs.model, "labels": outputs.labels}
+    return {
+        "components": outputs.config.model.n_components,
+        "rows": rows,
+        "features": features,
+        **known,
+        "converged": bool(model.converged_),
+        "stop_reason": model.stop_reason_,
+        "iterations": model.n_iter_,
+        **{name: None if place is None else str(place) for name, place in places.items()},
+    }

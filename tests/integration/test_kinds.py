@@ -78,9 +78,25 @@ def place(tmp_path, monkeypatch):
 def test_what_is_no_config_is_named(place, name):
     make, kind = KINDS[name]
     make(place / name)
-    line = refusal("fit", name, code=2)
+    line = refusal("compare", name, code=2)
     assert line.startswith(f"emtau: {name} is {kind}, not a run config (YAML)")
     assert "data.path" in line
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_data_without_a_number_of_components_are_not_read_as_a_config(place, name):
+    make, _ = KINDS[name]
+    make(place / name)
+    line = refusal("fit", name, code=2)
+    assert f"-k/--components (model.n_components) is missing: {name} is taken for data" in line
+    assert "the name of a config ends in .yaml or .yml" in line
+
+
+@pytest.mark.parametrize("name", ["model.zarr", "run.zarr"])
+def test_what_a_fit_wrote_is_not_fitted_by_mistake(place, name):
+    make, kind = KINDS[name]
+    make(place / name)
+    assert f"{name} is {kind}, not rows" in refusal("fit", name, "-k", "2", code=1)
 
 
 def test_a_config_of_unknown_keys_is_refused_in_few_words(place):

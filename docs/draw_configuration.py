@@ -1,0 +1,212 @@
+"""Writes `docs/configuration.md`: every key of a config, read from the schema.
+
+Run it after a change of the schema, of its docstrings, or of the parameters of a policy:
+
+    python docs/draw_configuration.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import getdoc
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from emtau_dask.config import RunConfig, in_yaml
+from emtau_dask.config.algorithms import DEFAULT
+from emtau_dask.config.fields import Allowed
+from emtau_dask.policies import ALGORITHMS
+
+PAGE = Path(__file__).parent / "configuration.md"
+COMPLETED = {"output.directory": "`runs/` and the name of the config", "algorithm.name": f"`{DEFAULT}`"}
+"""Defaults of keys that the schema wants given, and that are added before."""
+TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
+KEY = re.compile(r"^(\w+(?:, \w+)*) : ")
+HEAD = """<!-- Written by docs/draw_configuration.py from the schema. -->
+# Configuration
+
+A config is YAML: sections with keys. `emtau fit CONFIG` and `emtau compare CONFIG` read it,
+`--set section.key=value` changes a key, and `emtau fit DATA -k 8 --save-config FILE` writes one. Needed are
+`model.n_components` and either `data.path` or `data.dataset`.
+
+```yaml
+# fit.yaml
+data:
+  path: points.zarr
+model:
+  n_components: 4
+stop:
+  max_iter: 100
+```
+
+Relative paths are relative to the working directory, those of `output.model` and `output.labels` to
+`output.directory`. A key that is not listed, another type and another value are refused, with the key's full
+name and the nearest valid one. A key with a name in brackets belongs to what has that name: `algorithm.tau`
+(em-tau) to `algorithm.name: em-tau`. The entries of `algorithm.compare` have the same parameters.
+"""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a config: its dotted name, the variants of its section that have it, and its field."""
+
+    path: str
+    variants: tuple[str, ...]
+    field: FieldInfo
+    meaning: str
+
+
+def meanings(text: str) -> dict[str, str]:
+    """Return what a numpydoc docstring says of each attribute or parameter, on one line."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    lines = re.split(r"^(?:Attributes|Parameters)\n-+\n", text, flags=re.MULTILINE)
+    for line in lines[1].splitlines() if len(lines) > 1 else []:
+        if re.match(r"-+$", line):
+            break
+        if head := KEY.match(line):
+            names = head[1].split(", ")
+        elif line.startswith("    "):
+            for name in names:
+                found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+    return found
+
+
+def meaning_of(model: type[BaseModel], key: str) -> str:
+    """Return what a key of a section means; raises `LookupError` where no docstring says it."""
+    documented = [*model.__mro__, *filter(None, [ALGORITHMS.get(str(variant_of(model)))])]
+    for each in documented:
+        text = getdoc(each) if "__doc__" in vars(each) else None
+        if key in (found := meanings(text or "")):
+            return found[key]
+    raise LookupError(f"no docstring says what {key} of {model.__name__} means")
+
+
+def variant_of(model: type[BaseModel]) -> str | None:
+    """Return the name by which a section is chosen among others; None where there are no others."""
+    for field in model.model_fields.values():
+        if get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1:
+            return str(get_args(field.annotation)[0])
+    return None
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that a value may be or hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in sections_in(inner)]
+
+
+def keys(
+    prefix: str,
+    models: list[type[BaseModel]],
+    described: frozenset[tuple[str, tuple[str, ...]]] = frozenset(),
+) -> Iterator[Key]:
+    """Yield the keys of a section, which is one of some variants, in their order; sections inside last.
+
+    Keys of variants that are ``described``, by name and variants, are left out.
+    """
+    owners: dict[str, list[type[BaseModel]]] = {}
+    for model in models:
+        for name in model.model_fields:
+            owners.setdefault(name, []).append(model)
+    variants_of = {
+        name: () if having == models else tuple(str(variant_of(model)) for model in having)
+        for name, having in owners.items()
+    }
+    here = frozenset((name, variants) for name, variants in variants_of.items() if variants)
+    inside: list[Key] = []
+    for name, having in owners.items():
+        field, variants = having[0].model_fields[name], variants_of[name]
+        if (name, variants) in described:
+            continue
+        if name == "dataset" and having == models and len(models) > 1:
+            continue  # Chosen by data.dataset; the schema adds it here.
+        inner = sections_in(field.annotation)
+        yield Key(f"{prefix}.{name}", variants, merged(name, having), meaning_of(having[0], name))
+        entry = "[]" if get_origin(field.annotation) is tuple else ""
+        inside += keys(f"{prefix}.{name}{entry}", inner, here)
+    yield from inside
+
+
+def merged(name: str, models: list[type[BaseModel]]) -> FieldInfo:
+    """Return the field of a key; of one that tells variants apart, with all their names."""
+    fields = [model.model_fields[name] for model in models]
+    if len(fields) == 1 or get_origin(fields[0].annotation) is not Literal:
+        return fields[0]
+    names = tuple(get_args(field.annotation)[0] for field in fields)
+    return FieldInfo(annotation=Literal[names])
+
+
+def type_text(annotation: Any) -> str:
+    """Return a type in the words of YAML."""
+    if sections_in(annotation):
+        return "list of sections" if get_origin(annotation) is tuple else "section"
+    if annotation in TYPES:
+        return TYPES[annotation]
+    origin, inner = get_origin(annotation), [each for each in get_args(annotation) if each is not NoneType]
+    if origin is Literal:
+        return "text"
+    if origin is tuple:
+        return f"list of {type_text(inner[0])}s"
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(type_text, inner)))
+    return type_text(inner[0])
+
+
+def default_text(key: Key) -> str:
+    """Return the value of a key that is left out."""
+    if key.path in COMPLETED:
+        return COMPLETED[key.path]
+    if key.field.is_required():
+        return "needed"
+    value = key.field.default
+    if value is None:
+        return "`null`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value == ():
+        return "`[]`"
+    if isinstance(value, str):
+        return f"`{in_yaml(value)}`"
+    return f"`{value:_}`" if isinstance(value, int) else f"`{value}`"
+
+
+def allowed_text(key: Key) -> str:
+    """Return what the schema says of allowed values; nothing where the type says all."""
+    if get_origin(key.field.annotation) is Literal:
+        return ", ".join(f"`{name}`" for name in get_args(key.field.annotation))
+    said = [
+        each.func.words for each in key.field.metadata if isinstance(getattr(each, "func", None), Allowed)
+    ]
+    return re.sub(r"'([^']+)'", r"`\1`", "; ".join(said))
+
+
+def table(title: str, listed: list[Key]) -> str:
+    """Return a section's keys as a table."""
+    lines = [f"## {title}\n", "| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    for key in listed:
+        name = f"`{key.path}`" + (f" ({', '.join(key.variants)})" if key.variants else "")
+        meaning = re.sub(r"`+([^`]+)`+", r"`\1`", key.meaning).replace("`None`", "`null`")
+        cells = [name, type_text(key.field.annotation), default_text(key), allowed_text(key), meaning]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """Return the whole page."""
+    tables = [
+        table(name, list(keys(name, sections_in(field.annotation))))
+        for name, field in RunConfig.model_fields.items()
+    ]
+    return "\n\n".join([HEAD.rstrip(), *tables]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,195 @@
+"""What `emtau fit` is given: a config, or data and options, which amount to one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emtau_dask.cli.options import Command
+from emtau_dask.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emtau_dask.config import RunConfig
+
+_NO_NAME = re.compile(r"\[.*?\]|[^\w.-]+")
+"""What a path has that the name of a folder shall not have: wildcards, spaces."""
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+@dataclass(frozen=True)
+class FitOption:
+    """An option that stands for a key of a config.
+
+    Attributes
+    ----------
+    names : tuple of str
+    key : str
+        Dotted.
+    metavar, help : str
+        For people.
+    read : callable or None
+        Return the text or the list of texts that is meant; None for a value that is written in YAML.
+    """
+
+    names: tuple[str, ...]
+    key: str
+    metavar: str
+    help: str
+    read: Callable[[str], str | list[str]] | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter that click passes."""
+        return self.key.replace(".", "_")
+
+    @property
+    def title(self) -> str:
+        """What errors call the key."""
+        return f"{'/'.join(self.names)} ({self.key})"
+
+    def value(self, text: str) -> object:
+        """Return what a text means; raises `ConfigError` where it is not YAML."""
+        from emtau_dask.config import parse_yaml
+
+        return parse_yaml(text, self.names[-1]) if self.read is None else self.read(text)
+
+    def setting(self, text: str) -> str:
+        """Return the argument of ``--set`` that means the same."""
+        from emtau_dask.config import in_yaml
+
+        value = self.read(text) if self.read else None
+        if isinstance(value, list):
+            return f"{self.key}=[{', '.join(map(in_yaml, value))}]"
+        return f"{self.key}={text if value is None else in_yaml(value)}"
+
+
+COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
+OPTIONS = (
+    COMPONENTS,
+    FitOption(
+        ("--columns",),
+        "data.columns",
+        "A,B,C",
+        "Columns of parquet or CSV that are features.",
+        _names,
+    ),
+    FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
+    FitOption(
+        ("--covariance",),
+        "model.covariance_type",
+        "TYPE",
+        "full (the default), tied, diag, spherical, tied_diag, tied_spherical",
+        str,
+    ),
+    FitOption(
+        ("--algorithm",),
+        "algorithm.name",
+        "NAME",
+        "auto (the default), em, em-tau, em-star, em-lazy, em-sampled",
+        str,
+    ),
+    FitOption(
+        ("--tol",), "stop.tol", "TOL", "When to stop: nats per row, auto (the default), or statistical."
+    ),
+    FitOption(("--max-iter",), "stop.max_iter", "N", "Most iterations."),
+    FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),
+    FitOption(
+        ("-o", "--output"),
+        "output.directory",
+        "FOLDER",
+        "Where the results go; by default runs/ and the name of the data.",
+        str,
+    ),
+)
+
+
+def fit_options(command: Command) -> Command:
+    """Add the options that stand for keys of a config; the command gets them in its ``given``."""
+
+    @wraps(command)
+    def with_options(*arguments: Any, **options: Any) -> Any:
+        texts = {option: options.pop(option.parameter) for option in OPTIONS}
+        given = {option: text for option, text in texts.items() if text is not None}
+        return command(*arguments, given=given, **options)
+
+    for option in reversed(OPTIONS):
+        add = click.option(*option.names, option.parameter, metavar=option.metavar, help=option.help)
+        with_options = add(with_options)
+    return with_options
+
+
+def config_of(
+    sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the config that `emtau fit` is given, or that data and options amount to, and its plain values.
+
+    Raises
+    ------
+    ConfigError
+        A config is given with options or with data, it cannot be read, or a value is not allowed; of data
+        the message names the option.
+    """
+    from emtau_dask.config import checked_config, config_values
+
+    configs = [source for source in sources if _is_config(source)]
+    if not configs:
+        values = _values_of_data(sources, given, overrides)
+        return checked_config(values, {option.key: option.title for option in OPTIONS}), values
+    if len(sources) > 1:
+        raise ConfigError(f"{configs[0]} is a config, which names its data itself: give it alone")
+    if given:
+        names = ", ".join("/".join(option.names) for option in given)
+        sets = " ".join(f"--set {shlex.quote(option.setting(text))}" for option, text in given.items())
+        raise ConfigError(f"{names} cannot go with the config {configs[0]}; instead of options give: {sets}")
+    values = config_values(configs[0], overrides)
+    return checked_config(values), values
+
+
+def _values_of_data(
+    sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
+) -> dict[str, Any]:
+    from emtau_dask.config import ENDINGS, complete_values
+
+    path = sources[0] if len(sources) == 1 else list(sources)
+    content: dict[str, dict[str, object]] = {"data": {"path": path}, "model": {}}
+    for option, text in given.items():
+        section, _, key = option.key.partition(".")
+        content.setdefault(section, {})[key] = option.value(text)
+    values = complete_values(content, overrides, name_of(sources[0]))
+    if isinstance(values["model"], dict) and "n_components" not in values["model"]:
+        raise ConfigError(
+            f"{COMPONENTS.title} is missing: {sources[0]} is taken for data. Give the number of components, "
+            f"as in -k 8; the name of a config ends in {' or '.join(ENDINGS)}"
+        )
+    return values
+
+
+def _is_config(source: str) -> bool:
+    """Return whether a source is a config: by its ending, or as the pipe of a shell's ``<(…)``."""
+    from emtau_dask.config import ENDINGS
+    from emtau_dask.io.remote import is_url, suffix_of
+
+    if suffix_of(source).lower() in ENDINGS:
+        return True
+    path = Path(source)
+    return not is_url(source) and path.exists() and not path.is_file() and not path.is_dir()
+
+
+def name_of(source: str) -> str:
+    """Return a name for the results of a path, pattern or URL: its last part that says something."""
+    from emtau_dask.io.remote import is_url
+
+    bare = source.partition("?")[0] if is_url(source) else source
+    stems = (PurePosixPath(part).stem for part in reversed(PurePosixPath(bare).parts))
+    names = (_NO_NAME.sub("-", stem).strip("-.") for stem in stems)
+    return next(filter(None, names), "data")

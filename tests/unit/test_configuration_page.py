@@ -1,0 +1,64 @@
+"""The page of a config's keys says what the schema is."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from emtau_dask.config import RunConfig
+from emtau_dask.config.messages import valid_keys
+from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.policies import ALGORITHMS
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOT_SHOWN = {"data.dataset_options.dataset"}
+"""The schema adds it itself. Parameters of algorithms are shown once, not for comparisons again."""
+
+
+@pytest.fixture(scope="module")
+def draw():
+    spec = importlib.util.spec_from_file_location("draw_configuration", DOCS / "draw_configuration.py")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def rows(draw):
+    found = re.findall(r"^\| `([\w.\[\]]+)`(.*) \|$", draw.page(), flags=re.MULTILINE)
+    return {key: rest.split(" | ") for key, rest in found}
+
+
+def test_the_page_is_what_the_script_writes_now(draw):
+    assert draw.PAGE.read_text(encoding="utf-8") == draw.page(), "run: python docs/draw_configuration.py"
+
+
+def test_every_key_is_there(rows):
+    keys = {key for key in valid_keys(RunConfig) if "." in key}
+    parameters = {f"algorithm.compare.{key}" for policy in ALGORITHMS.values() for key in policy.constraints}
+    assert {key.replace("[]", "") for key in rows} == keys - NOT_SHOWN - parameters
+
+
+def test_a_key_has_a_type_a_default_and_a_meaning(rows):
+    for key, (_, kind, default, allowed, meaning) in rows.items():
+        assert all((kind, default, meaning)), key
+        assert allowed or kind in ("section", "list of sections"), key
+
+
+def test_names_to_choose_from_are_listed(rows):
+    for name in STRUCTURES:
+        assert f"`{name}`" in rows["model.covariance_type"][3]
+    for name in ALGORITHMS:
+        assert f"`{name}`" in rows["algorithm.name"][3]
+
+
+def test_a_key_without_a_meaning_is_noticed(draw):
+    class Undocumented(RunConfig):
+        pass
+
+    with pytest.raises(LookupError, match="stop of Undocumented"):
+        draw.meaning_of(Undocumented, "stop")
