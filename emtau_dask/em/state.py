@@ -68,7 +68,7 @@ class Progress:
     damping : float
         See `ascent.begin_cycle`.
     failures : int
-        Cycles that led to a lower bound of all rows.
+        Cycles that led to a lower bound of all rows, or gained hardly less than the one before.
     unsure : float
         See `Evidence`.
     heat : int

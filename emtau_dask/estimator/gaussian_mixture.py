@@ -43,11 +43,12 @@ class GaussianMixture(FittedMixture):
     reg_covar : float, default=1e-6
         Added to every variance.
     max_iter : int, default=500
+        M-steps, whatever share of the rows was scored for them. At most half of them are made on samples.
     n_init : int or "auto", default="auto"
         Number of starts; the fitted attributes are those of the start with the best final bound.
         Where all starting parameters are given there is one start. Where a fit begins on samples, the starts
-        are compared on the first one, and only the best goes on. ``"auto"`` is 1, but 2 or 4 where
-        ``algorithm="auto"`` begins on a small sample.
+        are compared on the first one, and only the best goes on. ``"auto"`` is 1, but 8 or 16 where
+        ``algorithm="auto"`` begins on a small sample, and 4 where it begins on a quarter of the rows.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
         Each needs bounded memory, and gives the same start for a seed under any chunking.
         ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
@@ -92,9 +93,9 @@ class GaussianMixture(FittedMixture):
     gap_ : float
         Estimated nats per row that a stationary point of the log-likelihood lies above the last full pass.
         An estimate, local and of second order: half of the product of the gradient with a quasi-Newton step
-        (the Newton decrement), whose curvature was learnt from the last steps; for the steps of EM alone
-        Aitken's extrapolation of the last three bounds, which is too small while EM crawls. NaN where there
-        is no estimate.
+        (the Newton decrement), whose curvature was learnt from the last steps, and at least Aitken's
+        extrapolation of the last full passes while these crawl. It may be far too small on a plateau. For the
+        steps of EM alone it is Aitken's extrapolation of the last three bounds. NaN where there is no estimate.
     history_ : FitHistory
         One `IterationRecord` an iteration; ``history_.work`` is the number of
         passes over the data that the scored rows amount to.

@@ -108,9 +108,10 @@ class PassSummary:
         Whether the parameters that were scored are kept.
     gap, gap_at_reset : float
         Estimated nats per row between the bound and where it would end, on the rows that are scored now:
-        after this iteration, and when every row was last scored. NaN where there is no estimate.
+        after this iteration, and when every row was last scored, by what is known now. NaN where there is
+        no estimate.
     failures : int
-        How often partial passes led to parameters that lowered the bound of all rows.
+        How often partial passes led to parameters that lowered the bound of all rows, or crawled.
     """
 
     iteration: int

@@ -34,13 +34,14 @@ class EMSampled(BuiltInPolicy):
     share : float in (0, 1], default=0.0625
         Share of the rows that stay active, about.
     most : int, default=40
-        Partial passes after which all rows are scored again, at the latest. They are scored as soon as a
-        hundredth of the estimated gap is left.
+        Partial passes after which all rows are scored again, at the latest. They are scored as soon as 3%
+        of the estimated gap is left.
 
     Notes
     -----
     The bound of a partial pass is an estimate, and tol is tested after full passes only. Where full passes
-    refuse twice what partial passes led to, the fit goes on with full passes alone.
+    refused what partial passes led to, or gained hardly less than before, four times, the fit goes on with
+    full passes alone.
     """
 
     constraints: ClassVar = {"share": FRACTION, "most": integer(1)}
