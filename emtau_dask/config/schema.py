@@ -61,7 +61,7 @@ class ModelSection(Section):
     reg_covar : float
         Added to the diagonal of each covariance.
     n_init : int or str
-        Starts, of which the best is kept; ``auto`` is 1, but 2 or 4 where a fit begins on a small sample.
+        Starts, of which the best is kept; ``auto`` is 1, but 4, 8 or 16 where a fit begins on a sample.
     init_params : str
         How the starts are made.
     init : InitSection or None

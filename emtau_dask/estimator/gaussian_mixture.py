@@ -94,8 +94,9 @@ class GaussianMixture(FittedMixture):
         Estimated nats per row that a stationary point of the log-likelihood lies above the last full pass.
         An estimate, local and of second order: half of the product of the gradient with a quasi-Newton step
         (the Newton decrement), whose curvature was learnt from the last steps, and at least Aitken's
-        extrapolation of the last full passes while these crawl. It may be far too small on a plateau. For the
-        steps of EM alone it is Aitken's extrapolation of the last three bounds. NaN where there is no estimate.
+        extrapolation of the last full passes while these crawl. It may be far too small on a plateau. For
+        the steps of EM alone it is Aitken's extrapolation of the last three bounds. NaN where there is no
+        estimate.
     history_ : FitHistory
         One `IterationRecord` an iteration; ``history_.work`` is the number of
         passes over the data that the scored rows amount to.
