@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -181,8 +182,13 @@ def _is_config(source: str) -> bool:
 
     if suffix_of(source).lower() in ENDINGS:
         return True
-    path = Path(source)
-    return not is_url(source) and path.exists() and not path.is_file() and not path.is_dir()
+    if is_url(source):
+        return False
+    try:
+        mode = Path(source).stat().st_mode
+    except OSError:  # Whoever reads it says what is wrong.
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def name_of(source: str) -> str:

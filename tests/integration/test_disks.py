@@ -149,7 +149,8 @@ def test_too_many_open_files(base, tmp_path, use):
 
 
 READERS = {
-    "config": lambda base, name: ["fit", name],
+    "config": lambda base, name: ["fit", f"{name}.yaml"],
+    "data": lambda base, name: ["fit", name, "-k", "2"],
     "compared config": lambda base, name: ["compare", name],
     "rows": lambda base, name: ["fit", base / "run.yaml", "--set", f"data.path={name}"],
     "rows of NumPy": lambda base, name: ["fit", base / "run.yaml", "--set", f"data.path={name}.npy"],
