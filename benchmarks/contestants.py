@@ -73,6 +73,7 @@ class Timed:
 
     fits: list[tuple[float, float]]
     mixture: Mixture | None
+    repeated: int = 0  # passes of ours that were done again
 
 
 Lengths = tuple[int, int]
@@ -124,9 +125,13 @@ def ours(task: Task, threads: int, lengths: Lengths, dtype: type = np.float64) -
         model = GaussianMixture(algorithm=FullEM(), **sklearn_settings(task, length))
         with dask.config.set(scheduler="threads", num_workers=threads):
             model.fit(X)
+        nonlocal repeated
+        repeated = sum(record.repeated for record in model.history_)
         return Mixture(model.weights_, model.means_, model.covariances_)
 
-    return timed(fit, lengths)
+    repeated = 0
+    found = timed(fit, lengths)
+    return replace(found, repeated=repeated)
 
 
 def scikit_learn(task: Task, threads: int, lengths: Lengths) -> Timed:
@@ -280,7 +285,7 @@ def compete(name: str, task: Task, threads: int, lengths: Lengths) -> dict[str, 
         found = CONTESTANTS[name](task, threads, lengths)
     judged = task.rows[:JUDGED_ROWS]
     likelihood = found.mixture and mean_log_likelihood(judged, found.mixture, task.covariance_type)
-    return {"fits": found.fits, "log_likelihood": likelihood}
+    return {"fits": found.fits, "log_likelihood": likelihood, "repeated": found.repeated}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

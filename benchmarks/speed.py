@@ -3,6 +3,7 @@
     python benchmarks/speed.py                                   # everything: long
     python benchmarks/speed.py --work full-d16 --peers scikit-learn
     python benchmarks/speed.py --python bob=bob-venv/bin/python --mnist mnist12456.npz
+    python benchmarks/speed.py --work full-d4 full-d32 --peers scikit-learn --conditions 1e4 1e6 1e8
     python benchmarks/speed.py --scale 5000 --most-features 32 --repeats 1 --iterations 1 2
 
 All have the same rows, start and number of threads. Ours come in chunks of at most 16 MiB, as
@@ -10,6 +11,9 @@ many for each thread. Every fit is a process of its own, all
 contestants in turn; the time of an iteration is that of a longer fit less that of a shorter
 one, over the iterations between, and a figure is the median over the repeats. Times are
 without those in which the whole machine stood still (`pauses.py`), where that can be seen.
+
+With --conditions, drawn rows of full covariances are fitted once more for each condition number, which
+the covariances of a quarter of the components then have; beside, theirs are 9 at most.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ HERE = Path(__file__).parent
 CHUNK_BYTES = 2**24
 REG_COVAR = 1e-6
 LEAST_ROWS_PER_COMPONENT = 10
+ONE_IN = 4
+"""Of the components, the share that is ill-conditioned where some are."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,12 @@ class Work:
     iterations: tuple[int, int] = (2, 12)
     spread: float = 3.0
     float32: bool = False
+    condition: float | None = None
 
     def __str__(self) -> str:
         near = "" if self.spread == 3 else f", means {self.spread:g} apart"
-        return f"{self.covariance_type} {self.rows:,} x {self.features}, K = {self.components}{near}"
+        ill = "" if self.condition is None else f", condition {self.condition:.0e}"
+        return f"{self.covariance_type} {self.rows:,} x {self.features}, K = {self.components}{near}{ill}"
 
 
 WORK = {
@@ -96,6 +104,7 @@ class Measured:
     seconds: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     rates: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     log_likelihoods: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    repeated: int = 0
 
     def median(self, name: str, threads: int) -> float | None:
         seconds = self.seconds.get((name, threads))
@@ -129,7 +138,10 @@ def drawn(work: Work) -> tuple[np.ndarray, np.ndarray]:
     for component, mean in enumerate(means):
         rotation, _ = np.linalg.qr(rng.standard_normal((work.features, work.features)))
         members = labels == component
-        rows[members] = rows[members] @ (rng.uniform(0.5, 1.5, work.features) * rotation).T + mean
+        lengths = rng.uniform(0.5, 1.5, work.features)
+        if work.condition is not None and component % ONE_IN == 0:
+            lengths = np.geomspace(1.0, work.condition**-0.5, work.features)
+        rows[members] = rows[members] * lengths @ rotation.T + mean
     return rows, labels
 
 
@@ -239,6 +251,7 @@ def measure(
                 shorter, longer = (pauses.seconds_without(fit) for fit in found["fits"])
                 seconds = (longer - shorter) / (long - short)
                 measured.seconds[name, threads].append(seconds)
+                measured.repeated = max(measured.repeated, found.get("repeated", 0))
                 if found["log_likelihood"] is not None:
                     measured.log_likelihoods[name].append(found["log_likelihood"])
                 progress = f"{work.name} {repeat + 1}/{options.repeats}, {threads} threads, {name}"
@@ -304,6 +317,22 @@ def print_scaling(found: list[Measured], threads: int) -> None:
     table(f"Speed of {threads} threads over that of one", header, lines)
 
 
+def print_conditions(found: list[Measured], threads: list[int]) -> None:
+    well = {measured.work: measured for measured in found if measured.work.condition is None}
+    lines = []
+    for measured in found:
+        if measured.work.condition is None:
+            continue
+        for number in threads:
+            ratio = measured.median("ours", number) / well[replace(measured.work, condition=None)].median(
+                "ours", number
+            )
+            lines.append([str(measured.work), str(number), f"{ratio:.2f}", str(measured.repeated)])
+    if lines:
+        header = ["work", "threads", "time over well-conditioned", "passes done again"]
+        table("Ill-conditioned components: our time over that of well-conditioned ones", header, lines)
+
+
 def print_float32(found: list[Measured], threads: list[int]) -> None:
     lines = []
     for measured in found:
@@ -343,6 +372,16 @@ def scaled(work: Work, scale: int, most_features: int | None) -> Work:
     return replace(work, rows=max(work.rows // scale, least), features=features)
 
 
+def wanted(options: argparse.Namespace) -> list[Work]:
+    """Return the rows of the table; those of a condition follow those without."""
+    found = []
+    for name in options.work:
+        work = scaled(WORK[name], options.scale, options.most_features)
+        ill = work.covariance_type == "full" and name != "mnist"
+        found += [work, *(replace(work, condition=number) for number in (options.conditions if ill else []))]
+    return found
+
+
 def main(arguments: list[str] | None = None) -> list[Measured]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -354,6 +393,7 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
     parser.add_argument("--iterations", type=int, nargs=2, help="of the shorter and of the longer fit")
     parser.add_argument("--scale", type=int, default=1, help="divide the rows by this")
     parser.add_argument("--most-features", type=int, help="take no more than the first so many features")
+    parser.add_argument("--conditions", type=float, nargs="+", default=[], help="of some covariances")
     parser.add_argument("--product", type=int, default=2000, help="rows of the matrices that are multiplied")
     parser.add_argument("--mnist", type=Path, help="as `emtau dataset mnist --source`")
     parser.add_argument("--python", type=interpreter, action="append", default=[], metavar="PEER=PATH")
@@ -371,15 +411,15 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
             else:
                 print(f"{name} is left out: {PEERS[name].remedy}\n")
         found = []
-        for name in options.work:
-            folder = Path(place) / name
-            work = scaled(WORK[name], options.scale, options.most_features)
+        for work in wanted(options):
+            folder = Path(place) / work.name
             found.append(measure(work, folder, peers, pauses, options))
             shutil.rmtree(folder)
     for threads in options.threads:
         print_times(found, peers, threads)
     for threads in sorted({*options.threads} - {1}) if 1 in options.threads else []:
         print_scaling(found, threads)
+    print_conditions(found, options.threads)
     print_float32(found, options.threads)
     print_differences(found, peers)
     return found

@@ -68,6 +68,7 @@ class HistoryEntry(_Entry):
     rows: list[Positive]
     accepted: list[bool]
     gap: list[Number | None]
+    repeated: list[bool]
 
 
 class PointEntry(_Entry):

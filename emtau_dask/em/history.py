@@ -32,7 +32,7 @@ class IterationRecord:
     bytes_read : int
         Stored bytes for addressable sources, decoded bytes for graphs, and the
         bytes of files in which active rows were cached; 0 for those in memory.
-        Of both passes where the first lost too many digits and was repeated.
+        Of both passes where the first was done again.
     seconds : float
         Wall-clock time.
     rows : int
@@ -43,6 +43,9 @@ class IterationRecord:
     gap : float
         Estimated nats per row that a stationary point lies above the bound; see `GaussianMixture.gap_`.
         NaN where there is no estimate.
+    repeated : bool
+        Whether the rows were scored again, since the first pass lost too many digits: a component shrank
+        by so much that it could not be foreseen.
     """
 
     iteration: int
@@ -56,6 +59,7 @@ class IterationRecord:
     rows: int
     accepted: bool = True
     gap: float = math.nan
+    repeated: bool = False
 
     def __post_init__(self) -> None:
         if math.isnan(self.gap):  # One object for all, so that records without an estimate can be equal.

@@ -119,6 +119,7 @@ def advance(
         rows=problem.n_present,
         accepted=found.accepted,
         gap=gap,
+        repeated=scored.repeated,
     )
     records = (*state.records, record)
     if settings.climbing is None:

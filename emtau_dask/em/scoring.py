@@ -23,7 +23,7 @@ from emtau_dask.em.state import RunState
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
 from emtau_dask.io.objects import RowStateWriter
 from emtau_dask.mixture.compiled import Kernels
-from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.mixture.estep import KernelPlan, plan_kernel, plan_tiles
 from emtau_dask.mixture.model import (
     MixtureParameters,
     SufficientStatistics,
@@ -51,6 +51,8 @@ class Scored(NamedTuple):
         Nats per row of ``weight``.
     collapse : SingularComponentError or None
         Which component collapsed.
+    repeated : bool
+        Whether the rows were scored again, since the first pass lost too many digits.
     """
 
     totals: PassTotals
@@ -59,6 +61,7 @@ class Scored(NamedTuple):
     plain: MixtureParameters | None
     bound: float
     collapse: SingularComponentError | None
+    repeated: bool
 
 
 def sample_of(state: RunState, settings: EmSettings) -> SampleLevel | None:
@@ -109,8 +112,8 @@ def score(
 
     heat = 0 if state.progress is None else state.progress.heat
     parameters = tempered(state.parameters, Climbing.inverse_temperature(heat))
-    plan = plan_kernel(parameters, problem.rows.dtype)
-    totals, plain, collapse = _with_enough_digits(totals_by, maximise, plan)
+    plan = (plan_tiles if problem.compiled else plan_kernel)(parameters, problem.rows.dtype)
+    totals, plain, collapse, repeated = _with_enough_digits(totals_by, maximise, plan)
     if collapse is not None and settings.climbing is None:
         raise collapse
     weight = problem.total_weight
@@ -121,32 +124,34 @@ def score(
         bound = (totals.log_likelihood + held.bound(structure, state.parameters)) / weight
     else:
         bound = _lower_bound(problem, state.parameters, totals, frozen)
-    return Scored(totals, weight, None if plain is None else statistics(totals), plain, bound, collapse)
+    found = None if plain is None else statistics(totals)
+    return Scored(totals, weight, found, plain, bound, collapse, repeated)
 
 
 def _with_enough_digits(
     score: Callable[[KernelPlan], PassTotals],
     maximise: Callable[[PassTotals], MixtureParameters | None],
     plan: KernelPlan,
-) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None]:
+) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None, bool]:
     """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass.
 
     In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
+    The last of what is returned says whether there was a centred pass.
     """
     totals = score(plan)
     try:
         parameters = maximise(totals)
         if parameters is None or plan.admits(parameters):
-            return totals, parameters, None
+            return totals, parameters, None, False
     except SingularComponentError as error:
         if not plan.together.any():
-            return totals, None, error
+            return totals, None, error, False
     again = score(plan.centred)
     again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
     try:
-        return again, maximise(again), None
+        return again, maximise(again), None, True
     except SingularComponentError as error:
-        return again, None, error
+        return again, None, error, True
 
 
 def _e_step(

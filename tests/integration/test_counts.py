@@ -301,6 +301,7 @@ def test_bytes_read_of_a_pass_that_is_repeated_are_of_both_readings(tmp_path):
         mixture.fit(zarr.open_array(store=store, mode="r"))
     read = [record.bytes_read for record in mixture.history_]
     assert read == [2 * rows.nbytes, rows.nbytes, rows.nbytes]
+    assert [record.repeated for record in mixture.history_] == [True, False, False]
     assert sum(read) == len(store.chunks) * rows[:chunk].nbytes
 
 

@@ -1,7 +1,7 @@
 """Products of tiles by vectors against sums in extended precision, for every rest of rows and columns."""
 
-import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from emtau_dask.mixture.compiled import features as compiled_features
-from emtau_dask.mixture.compiled import joint as compiled_joint
-from emtau_dask.mixture.compiled import loop as compiled
-from emtau_dask.mixture.compiled import products as compiled_products
-from emtau_dask.mixture.compiled import tiles
+from emtau_dask.mixture.compiled import tiling
 from emtau_dask.mixture.compiled.products import (
     COLUMNS,
     VECTOR_BYTES,
@@ -78,12 +74,12 @@ def test_transposed_products_are_the_sums_over_columns_from_a_row_on(rows, colum
 def test_half_the_squares_of_triangular_products_are_subtracted(m, lines, dtype):
     """What is above the triangle is not looked at where it is beyond a step's four rows, and 0 elsewhere."""
     rng, t = np.random.default_rng(m), tile_rows(dtype, lines)
-    left, right = np.tril(matrix(rng, m, m + 1, dtype), 1), matrix(rng, m + 1, t, dtype)
+    left, right = np.tril(matrix(rng, m, m, dtype)), matrix(rng, m, t, dtype)
     before = matrix(rng, 1, t, dtype)
     out = before.copy()
     expected = before - 0.5 * ((left.astype(np.longdouble) @ right.astype(np.longdouble)) ** 2).sum(axis=0)
     for row in range(m):
-        left[row, row - row % 4 + 5 :] = np.nan
+        left[row, row - row % 4 + 4 :] = np.nan
     subtract_half_squares(left, right, out)
     lengths = np.abs(np.nan_to_num(left)) @ np.abs(right)
     bound = 2 * (m + 2) * np.finfo(dtype).eps * ((lengths**2).sum(axis=0) + np.abs(before))
@@ -149,9 +145,9 @@ def test_shapes_of_rows_to_be_transposed_that_do_not_fit_are_refused(rows, origi
     [
         ((4, 4), (5, 24), (1, 24)),
         ((4, 5), (4, 24), (1, 24)),
-        ((4, 5), (5, 25), (1, 25)),
-        ((4, 5), (5, 24), (2, 24)),
-        ((4, 5), (5, 24), (1, 48)),
+        ((4, 4), (4, 25), (1, 25)),
+        ((4, 4), (4, 24), (2, 24)),
+        ((4, 4), (4, 24), (1, 48)),
     ],
 )
 def test_shapes_of_triangular_products_that_do_not_fit_are_refused(left, right, out):
@@ -245,15 +241,36 @@ def test_shapes_of_transposed_products_that_do_not_fit_are_refused(left, right, 
 
 
 def test_tiles_have_as_many_lines_as_go_at_once():
-    assert tiles.LINES_AT_ONCE % COLUMNS == 0
-    assert tiles.LINE_BYTES % VECTOR_BYTES == 0
+    assert tiling.LINES_AT_ONCE % COLUMNS == 0
+    assert tiling.LINE_BYTES % VECTOR_BYTES == 0
 
 
-def test_what_numba_keeps_of_the_loops_is_of_these_parts():
-    """To be set anew after each change of a module, so that what was kept is not used with another."""
-    modules = compiled_products, compiled_features, compiled_joint
-    contents = b"".join(Path(module.__file__).read_bytes() for module in modules)
-    assert hashlib.sha256(contents).hexdigest()[:16] == compiled.PARTS
+KEPT = """
+import numpy as np
+from emtau_dask.mixture.compiled.products import multiply
+out = np.empty((1, 24))
+multiply(np.ones((1, 2)), np.ones((2, 24)), 0, out)
+print(sum(multiply.stats.cache_hits.values()), out[0, 0])
+"""
+
+
+def test_what_numba_kept_of_other_sources_is_not_used(tmp_path):
+    """Not even where the file of the function is the same: others are compiled in, and types may be gone."""
+    package = Path(tiling.__file__).parents[2]
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run():
+        command = [sys.executable, "-c", KEPT]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert [run(), run()] == [["0", "2.0"], ["1", "2.0"]]
+    changed = tmp_path / package.name / "mixture" / "compiled" / "features.py"
+    changed.write_text(changed.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert run() == ["0", "2.0"]
 
 
 OTHER_WIDTHS = """
@@ -269,12 +286,12 @@ for dtype in ("f4", "f8"):
     multiply_transposed(out, right, 0, sums)
     assert np.allclose(out, left @ right, atol=1e-5)
     assert np.allclose(sums, left @ right @ right.T, atol=1e-3)
-    corner, squares = np.tril(left[:, :8], 1), np.zeros((1, 96), dtype)
+    corner, squares = np.ascontiguousarray(np.tril(left[:, :7])), np.zeros((1, 96), dtype)
     side = side_of(33, np.dtype(dtype).itemsize)
     upper = np.zeros((side, side), dtype)
-    subtract_half_squares(corner, right[:8], squares)
+    subtract_half_squares(corner, right[:7], squares)
     add_upper_squares(right, 11, upper)
-    assert np.allclose(squares, -0.5 * ((corner @ right[:8]) ** 2).sum(axis=0), rtol=1e-3)
+    assert np.allclose(squares, -0.5 * ((corner @ right[:7]) ** 2).sum(axis=0), rtol=1e-3)
     assert np.allclose(np.triu(upper), np.triu(right[:, :side].T @ right[:, :side]), atol=1e-3)
 """
 

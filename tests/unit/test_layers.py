@@ -159,7 +159,7 @@ def test_mixture_knows_numpy_and_scipy_only():
     compiling = {
         "mixture.compiled.loop": {"numba", "llvmlite"},
         "mixture.compiled.products": {"numba", "llvmlite"},
-        "mixture.compiled.tiles": {"numba"},
+        "mixture.compiled.tiling": {"numba"},
     }
     found = {
         (name, package)

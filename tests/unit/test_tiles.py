@@ -21,26 +21,35 @@ from scipy.stats import multivariate_normal
 from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
 from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
-from emtau_dask.mixture.compiled import tiles
-from emtau_dask.mixture.compiled.joint import conclude
+from emtau_dask.mixture.compiled import tiles, tiling
 from emtau_dask.mixture.compiled.loop import _exponentiate, logarithm
 from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel, tiled
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep.block_kernel import BlockKernel, MostProbable
-from emtau_dask.mixture.estep.joint import statistics_of_joint
-from emtau_dask.mixture.estep.plan import Form, block_bytes, plan_kernel
+from emtau_dask.mixture.estep.plan import Form, block_bytes, plan_kernel, plan_tiles
 from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.model.parameters import MixtureParameters
 
 K, D = 3, 4
-TILE = tiles.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
-FORMS = [*((name, D) for name in COVARIANCE_TYPES), ("full", 19)]
-"""Covariance types and features; of the last, jointly."""
+TILE = tiling.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
+MIXED = 5, 12
+"""Features of the mixtures of which one component is scored in the centred form, and two by features."""
+FORMS = [*((name, D) for name in COVARIANCE_TYPES), ("full", 19), *(("full", d) for d in MIXED)]
+"""Covariance types and features; with 19, all are scored in the centred form. In that form all rows of a tile
+are summed for each component with up to 8, and with more those for which it has responsibility."""
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE + 5)
 DTYPES = (np.float32, np.float64)
 
 
 drawn = partial(references.drawn, spread=0.1)
+
+
+def planned(parameters, dtype=np.float64):
+    plan = plan_tiles(parameters, np.dtype(dtype))
+    mixes = parameters.n_features in MIXED and parameters.covariance_type == "full"
+    if mixes and plan.form is Form.FEATURES and not plan.single:
+        return replace(plan, together=np.arange(parameters.n_components) != 1)
+    return plan
 
 
 def absorber(plan, n, *, compiled):
@@ -112,7 +121,7 @@ class TestAgainstNaiveSums:
     def test_log_likelihoods_are_scipys(self, covariance_type, d, n):
         parameters = drawn(covariance_type, d=d)
         rows = rows_near(parameters, n)
-        found = absorber(plan_kernel(parameters), n, compiled=True).accumulate(rows, None, None)
+        found = absorber(planned(parameters), n, compiled=True).accumulate(rows, None, None)
         expected = scipy.special.logsumexp(log_joint(rows, parameters), axis=1)
         assert np.allclose(found.log_likelihoods, expected, rtol=1e-12)
         assert np.isclose(found.total, expected.sum(), rtol=1e-12)
@@ -120,7 +129,7 @@ class TestAgainstNaiveSums:
     def test_most_probable_components_follow_bayes_theorem(self, covariance_type, d, n):
         parameters = drawn(covariance_type, d=d, spread=1.0)
         rows, seen = rows_near(parameters, n), room(n)
-        absorber(plan_kernel(parameters), n, compiled=True).accumulate(rows, None, seen)
+        absorber(planned(parameters), n, compiled=True).accumulate(rows, None, seen)
         expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
         assert np.array_equal(seen.labels, expected.argmax(axis=1))
         assert np.allclose(seen.largest, expected.max(axis=1), rtol=1e-11)
@@ -131,7 +140,7 @@ class TestAgainstNaiveSums:
         parameters = drawn(covariance_type, d=d)
         rows = rows_near(parameters, n)
         weights = np.random.default_rng(3).uniform(0, 3, n) if weighted else None
-        kernel = absorber(plan_kernel(parameters), n, compiled=True)
+        kernel = absorber(planned(parameters), n, compiled=True)
         assert isinstance(kernel, TileKernel)
         kernel.accumulate(rows, weights, None)
         responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
@@ -146,13 +155,13 @@ class TestAgainstNaiveSums:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
-    """Jointly, of the rows that a component is responsible for; in a few tiles it is so for none."""
+    """Of the rows that a component is responsible for; in a few tiles it is so for none."""
     parameters = drawn("full", k=12, d=40, spread=10.0)
     rows = rows_near(parameters, 3 * TILE + 5)
     rows = rows[np.argsort(np.linalg.norm(rows - parameters.means[0], axis=1))]
     weights = np.random.default_rng(3).uniform(0, 3, len(rows)) if weighted else None
-    plan = plan_kernel(parameters)
-    assert plan.form is Form.JOINT
+    plan = planned(parameters)
+    assert plan.form is Form.CENTRED
     kernel = absorber(plan, len(rows), compiled=True)
     kernel.accumulate(rows, weights, None)
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
@@ -168,12 +177,11 @@ def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 128, 129, TILE + 64])
 @pytest.mark.parametrize("d", [1, 2, 4, 9])
 def test_scatters_of_few_features_are_the_sums_over_rows_however_many_a_component_has(d, n):
-    """Jointly, since components are far apart; two have no rows at all, or one."""
+    """In the centred form, since components are far apart; two have no rows at all, or one."""
     parameters = drawn("full", d=d)
     means = 100.0 * np.arange(K)[:, np.newaxis] + parameters.means
     parameters = replace(parameters, means=means)
-    plan = plan_kernel(parameters)
-    assert plan.form is Form.JOINT
+    plan = planned(parameters).centred
     rng = np.random.default_rng(n)
     rows = np.vstack([means[0] + rng.normal(size=(n, d)), means[1] + rng.normal(size=(1, d))])
     kernel = absorber(plan, len(rows), compiled=True)
@@ -191,7 +199,7 @@ def test_scatters_of_few_features_are_the_sums_over_rows_however_many_a_componen
 def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
     """With them whoever reads rows knows that none is too large."""
     parameters = drawn(covariance_type, d=d)
-    plan = plan_kernel(parameters, np.dtype(dtype))
+    plan = planned(parameters, dtype)
     rows = rows_near(parameters, 3 * TILE + 5, plan.dtype)
     expected = (rows.astype(np.longdouble) ** 2).sum()
     for compiled in (False, True):
@@ -205,7 +213,7 @@ def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
 def test_of_rows_with_a_value_that_is_not_finite_nothing_is_added(covariance_type, d, compiled, value):
     parameters = drawn(covariance_type, d=d)
     rows = rows_near(parameters, TILE + 5)
-    kernel, clean = (absorber(plan_kernel(parameters), len(rows), compiled=compiled) for _ in range(2))
+    kernel, clean = (absorber(planned(parameters), len(rows), compiled=compiled) for _ in range(2))
     spoilt = rows.copy()
     spoilt[TILE + 1, d - 1] = value
     found = kernel.accumulate(spoilt, None, None)
@@ -222,7 +230,7 @@ def test_statistics_of_many_blocks_are_those_of_one(d, spread):
     """Where components are apart, scatters leave out most rows."""
     parameters = drawn("full", d=d, spread=spread)
     rows = rows_near(parameters, 2000)
-    kernel, whole = (absorber(plan_kernel(parameters), 2000, compiled=True) for _ in range(2))
+    kernel, whole = (absorber(planned(parameters), 2000, compiled=True) for _ in range(2))
     whole.accumulate(rows, None, None)
     for begin in range(0, 2000, 300):
         kernel.accumulate(rows[begin : begin + 300], None, None)
@@ -236,7 +244,7 @@ def test_statistics_of_many_blocks_are_those_of_one(d, spread):
 def test_single_precision_stays_within_its_limit(covariance_type, n):
     parameters = drawn(covariance_type)
     rows, seen = rows_near(parameters, n, np.float32), room(n)
-    plan = plan_kernel(parameters, np.dtype(np.float32))
+    plan = planned(parameters, np.float32)
     kernel = absorber(plan, n, compiled=True)
     assert plan.single
     assert isinstance(kernel, TileKernel)
@@ -259,7 +267,7 @@ def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type,
     rows[TILE + 3 :: 5] *= 60
     expected = log_joint(rows, parameters)
     assert (expected.max(axis=1) < LEAST_EXPONENT[np.dtype("f8")]).any()
-    plan = plan_kernel(parameters)
+    plan = planned(parameters)
     assert tiled(plan)
     found = absorber(plan, len(rows), compiled=True).accumulate(rows, None, seen)
     assert np.allclose(found.log_likelihoods, scipy.special.logsumexp(expected, axis=1), rtol=1e-11)
@@ -278,7 +286,7 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(cova
         covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
         covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
         parameters = replace(parameters, covariances=covariances, precisions_cholesky=factors)
-    plan = plan_kernel(parameters, np.dtype(dtype))
+    plan = planned(parameters, dtype)
     rows, others = (rows_near(parameters, 50, dtype, seed=seed) for seed in (1, 2))
     rows[-20:] = 1e25 if dtype is np.float32 else 1e149
     seen, plain = room(50), BlockKernel(plan, 50)
@@ -298,7 +306,7 @@ def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
     rows = rows_near(parameters, 10)
     rows[7] = 1e160
     with np.errstate(over="ignore"):
-        accumulated = absorber(plan_kernel(parameters), 10, compiled=True).accumulate(rows, None, None)
+        accumulated = absorber(planned(parameters), 10, compiled=True).accumulate(rows, None, None)
     assert np.array_equal(np.flatnonzero(~np.isfinite(accumulated.log_likelihoods)), [7])
     assert not np.isfinite(accumulated.total)
 
@@ -307,7 +315,7 @@ def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
 def test_a_kernel_goes_on_with_the_tiles_of_one_that_is_finished(covariance_type, d):
     """To the bit as by new ones: after values that are not finite, that overflow, and rows far away."""
     parameters = drawn(covariance_type, d=d)
-    kernels, rows = Kernels(plan_kernel(parameters), compiled=True), rows_near(parameters, 300)
+    kernels, rows = Kernels(planned(parameters), compiled=True), rows_near(parameters, 300)
     for before in (np.full((400, d), np.inf), np.full((400, d), 1e149), rows_near(parameters, 500) * 60):
         first, beside = kernels.made(500), Kernels(kernels.plan, compiled=True).made(500)
         with np.errstate(over="ignore"):
@@ -324,7 +332,7 @@ def test_a_kernel_goes_on_with_the_tiles_of_one_that_is_finished(covariance_type
 
 def test_kernels_travel_without_tiles_and_copies_share_those_of_a_process():
     """As tasks do that carry what they need; when the last is gone, so are the tiles."""
-    kernels = Kernels(plan_kernel(drawn("full")), compiled=True)
+    kernels = Kernels(planned(drawn("full")), compiled=True)
     travelled = pickle.dumps(kernels)
     assert len(travelled) < len(pickle.dumps(kernels.plan)) + 300
     one, two = pickle.loads(travelled), pickle.loads(travelled)
@@ -341,7 +349,7 @@ def test_kernels_travel_without_tiles_and_copies_share_those_of_a_process():
 def test_threads_have_tiles_of_their_own():
     """As many threads as there are, each with one kernel after another, find what one thread does."""
     parameters = drawn("full", d=19)
-    kernels = Kernels(plan_kernel(parameters), compiled=True)
+    kernels = Kernels(planned(parameters), compiled=True)
     chunks = [rows_near(parameters, 300, seed=seed) for seed in range(40)]
 
     def scatter(rows):
@@ -355,32 +363,10 @@ def test_threads_have_tiles_of_their_own():
             assert np.array_equal(found, alone)
 
 
-def test_statistics_of_moments_are_those_of_numpys_calls():
-    """Also of a component without rows, and of one that comes from afar."""
-    plan = plan_kernel(drawn("full", d=19))
-    means = plan.parameters.means.copy()
-    means[2] += 1e3
-    plan = replace(plan, parameters=replace(plan.parameters, means=means))
-    constants = tiles._jointly(plan, tiles._compiled()).constants
-    rng = np.random.default_rng(0)
-    sums, upper = rng.uniform(1, 2, (K, 20)), np.triu(rng.uniform(50, 99, (K, 19, 19)))
-    sums[1], upper[1] = 0.0, 0.0
-    expected = statistics_of_joint(plan.factors, sums, upper + np.triu(upper, 1).swapaxes(1, 2))
-    padded = np.full((K, 24, 24), np.nan)
-    padded[:, :19, :19] = upper
-    padded[:, *np.tril_indices(19, -1)] = np.nan
-    weights, means, scatter = np.full(K, np.nan), np.full((K, 19), np.nan), np.full((K, 19, 19), np.nan)
-    conclude(constants, sums, padded, weights, means, scatter)
-    assert np.array_equal(weights, expected.weights)
-    assert np.allclose(means, expected.means, rtol=1e-14)
-    assert np.allclose(scatter, expected.scatter, rtol=1e-13)
-    assert (means[1] == 0).all()
-
-
 def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
     twins = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, D)), np.ones((2, D)), np.ones((2, D)))
     seen = room(50)
-    kernel = absorber(plan_kernel(twins), 50, compiled=True)
+    kernel = absorber(planned(twins), 50, compiled=True)
     kernel.accumulate(np.random.default_rng(0).normal(size=(50, D)), None, seen)
     assert (seen.labels == 0).all()
     assert (seen.largest == 0.5).all()
@@ -393,7 +379,7 @@ def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only(d):
     rows, weights = rows_near(parameters, 100), np.full(100, 2.0)
     before = rows.copy()
     rows.setflags(write=False)
-    kernel = absorber(plan_kernel(parameters), 100, compiled=True)
+    kernel = absorber(planned(parameters), 100, compiled=True)
     kernel.accumulate(rows, weights, room(100))
     assert np.array_equal(rows, before)
     assert (weights == 2).all()
@@ -406,7 +392,7 @@ def test_neither_rows_nor_weights_are_touched_and_rows_may_be_read_only(d):
 def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, overflowing):
     """Of the longest blocks, and of those that go by NumPy after all."""
     parameters = drawn(covariance_type, k, d, spread=0.0)
-    plan = plan_kernel(parameters, np.dtype(dtype))
+    plan = planned(parameters, dtype)
     longest = 3 * absorber(plan, 10**7, compiled=True).n_rows // 2
     n = min(longest, absorber(plan, longest, compiled=True).n_rows)
     rows = np.zeros((n, d), plan.dtype)
@@ -428,11 +414,10 @@ def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, over
 
 @pytest.mark.parametrize(("k", "d"), [(1000, 1), (1000, 2), (200, 9), (64, 17)])
 def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
-    """Jointly, since components are far apart."""
+    """In the centred form, since components are far apart."""
     means, unit = 200 * np.random.default_rng(0).normal(size=(k, d)), np.broadcast_to(np.eye(d), (k, d, d))
     parameters = MixtureParameters("full", np.full(k, 1 / k), means, unit, unit)
-    plan, rows = plan_kernel(parameters), rows_near(parameters, 100_000)
-    assert plan.form is Form.JOINT
+    plan, rows = planned(parameters).centred, rows_near(parameters, 100_000)
     absorber(plan, 10, compiled=True).accumulate(rows[:10])  # loads code
     tracemalloc.start()
     kernel = absorber(plan, len(rows), compiled=True)
@@ -446,21 +431,27 @@ def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
     assert peak <= block_bytes("full", k, d, len(rows)) + held
 
 
+def spoil(buffers, d):
+    """Fill with NaN all buffers but those that must be finite, and groups but for what is beyond features."""
+    for name, buffer in buffers._asdict().items():
+        if isinstance(buffer, tuple):
+            spoil(buffer, d)
+        elif name not in ("features", "differences", "coordinates", "counts", "totals"):
+            buffer[..., : d if name == "groups" else None] = np.nan
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
-@pytest.mark.parametrize(("k", "d"), [(1, 1), (1, 4), (2, 1), (40, 5), (3, 8), (2, 25)])
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (1, 4), (2, 1), (40, 5), (3, 8), (3, 12), (2, 25)])
 def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     """All of them hold NaN but what must be finite; the numbers are those of NumPy."""
     parameters = drawn(covariance_type, k, d)
-    plan = plan_kernel(parameters, np.dtype(dtype))
+    plan = planned(parameters, dtype)
     rows, weights = rows_near(parameters, 1000, plan.dtype), np.random.default_rng(0).uniform(0, 2, 1000)
     rows[700::7] *= 100
     clean, spoilt, plain = *(absorber(plan, 1000, compiled=True) for _ in range(2)), BlockKernel(plan, 1000)
-    for name, buffer in spoilt.tiling.buffers._asdict().items():
-        if name not in ("features", "differences", "coordinates"):
-            buffer[..., : d if name == "residuals" else None] = np.nan
-    for array in spoilt._moments.block:
-        array.fill(np.nan)
+    spoil(spoilt.tiling.buffers, d)
+    spoilt._sums.numbers.fill(np.nan)
     kernels, room_of = (clean, spoilt, plain), room(1000)
     found = [(kernel.accumulate(rows, weights, room_of), kernel.statistics()) for kernel in kernels]
     rtol, atol = (1e-3, 1e-2) if plan.single else (1e-9, 1e-8)
@@ -476,7 +467,7 @@ def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
 def test_sums_that_overflow_in_float32_go_by_numpy():
     """Every log-likelihood is finite, and so are the sums of short blocks."""
     parameters = drawn("diag")
-    plan = plan_kernel(parameters, np.dtype(np.float32))
+    plan = planned(parameters, np.float32)
     rows = np.zeros((400, D), np.float32)
     rows[:300:100] = 9e18
     accumulated = (kernel := absorber(plan, 400, compiled=True)).accumulate(rows, None, None)
@@ -488,42 +479,57 @@ def test_sums_that_overflow_in_float32_go_by_numpy():
 def test_what_is_said_of_other_numbers_of_rows_is_refused(weights, seen):
     """Compiled code does not look where arrays end."""
     with pytest.raises(ValueError, match="do not fit"):
-        absorber(plan_kernel(drawn("full")), 10, compiled=True).accumulate(np.zeros((5, D)), weights, seen)
+        absorber(planned(drawn("full")), 10, compiled=True).accumulate(np.zeros((5, D)), weights, seen)
 
 
 @pytest.mark.parametrize("shape", [(65, D), (5, D + 1)])
 def test_rows_that_do_not_fit_are_refused(shape):
     with pytest.raises(ValueError, match="do not fit"):
-        absorber(plan_kernel(drawn("full")), 10, compiled=True).accumulate(np.zeros(shape), None, None)
+        absorber(planned(drawn("full")), 10, compiled=True).accumulate(np.zeros(shape), None, None)
 
 
 class TestChoice:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
     def test_components_that_go_by_features_together_go_by_tiles(self, covariance_type, dtype):
-        plan = plan_kernel(drawn(covariance_type), np.dtype(dtype))
+        plan = planned(drawn(covariance_type), dtype)
         assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
         assert isinstance(absorber(plan, 10, compiled=False), BlockKernel)
 
-    @pytest.mark.parametrize(("k", "d", "spread"), [(3, 40, 0.1), (3, 4, 100.0)])
-    def test_components_that_go_jointly_together_go_by_tiles(self, k, d, spread):
-        plan = plan_kernel(drawn("full", k=k, d=d, spread=spread))
-        assert plan.form is Form.JOINT
+    @pytest.mark.parametrize(("k", "d", "spread"), [(3, 40, 0.1), (3, 4, 100.0), (3, 4, 1e7)])
+    def test_components_with_factors_of_their_own_go_by_tiles_in_the_centred_form(self, k, d, spread):
+        plan = planned(drawn("full", k=k, d=d, spread=spread))
+        assert plan.form is Form.CENTRED
         assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
         assert isinstance(absorber(plan, 10, compiled=False), BlockKernel)
 
-    @pytest.mark.parametrize(("k", "d", "spread"), [(2, 400, 0.1), (3, 4, 1e7)])
-    def test_plans_with_centred_components_go_by_blocks(self, k, d, spread):
-        plan = plan_kernel(drawn("full", k=k, d=d, spread=spread))
+    @pytest.mark.parametrize(
+        ("covariance_type", "k", "d", "spread"),
+        [("full", 2, 400, 0.1), ("diag", 3, 4, 1e7), ("tied", 3, 4, 1e7)],
+    )
+    def test_other_plans_with_centred_components_go_by_blocks(self, covariance_type, k, d, spread):
+        plan = planned(drawn(covariance_type, k=k, d=d, spread=spread))
         assert not plan.together.all()
         assert isinstance(absorber(plan, 10, compiled=True), BlockKernel)
+
+    def test_a_component_goes_centred_before_it_must(self):
+        """Between the limits of tiles and of blocks; the others are scored by features all the same."""
+        parameters = drawn("full")
+        means = parameters.means.copy()
+        means[1] += 25.0
+        parameters = replace(parameters, means=means, weights=np.array([0.5, 1e-9, 0.5]))
+        assert plan_kernel(parameters).together.tolist() == [True, True, True]
+        plan = planned(parameters)
+        assert plan.form is Form.FEATURES
+        assert plan.together.tolist() == [True, False, True]
+        assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
 
     @pytest.mark.parametrize("itemsize", [4, 8])
     @pytest.mark.parametrize("count", [3, 15, 153, 561, 1200, 5000])
     def test_rows_of_tiles_are_odd_multiples_of_three_cache_lines_that_fit_a_cache(self, count, itemsize):
-        rows = tiles.rows_of_tile(count, itemsize)
+        rows = tiling.rows_of_tile(count, itemsize)
         assert rows * itemsize % 384 == 192
-        assert rows * itemsize * count <= max(tiles.TILE_BYTES, 9 * 64 * count)
+        assert rows * itemsize * count <= max(tiling.TILE_BYTES, 9 * 64 * count)
         assert rows * itemsize <= 27 * 64
 
     @pytest.mark.parametrize(
@@ -606,11 +612,11 @@ def test_what_is_compiled_need_not_be_kept():
 
 
 def test_numba_told_to_compile_nothing_is_as_good_as_none(monkeypatch):
-    tiles._compiled.cache_clear()
+    tiling.compiled_loops.cache_clear()
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     try:
         assert "NUMBA_DISABLE_JIT" in tiles.why_not_compiled()
         with pytest.raises(RuntimeError, match="NUMBA_DISABLE_JIT"):
-            absorber(plan_kernel(drawn("full")), 10, compiled=True)
+            absorber(planned(drawn("full")), 10, compiled=True)
     finally:
-        tiles._compiled.cache_clear()
+        tiling.compiled_loops.cache_clear()

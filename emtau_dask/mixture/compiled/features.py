@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from emtau_dask.mixture.compiled.loop import add, collect, fill, implement, score
+from emtau_dask.mixture.compiled.loop import add, collect, fill, finish, implement, score
 from emtau_dask.mixture.compiled.products import multiply, multiply_transposed, subtract_transposed
-from emtau_dask.mixture.numerics import AnyArray, Ints
+from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
 
 
 class FeatureConstants(NamedTuple):
@@ -23,6 +23,13 @@ class FeatureConstants(NamedTuple):
     coefficients: AnyArray  # (K, F)
     least: float  # the exponentials of smaller numbers are taken for 0
     ceiling: float  # log-densities less scores, nats
+
+
+class FeatureMoments(NamedTuple):
+    """Of a block."""
+
+    sums: Floats  # of the first F' features, (K, F')
+    squares: Floats  # over all components, (d, d), where they are wanted, else (0, 0)
 
 
 class FeatureBuffers(NamedTuple):
@@ -64,21 +71,26 @@ def _score(constants: Any, buffers: Any) -> None:
     multiply(constants.coefficients, buffers.features, 0, buffers.scores)
 
 
-def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
+def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     multiply_transposed(buffers.scores, buffers.features, 0, buffers.part)
-    add(buffers.part, results.moments)
+    add(buffers.part, moments.sums)
     m = len(rows)
-    for f in range(len(results.squares)):
+    for f in range(len(moments.squares)):
         weighted, coordinate = buffers.weighted[f], buffers.features[1 + f]
         for t in range(m):
             weighted[t] = coordinate[t] * weights[t] if len(weights) > 0 else coordinate[t]
         for t in range(m, len(weighted)):
             weighted[t] = 0
-    if len(results.squares) > 0:
+    if len(moments.squares) > 0:
         multiply_transposed(buffers.weighted, buffers.features, 1, buffers.square)
-        add(buffers.square, results.squares)
+        add(buffers.square, moments.squares)
 
 
+def _finish(constants: Any, buffers: Any, moments: Any) -> None:
+    pass
+
+
+implement(finish, FeatureConstants, _finish)
 implement(fill, FeatureConstants, _fill)
 implement(score, FeatureConstants, _score)
 implement(collect, FeatureConstants, _collect)

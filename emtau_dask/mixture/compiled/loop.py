@@ -18,12 +18,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from emtau_dask.mixture.compiled.products import OPTIONS, loop, sum_loop
+from emtau_dask.mixture.compiled.products import WITHIN, loop, sum_loop
 from emtau_dask.mixture.numerics import Floats, Ints
 
-PARTS = "b6264af83dcf0bd4"
-"""Digest of the other modules that `accumulate` is compiled from. Numba recompiles it when this file changes:
-with the digest, also when they change."""
 TO_READ_SOON = 0, 2, 1
 """Arguments of LLVM's prefetch: for reading, into the core's larger cache, of data."""
 LOG2_E = 1.0 / math.log(2.0)
@@ -46,8 +43,8 @@ class Results(NamedTuple):
     log_likelihoods: Floats  # (n,), nats
     labels: Ints  # (n,), the lowest index of equals; (0,) where they are not wanted
     largest: Floats  # the responsibilities of the labels, (n,) or (0,)
-    moments: Floats  # of the form's shapes, as squares
-    squares: Floats
+    moments: Any  # a named tuple of the form, of views of the numbers
+    numbers: Floats  # (m,)
 
 
 def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
@@ -57,7 +54,7 @@ def implement(generic: Callable[..., None], kind: type, implementation: Callable
         fits = isinstance(constants, types.NamedTuple) and constants.instance_class is kind
         return implementation if fits else None
 
-    overload(generic, jit_options=OPTIONS, strict=False)(chosen)
+    overload(generic, jit_options=WITHIN, strict=False)(chosen)
 
 
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
@@ -70,11 +67,16 @@ def score(constants: Any, buffers: Any) -> None:
     raise NotImplementedError
 
 
-def collect(constants: Any, rows: Any, weights: Any, buffers: Any, results: Any) -> None:
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     """Add the moments of the tile's rows; compiled code only.
 
     The scores are their responsibilities now, times ``weights`` (m,) or (0,), and 0 in the other columns.
     """
+    raise NotImplementedError
+
+
+def finish(constants: Any, buffers: Any, moments: Any) -> None:
+    """Add the moments of what is left of a block in the buffers; compiled code only."""
     raise NotImplementedError
 
 
@@ -297,8 +299,8 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
     tile = scores.shape[1]
     relative = False
     squared = total = 0.0
-    results.moments[:] = 0.0
-    results.squares[:] = 0.0
+    for i in range(len(results.numbers)):
+        results.numbers[i] = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
         m = end - begin
@@ -328,7 +330,6 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
                 of_component = scores[k]
                 for t in range(m):
                     of_component[t] *= weights[begin + t]
-        collect(constants, rows[begin:end], weights[begin:end], buffers, results)
-    return squared, total + _zero_if_finite(results.moments.reshape(-1)) + _zero_if_finite(
-        results.squares.reshape(-1)
-    )
+        collect(constants, rows[begin:end], weights[begin:end], buffers, results.moments)
+    finish(constants, buffers, results.moments)
+    return squared, total + _zero_if_finite(results.numbers)

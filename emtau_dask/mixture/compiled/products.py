@@ -6,15 +6,15 @@ factor by three vectors, or rows, of the other stay in registers while one loop 
 that both share (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
 So do the squares of such sums, and rows while they are transposed.
 Functions raise ValueError where shapes do not fit.
-
-Numba reuses what it compiled until the file of the function changes. Since other files compile these
-functions in, `mixture.compiled.loop` holds a digest of this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +24,8 @@ from numba.core.codegen import get_host_cpu_features
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy", "fastmath": {"contract"}}
+WITHIN: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 ROWS, COLUMNS = 4, 3
 """Of the sums that are in registers: these 12 vectors and 4 others are as many as most machines have. Each
 number of rows up to 4, or of vectors up to 3, has a function of its own."""
@@ -34,8 +35,23 @@ SIDE = 4
 INDEX = ir.IntType(64)
 
 
+def _digest() -> str:
+    """Return a digest of the modules of compiled loops; nothing where they are not files."""
+    found = sha256()
+    with suppress(OSError):
+        for path in sorted(Path(__file__).parent.glob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+VERSION = _digest()
+"""Part of the names under which numba keeps what it compiled: it looks at a function's own file alone, and
+cannot read what it kept with types that have gone."""
+
+
 def loop(function: Any, **options: Any) -> Any:
     """Compile a function at its first call, and keep the result on disk where numba finds a place for it."""
+    function.__qualname__ += f"-{VERSION}"
     try:
         return njit(**OPTIONS | options, cache=True)(function)
     except RuntimeError:
@@ -306,25 +322,25 @@ def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
 def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
     """Subtract from ``out`` half the squared lengths of the columns of ``left @ right``.
 
-    They are of shapes (1, T), (m, 1 + m) and (1 + m, T); T numbers fill a multiple of `COLUMNS` cache lines.
-    Row j of ``left`` is 0 from column j + 2 on; what is beyond the end of a group of four rows is not read.
+    They are of shapes (1, T), (m, m) and (m, T); T numbers fill a multiple of `COLUMNS` cache lines. ``left``
+    is 0 above its diagonal; what is beyond the end of a group of four rows is not read.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     rest = m % ROWS
     k = m - rest
-    if left.shape[1] != m + 1 or len(right) != m + 1 or right.shape[1] % step:
+    if left.shape[1] != m or len(right) != m or right.shape[1] % step:
         raise ValueError("the factors do not fit each other, or vectors do not fit them")
     if out.shape[0] != 1 or out.shape[1] != right.shape[1]:
         raise ValueError("the result does not fit the factors")
     for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
-            _subtract_four(left, right, out, row, t, 0, row + ROWS + 1)
+            _subtract_four(left, right, out, row, t, 0, row + ROWS)
         if rest == 1:
-            _subtract_one(left, right, out, k, t, 0, m + 1)
+            _subtract_one(left, right, out, k, t, 0, m)
         elif rest == 2:
-            _subtract_two(left, right, out, k, t, 0, m + 1)
+            _subtract_two(left, right, out, k, t, 0, m)
         elif rest == 3:
-            _subtract_three(left, right, out, k, t, 0, m + 1)
+            _subtract_three(left, right, out, k, t, 0, m)
 
 
 @loop

@@ -1,6 +1,7 @@
 """The E-step over blocks of rows by calls of NumPy, and the plan that says by which arithmetic."""
 
 from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, MostProbable, ScoredBlock
+from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF
 from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums
@@ -13,12 +14,15 @@ from emtau_dask.mixture.estep.plan import (
     block_rows,
     even_length,
     form_of,
+    group_rows,
     plan_kernel,
+    plan_tiles,
 )
 from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 
 __all__ = [
     "BLOCK_BYTES",
+    "LEAST_BROKEN_OFF",
     "LEAST_EXPONENT",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
@@ -33,6 +37,8 @@ __all__ = [
     "block_rows",
     "even_length",
     "form_of",
+    "group_rows",
     "plan_kernel",
+    "plan_tiles",
     "statistics_of_moments",
 ]

@@ -73,7 +73,7 @@ class FeatureProducts:
         self._coefficients = coefficients
         self._scores = scores
         self._features: Floats = np.ones((count, scores.shape[1]), dtype=dtype)
-        self._moments = MomentSums(structure.moment_shapes(K, count))
+        self._moments = MomentSums(tuple(map(np.empty, structure.moment_shapes(K, count))))
         self._length = _Length(0, self._centre, (), ())
 
     def _of_length(self, n: int) -> _Length:

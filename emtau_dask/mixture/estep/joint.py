@@ -100,7 +100,7 @@ class JointProducts:
         self._scores = scores
         self._coordinates: Floats = np.ones((1 + d, n_rows))
         self._buffer: Floats = np.empty(buffer_rows(K, d) * n_rows)
-        self._moments = MomentSums(((K, 1 + d), (K, d, d)), ADDED_ROWS)
+        self._moments = MomentSums((np.empty((K, 1 + d)), np.empty((K, d, d))), ADDED_ROWS)
         self._rows: Floats = np.empty((0, d))
 
     def _buffered(self, *shape: int) -> Floats:

@@ -12,14 +12,14 @@ ADDED_ROWS = 1024
 
 
 class MomentSums:
-    """Moments of a stream of blocks, in float64; those of the next are to be written into ``block``.
+    """Moments of a stream of blocks, in float64; those of each are to be written into ``block``.
 
     Blocks are added up in place until they have ``added_rows`` rows, as many as one product would sum anyway.
     These sums are merged pairwise.
     """
 
-    def __init__(self, shapes: tuple[tuple[int, ...], ...], added_rows: int = ADDED_ROWS) -> None:
-        self.block: Moments = tuple(np.empty(shape) for shape in shapes)
+    def __init__(self, block: Moments, added_rows: int = ADDED_ROWS) -> None:
+        self.block = block
         self._sums: Moments | None = None
         self._rows, self._added_rows = 0, added_rows
         self._merger: PairwiseMerger[Moments] = PairwiseMerger(lambda a, b: tuple(map(np.add, a, b)))

@@ -38,6 +38,15 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Most features d for which components with factors of their own use quadratic features: 10 + 2 K, but 96 at
 most (`benchmarks/kernels.py`). All components share the cost of forming them."""
 BLOCK_BYTES = 2**23
+WIDEST_IN_TILES = 23
+"""The same for compiled tiles, which in the centred form are faster beyond (`benchmarks/compiled.py`)."""
+SPARE_DIGITS = 4.0
+"""Compiled tiles score a component by features only as long as rounding may grow so many times before it
+reaches the limit: in the centred form they cost little more, and a pass that lost digits is done again."""
+GROUP_BYTES, LEAST_GROUP_ROWS, MOST_GROUP_ROWS = 2**22, 8, 64
+"""Of the rows that compiled tiles gather for components in the centred form."""
+SIDE_PADDING, WIDEST_PADDING = 7, 23
+"""Most numbers beyond a row's features in the scatters of tiles, and in the rows that are gathered."""
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """In the centred form, K matrices (d, d) are read for each block, which should be long beside that."""
 
@@ -89,6 +98,19 @@ def even_length(n_rows: int, wanted: int) -> int:
     return max(1, -(-n_rows // (blocks * MIN_BLOCK_ROWS))) * MIN_BLOCK_ROWS
 
 
+def group_rows(n_components: int, n_features: int) -> int:
+    """Return how many rows compiled tiles gather for each component: a fixed function of its arguments."""
+    fitting = GROUP_BYTES // (8 * max(1, n_components) * n_features)
+    return max(LEAST_GROUP_ROWS, min(MOST_GROUP_ROWS, fitting))
+
+
+def _gathered_bytes(n_components: int, n_features: int) -> int:
+    """Return an upper bound of what compiled tiles take in the centred form beside their rows."""
+    groups = n_components * group_rows(n_components, n_features) * (n_features + WIDEST_PADDING)
+    moments = n_components * (1 + n_features + (n_features + SIDE_PADDING) ** 2)
+    return 8 * (groups + 2 * moments + 3 * n_components * n_features**2)
+
+
 def _longest(n_rows: int, wanted: int) -> int:
     """Return an upper bound of `even_length` for chunks of up to ``n_rows`` rows."""
     return min(n_rows, 3 * wanted // 2) + MIN_BLOCK_ROWS
@@ -103,7 +125,10 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
     longest = _longest(n_rows, block_rows(*shape, Form.CENTRED))
     stretch = stretch_rows(structure, n_components, n_features, longest)
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
-    return in_blocks + gathered + min(n_rows, tile_rows(n_features)) * 8 * n_features
+    in_tiles = 0
+    if structure.own_factors and n_features < LEAST_BROKEN_OFF:
+        in_tiles = _gathered_bytes(n_components, n_features)
+    return in_blocks + gathered + in_tiles + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
 
 class Products(Protocol):
@@ -250,6 +275,31 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     if parameters.structure.own_factors:
         plans.append(_joint_plan(parameters, first))
     return max(plans, key=lambda plan: int(plan.together.sum()))
+
+
+def plan_tiles(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
+    """Return how compiled tiles score rows of ``dtype`` under ``parameters``: as `plan_kernel`, mostly.
+
+    Where components have factors of their own, those for which features may soon lose too many digits are
+    scored in the centred form, which needs no more arithmetic; with many features all are.
+    """
+    plan = plan_kernel(parameters, dtype)
+    own_factors, n_features = parameters.structure.own_factors, parameters.n_features
+    if plan.single or not own_factors or n_features >= LEAST_BROKEN_OFF:
+        return plan
+    narrow = form_of(parameters.covariance_type, parameters.n_components, n_features) is Form.FEATURES
+    if not narrow or n_features > WIDEST_IN_TILES:
+        return plan.centred
+    plans = (
+        KernelPlan(
+            parameters, Form.FEATURES, frame, SPARE_DIGITS * EPS * conditions(parameters, frame) <= LIMIT
+        )
+        for frame in frames_of(parameters)
+    )
+    found = next(plans)
+    if not found.together.all():
+        found = max(found, *plans, key=lambda plan: int(plan.together.sum()))
+    return found if found.together.any() else found.centred
 
 
 def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:

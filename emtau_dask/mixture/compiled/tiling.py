@@ -1,0 +1,325 @@
+"""The constants, buffers and moments that compiled tiles need under a plan, by the form of the tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from emtau_dask.mixture.covariance import CovarianceStructure, Moments
+from emtau_dask.mixture.estep import (
+    LEAST_EXPONENT,
+    MAX_BLOCK_ROWS,
+    NEGLIGIBLE,
+    KernelPlan,
+    MomentSums,
+    group_rows,
+    statistics_of_moments,
+)
+from emtau_dask.mixture.model import PairwiseMerger, SufficientStatistics, merge, spread_out
+from emtau_dask.mixture.numerics import AnyArray, Bools, Floats, Ints, read_only
+
+LINE_BYTES, LINES_AT_ONCE = 64, 3
+"""Products take so many cache lines of each feature at a time (`mixture.compiled.products`)."""
+TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
+"""Bytes of a tile's features (or coordinates), and cache lines of each feature: with more, sums over rows are
+longer; with up to 27, the responsibilities of 16 components stay in the nearest cache."""
+MOST_SUMMED = 8
+"""Most features d for which the centred form sums all rows of a tile; with more, rows are gathered."""
+ADDED_ROWS = 8192
+"""Rows whose moments about means are merged block by block."""
+DOUBLE = np.dtype(np.float64)
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Loops(NamedTuple):
+    """The modules of compiled loops."""
+
+    blocks: ModuleType
+    features: ModuleType
+    centred: ModuleType
+    mixed: ModuleType
+    products: ModuleType
+
+
+@cache
+def compiled_loops() -> Loops | str:
+    """Return the compiled loops, or why there are none."""
+    try:
+        from numba import config
+
+        from emtau_dask.mixture.compiled import centred, features, loop, mixed, products
+    except Exception as error:  # numba raises all kinds where it does not fit what else is installed
+        return f"{type(error).__name__}: {error}"
+    if config.DISABLE_JIT:
+        return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
+    return Loops(loop, features, centred, mixed, products)
+
+
+class BlockSums(Protocol):
+    """Sums the moments of a stream of blocks."""
+
+    @property
+    def moments(self) -> Any:
+        """The named tuple of the form into which a block's moments are to be written."""
+        ...
+
+    @property
+    def numbers(self) -> Floats:
+        """All numbers of these moments, (m,)."""
+        ...
+
+    def push(self, n_rows: int) -> None:
+        """Add the moments that were written, of a block of ``n_rows`` rows."""
+        ...
+
+    def statistics(self) -> SufficientStatistics | None:
+        """Return the statistics of all blocks so far, None where there were none."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """What compiled tiles need under one plan."""
+
+    loops: ModuleType  # `mixture.compiled.loop`
+    constants: Any  # a named tuple of the form
+    buffers: Any  # a named tuple of the form
+    finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
+    order: Ints | None  # the components in the order of the scores; None where it is theirs
+    sums: Callable[[], BlockSums]
+
+
+def rows_of_tile(n_features: int, itemsize: int) -> int:
+    """Return the rows of a tile: an odd number of lines of each feature, which spreads them over a cache."""
+    fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
+    threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
+    return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
+
+
+def _odd_lines(n_numbers: int, itemsize: int) -> int:
+    """Return the least number, ``n_numbers`` or more, whose numbers fill an odd number of cache lines."""
+    whole = -(-n_numbers * itemsize // LINE_BYTES)
+    return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
+
+
+def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
+    """Return ones of shape (n_rows, tile); each row begins a cache line where ``tile`` fills whole lines."""
+    size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
+    numbers = np.ones(size + spare, dtype)
+    begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
+    return numbers[begin : begin + size].reshape(n_rows, tile)
+
+
+def _views(numbers: Floats, shapes: Shapes) -> Moments:
+    """Return arrays of these shapes that lie one after the other in ``numbers``."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    parts = np.split(numbers, ends[:-1])
+    return tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+
+
+def _size(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+class _FeatureSums:
+    """Sums moments of features about the centre of a frame; they are written into ``numbers``."""
+
+    def __init__(
+        self, kind: Any, conclude: Callable[[Moments], SufficientStatistics], shapes: Shapes, numbers: Floats
+    ) -> None:
+        block = _views(numbers, shapes)
+        self.numbers = numbers
+        self.moments = kind(block[0], block[1] if block[1:] else np.empty((0, 0)))
+        self._conclude = conclude
+        self._sums = MomentSums(block)
+
+    def push(self, n_rows: int) -> None:
+        self._sums.push(n_rows)
+
+    def statistics(self) -> SufficientStatistics | None:
+        moments = self._sums.total()
+        return None if moments is None else self._conclude(moments)
+
+
+class _CentredSums:
+    """Merges moments about means, which are written into ``numbers``."""
+
+    def __init__(
+        self, loops: ModuleType, structure: CovarianceStructure, shapes: Shapes, numbers: Floats
+    ) -> None:
+        self.numbers = numbers
+        self.moments = loops.CentredMoments(*_views(numbers, shapes))
+        self._combine = loops.combine
+        self._merged = loops.CentredMoments(*map(np.zeros, shapes))
+        self._rows = 0
+        self._merger = PairwiseMerger(partial(merge, structure))
+
+    def push(self, n_rows: int) -> None:
+        self._combine(self.moments, self._merged)
+        self._rows += n_rows
+        if self._rows >= ADDED_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            sums, scatter = self._merged
+            d = sums.shape[1] - 1
+            upper = np.triu(scatter[:, :d, :d])
+            whole = upper + np.triu(upper, 1).swapaxes(1, 2)
+            weights, means = read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy())
+            self._merger.push(SufficientStatistics(weights, means, read_only(whole)))
+            sums.fill(0.0)
+            scatter.fill(0.0)
+            self._rows = 0
+
+    def statistics(self) -> SufficientStatistics | None:
+        self._flush()
+        return self._merger.total()
+
+
+class _MixedSums:
+    """Sums the moments of the components scored ``together``, and merges those of the others."""
+
+    def __init__(
+        self,
+        kind: Any,
+        structure: CovarianceStructure,
+        together: Bools,
+        make: tuple[Callable[[Floats], BlockSums], Callable[[Floats], BlockSums]],
+        sizes: tuple[int, int],
+    ) -> None:
+        self.numbers = np.empty(sum(sizes))
+        self._parts = tuple(
+            each(part) for each, part in zip(make, np.split(self.numbers, sizes[:1]), strict=True)
+        )
+        self.moments = kind(*(part.moments for part in self._parts))
+        self._structure, self._together = structure, together
+
+    def push(self, n_rows: int) -> None:
+        for part in self._parts:
+            part.push(n_rows)
+
+    def statistics(self) -> SufficientStatistics | None:
+        by_features, centred = (part.statistics() for part in self._parts)
+        if by_features is None or centred is None:
+            return None
+        return merge(
+            self._structure, spread_out(by_features, self._together), spread_out(centred, ~self._together)
+        )
+
+
+def _feature_parts(
+    plan: KernelPlan, loops: ModuleType, scores: AnyArray, beside: AnyArray
+) -> tuple[Any, Any, tuple[AnyArray, ...]]:
+    """Return constants and buffers of the components that are scored by features, and what must be finite.
+
+    ``scores`` are theirs, (K', T); ``beside`` are two more buffers (2, T).
+    """
+    structure, transform, d = plan.parameters.structure, plan.frame.transform, plan.parameters.n_features
+    (K, tile), dtype = scores.shape, plan.dtype
+    count = structure.n_row_features(d)
+    features = lines(count, tile, dtype)
+    differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
+    constants = loops.FeatureConstants(
+        plan.frame.centre.astype(dtype),
+        np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
+        *structure.squares.pairs(d),
+        np.array(plan.coefficients, order="C"),
+        dtype.type(LEAST_EXPONENT[dtype]),
+        float(plan.ceiling),
+    )
+    shapes = structure.moment_shapes(K, count)
+    over_all = len(shapes) - 1
+    buffers = loops.FeatureBuffers(
+        differences,
+        features,
+        scores,
+        *beside,
+        np.empty(shapes[0], dtype),
+        lines(d * over_all, tile, dtype),
+        np.empty((d * over_all, d * over_all), dtype),
+    )
+    return constants, buffers, (differences, features)
+
+
+def _centred_parts(
+    plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, beside: Floats
+) -> tuple[Any, Any, tuple[AnyArray, ...]]:
+    """Return the same of the components that are scored in the centred form."""
+    parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
+    some, gathers = ~plan.together, d > MOST_SUMMED
+    constants = loops.CentredConstants(
+        np.zeros((1, d)),
+        parameters.means[some],
+        plan.log_scales[some].ravel(),
+        np.ascontiguousarray(parameters.precisions_cholesky[some].swapaxes(1, 2)),
+        LEAST_EXPONENT[DOUBLE],
+        float(plan.ceiling),
+        NEGLIGIBLE / MAX_BLOCK_ROWS,
+    )
+    rows, room = group_rows(K, d) if gathers else 0, _odd_lines(side, DOUBLE.itemsize)
+    groups = lines(K * rows, room, DOUBLE).reshape(K if gathers else 0, rows, room)
+    groups.fill(0.0)
+    width = LINE_BYTES // DOUBLE.itemsize * LINES_AT_ONCE if gathers else tile
+    coordinates = lines(1 + d, tile, DOUBLE)
+    sums, peaks = beside
+    buffers = loops.CentredBuffers(
+        coordinates=coordinates,
+        differences=lines(1 + d, width, DOUBLE),
+        densities=lines(1, width, DOUBLE),
+        scores=scores,
+        sums=sums,
+        peaks=peaks,
+        groups=groups,
+        weights=np.empty((K, rows)),
+        counts=np.zeros(K, np.intp),
+        totals=np.zeros(K),
+        part=np.empty((K, 1 + d)),
+        weighted=lines(0 if gathers else d, tile, DOUBLE),
+        square=np.empty((d, 1 + d)),
+        mean=np.empty(d),
+        rest=np.empty(d),
+    )
+    return constants, buffers, (coordinates,)
+
+
+def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
+    """Return what compiled tiles need under a plan that is `tiled`."""
+    structure, together = plan.parameters.structure, plan.together
+    (K, d), dtype = plan.parameters.means.shape, plan.dtype
+    count, first = structure.n_row_features(d), int(np.count_nonzero(together))
+    side = loops.products.side_of(d, DOUBLE.itemsize)
+    tile = rows_of_tile(count if first else 2 * (1 + d), dtype.itemsize)
+    scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
+    of_features = structure.moment_shapes(first, count)
+    of_centred = (K - first, 1 + d), (K - first, side, side)
+    sizes = _size(of_features), _size(of_centred)
+    by_features = partial(
+        _FeatureSums,
+        loops.features.FeatureMoments,
+        partial(statistics_of_moments, structure, plan.frame),
+        of_features,
+    )
+    about_means = partial(_CentredSums, loops.centred, structure, of_centred)
+    if first == K:
+        parts = _feature_parts(plan, loops.features, scores, beside)
+        return Tiling(loops.blocks, *parts, None, lambda: by_features(np.empty(sizes[0])))
+    if first == 0:
+        parts = _centred_parts(plan, loops.centred, side, scores, beside)
+        return Tiling(loops.blocks, *parts, None, lambda: about_means(np.empty(sizes[1])))
+    features, featured, finite = _feature_parts(plan, loops.features, scores[:first], beside)
+    centred, gathered, beyond = _centred_parts(plan, loops.centred, side, scores[first:], beside)
+    return Tiling(
+        loops.blocks,
+        loops.mixed.MixedConstants(features, centred, LEAST_EXPONENT[dtype], float(plan.ceiling)),
+        loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
+        (*finite, *beyond),
+        np.argsort(~together, kind="stable"),
+        partial(_MixedSums, loops.mixed.MixedMoments, structure, together, (by_features, about_means), sizes),
+    )
