@@ -109,7 +109,6 @@ def fit_candidates(
     A candidate whose likelihood is lower than that of one of the same type with fewer components ended in a
     worse optimum than there is. It is fitted once more, from other starts, and the better fit is kept.
     """
-    observer.stage("fitting candidates to the sample", len(settings.candidates))
     found: dict[Candidate, CandidateFit] = {}
     for candidate in settings.candidates:
         kept = None if folder is None else _kept(folder, candidate)
@@ -123,7 +122,12 @@ def fit_candidates(
             if folder is not None:
                 _keep(folder, candidate, kept)
         found[candidate] = kept
-        observer.chunks_done(1)
+        said = (
+            "could not be fitted"
+            if kept.parameters is None
+            else f"{kept.mean:.6g} nats per row of the sample"
+        )
+        observer.note(f"candidate {len(found)} of {len(settings.candidates)}, {candidate}: {said}")
     return found
 
 

@@ -33,7 +33,7 @@ from emtau_dask import (
 from emtau_dask.mixture.numerics import hashed_uniforms
 
 MEANS = np.array([[0.0, 0.0], [7.0, 0.0], [0.0, 7.0]])
-N_ROWS = 3000
+N_ROWS = 1500
 
 
 def drawn(rows, weights=(0.5, 0.3, 0.2), seed=0):
@@ -43,10 +43,10 @@ def drawn(rows, weights=(0.5, 0.3, 0.2), seed=0):
 
 ROWS = drawn(N_ROWS)
 ROWS.setflags(write=False)
-CHUNK = 250
+CHUNK = 125
 
 
-def chosen(X=ROWS, n_components=range(1, 6), **options):
+def chosen(X=ROWS, n_components=(2, 3, 4), **options):
     return select_components(X, n_components, **{"random_state": 0} | options)
 
 
@@ -80,8 +80,8 @@ def test_the_true_number_and_type_are_found(selection):
     assert best.converged_
     assert best.warm_start is False
     assert best.checkpoint is None
-    assert [record.n_components for record in selection.table_] == [1, 2, 3, 4, 5] * 2
-    assert repr(selection).startswith("ComponentSelection(3 components, diag, by bic of 10 candidates; ")
+    assert [record.n_components for record in selection.table_] == [2, 3, 4] * 2
+    assert repr(selection).startswith("ComponentSelection(3 components, diag, by bic of 6 candidates; ")
 
 
 def naive_scores(mixture, rows):
@@ -141,8 +141,8 @@ def test_icl_counts_clusters_where_bic_counts_components():
     rng = np.random.default_rng(1)
     wide = rng.choice([1.0, 3.0], size=4000)[:, None]
     X = rng.normal(size=(4000, 2)) * wide + 40 * rng.integers(2, size=4000)[:, None]
-    assert chosen(X, [1, 2, 3, 4]).best_n_components_ == 4
-    assert chosen(X, [1, 2, 3, 4], criterion="icl").best_n_components_ == 2
+    assert chosen(X, [2, 4]).best_n_components_ == 4
+    assert chosen(X, [2, 4], criterion="icl").best_n_components_ == 2
 
 
 def test_every_chunk_is_read_once_for_the_sample_and_once_for_all_scores(stored, monkeypatch):
@@ -150,7 +150,7 @@ def test_every_chunk_is_read_once_for_the_sample_and_once_for_all_scores(stored,
     reads = Reads(LocalStore(stored, read_only=True))
     monkeypatch.setattr("emtau_dask.selection.selecting.fit_to_all_rows", stopped)
     with pytest.raises(StoppedError):
-        chosen(zarr.open_array(reads, mode="r"), range(1, 8), covariance_types=("full", "tied"))
+        chosen(zarr.open_array(reads, mode="r"), [1, 2, 3], covariance_types=("full", "tied"))
     assert Counter(reads.chunks) == dict.fromkeys(range(N_ROWS // CHUNK), 2)
 
 
@@ -180,11 +180,11 @@ def test_the_fit_to_all_rows_begins_where_the_samples_ended(stored, tmp_path):
     assert found.best_estimator_.lower_bounds_[0] == pytest.approx(start.score(ROWS), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_true_number_is_found_from_a_sample_much_smaller_than_the_data(seed):
     """N/n is 50, and a component has 2% of the rows: naive and corrected scores both could err here."""
     X = drawn(50_000, (0.6, 0.38, 0.02), seed)
-    found = chosen(X, range(1, 6), sample_rows=1000, random_state=seed)
+    found = chosen(X, sample_rows=1000, random_state=seed)
     assert 900 < found.sample_rows_ < 1100
     assert found.best_n_components_ == 3
 
@@ -231,7 +231,7 @@ def test_where_none_can_be_fitted_the_error_says_so():
 
 def test_a_sample_of_fewer_rows_than_components_is_refused():
     with pytest.raises(
-        InvalidDataError, match=r"n_components goes up to 60, but the sample has \d+ of 3,000"
+        InvalidDataError, match=r"n_components goes up to 60, but the sample has \d+ of 1,500"
     ):
         chosen(n_components=[3, 60], sample_rows=40)
     with pytest.raises(InvalidDataError, match="n_samples >= n_components"):
@@ -239,10 +239,10 @@ def test_a_sample_of_fewer_rows_than_components_is_refused():
 
 
 def test_an_unusable_row_is_named_whether_it_is_in_the_sample_or_not(stored):
-    for row in (7, 2500):
+    for row in (7, 1400):
         X = np.array(ROWS)
         X[row, 1] = np.nan
-        for rows in (20, 2400):
+        for rows in (20, 1200):
             frame = pd.DataFrame(X, columns=["x", "y"])
             with pytest.raises(InvalidDataError, match=rf"row {row} \(chunk \d+, its row \d+\).*'y'"):
                 chosen(frame, [1, 2], sample_rows=rows)
@@ -266,7 +266,7 @@ def test_any_kind_of_rows_gives_the_same_choice(kind, stored, selection):
         assert record.bic == pytest.approx(expected[record.n_components].bic, rel=1e-12)
 
 
-@pytest.mark.parametrize("scheduler", [("synchronous", 1), ("threads", 1), ("threads", 3)])
+@pytest.mark.parametrize("scheduler", [("synchronous", 1), ("threads", 3)])
 def test_threads_change_no_bit(scheduler, stored, selection):
     name, workers = scheduler
     with dask.config.set(scheduler=name, num_workers=workers):
@@ -312,7 +312,7 @@ passes.score_all = watched(passes.score_all, "scores")
 from emtau_dask.checkpoint import CheckpointJournal
 CheckpointJournal.save = watched(CheckpointJournal.save, "save")
 emtau_dask.select_components(
-    data, range(1, 6), covariance_types=("diag", "full"), random_state=0, checkpoint=place
+    data, (2, 3, 4), covariance_types=("diag", "full"), random_state=0, checkpoint=place
 )
 """
 
@@ -333,7 +333,7 @@ def killed(stored, place, when):
 
 
 @pytest.mark.parametrize(
-    ("when", "left"), [("candidate 1", 9), ("candidate 6", 4), ("scores 11", 0), ("save 13", 0)]
+    ("when", "left"), [("candidate 1", 5), ("candidate 4", 2), ("scores 7", 0), ("save 9", 0)]
 )
 def test_a_killed_selection_goes_on_to_the_same_bits(when, left, stored, selection, tmp_path, monkeypatch):
     place = tmp_path / "c"
