@@ -2,9 +2,9 @@
 
     python benchmarks/choosing_k.py [--sets 20] [--rows 100000] [--sample-rows 1000]
 
-Each data set is drawn from three components. All rules judge the same fits to one sample: by BIC on all rows; by
-BIC with the expected loss added back; by the sample's own BIC; and as `select_components` does, which fits finalists
-to all rows.
+Each data set is drawn from three components. All rules judge the same fits to one sample: by BIC on all rows;
+by BIC with the expected loss added back; by the sample's own BIC; and as `select_components` does, which fits
+finalists to all rows.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Counter]
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--sample-rows", type=int, default=1_000)
     options = parser.parse_args(arguments)
-    print(
-        f"{options.sets} data sets of {options.rows:,} rows, samples of {options.sample_rows:,}; chosen K: times"
-    )
+    print(f"{options.sets} data sets of {options.rows:,} rows, samples of {options.sample_rows:,}; K: times")
     found_in = {}
     for case, weights in CASES.items():
         counts = {rule: Counter() for rule in (*RULES, "finalists")}
