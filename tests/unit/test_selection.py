@@ -17,7 +17,7 @@ from emtau_dask.selection import (
     checked_settings,
 )
 from emtau_dask.selection.criteria import expected_loss
-from emtau_dask.selection.fits import for_sample
+from emtau_dask.selection.fits import fit_sample
 from emtau_dask.selection.race import challenger, leader, standing
 from emtau_dask.selection.sizes import sample_share
 
@@ -192,13 +192,32 @@ def test_an_estimators_settings_are_those_of_all_candidates():
     assert settings(random_state=3, estimator=template).template.random_state == 3
 
 
-def test_a_sample_of_few_rows_gets_several_whole_fits():
-    small = for_sample(GaussianMixture(3), 5_000, 2)
-    assert (small.algorithm, small.n_init, small.tol) == ("em", 8, "statistical")
-    large = for_sample(GaussianMixture(3), 2**17, 2)
-    assert (large.algorithm, large.n_init, large.tol) == ("auto", "auto", "auto")
-    asked = for_sample(GaussianMixture(3, n_init=2), 5_000, 2)
-    assert (asked.algorithm, asked.n_init) == ("auto", 2)
+def fits_of(mixture, rows, monkeypatch):
+    """The settings of the fits that `fit_sample` makes: names, starts, iterations, and whether they go on."""
+    made = []
+
+    def noted(self, X):
+        made.append((self.algorithm, self.n_init, self.tol, self.max_iter, self.warm_start))
+        return self
+
+    monkeypatch.setattr(GaussianMixture, "fit", noted)
+    fit_sample(mixture, np.zeros((rows, 2)))
+    return made
+
+
+def test_a_sample_of_few_rows_gets_several_short_runs_of_which_the_best_goes_on(monkeypatch):
+    em = ("em", 8, "statistical")
+    auto = ("auto", "auto", "auto", 500, False)
+    assert fits_of(GaussianMixture(3), 5_000, monkeypatch) == [(*em, 30, False), (*em, 500, True)]
+    assert fits_of(GaussianMixture(3), 100, monkeypatch) == [
+        ("em", 8, "auto", 30, False),
+        ("em", 8, "auto", 500, True),
+    ]
+    assert fits_of(GaussianMixture(3, max_iter=5), 5_000, monkeypatch) == [(*em, 5, False), (*em, 5, True)]
+    assert fits_of(GaussianMixture(3), 2**17, monkeypatch) == [auto]
+    assert fits_of(GaussianMixture(1), 5_000, monkeypatch) == [auto]
+    asked = GaussianMixture(3, n_init=2)
+    assert fits_of(asked, 5_000, monkeypatch) == [("auto", 2, "auto", 500, False)]
 
 
 RECORD = CandidateRecord(2, "full", 11, -3.5, 700.0, 650.0, 720.0, -3.6, 0.01, True, 0.5)
