@@ -14,7 +14,7 @@ import dask
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.em import FitHistory, FitObserver, IterationRecord
-from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
+from emtau_dask.errors import CheckpointCorruptError, InvalidDataError, SingularComponentError
 from emtau_dask.estimator import (
     GaussianMixture,
     fit_estimator,
@@ -137,7 +137,10 @@ def _kept(folder: SelectionFolder, candidate: Candidate) -> CandidateFit | None:
         return None
     parameters = None
     if entry.mean is not None:
-        parameters = GaussianMixture.load(str(folder.model(candidate.name))).parameters_
+        try:
+            parameters = GaussianMixture.load(str(folder.model(candidate.name))).parameters_
+        except InvalidDataError:  # It is damaged: the candidate is fitted again.
+            return None
     mean = -math.inf if entry.mean is None else entry.mean
     return CandidateFit(parameters, mean, entry.converged, entry.seconds, entry.reason)
 
@@ -146,7 +149,7 @@ def _keep(folder: SelectionFolder, candidate: Candidate, fit: CandidateFit) -> N
     if fit.parameters is not None:
         model = GaussianMixture(candidate.n_components, covariance_type=candidate.covariance_type)
         model._publish(fit.parameters, FitHistory(), "tol" if fit.converged else "max-iter")
-        model.save(str(folder.model(candidate.name)), overwrite=True)
+        model.save(str(folder.free_model(candidate.name)))
     mean = None if fit.parameters is None else fit.mean
     entry = CandidateEntry(converged=fit.converged, mean=mean, seconds=fit.seconds, reason=fit.reason)
     folder.keep_candidate(candidate.name, entry)
@@ -237,8 +240,8 @@ def fit_to_all_rows(
             mixture, data["X"], None, None, columns=data["columns"], overwrite=True, observer=observer
         )
     mixture._warn_unless_converged()
-    mixture.set_params(warm_start=False, checkpoint=None, random_state=settings.template.random_state)
-    return mixture
+    asked = settings.estimator(candidate, settings.template.random_state)
+    return mixture.set_params(**asked.get_params(deep=False))
 
 
 def _resumed(
@@ -252,7 +255,9 @@ def _resumed(
     except CheckpointCorruptError:
         return None
     own = saved.config.algorithm.name is None
-    mixture = saved_estimator(GaussianMixture, saved, place, settings.template.algorithm if own else None)
+    mixture = saved_estimator(
+        type(settings.template), saved, place, settings.template.algorithm if own else None
+    )
     resume_estimator(
         mixture,
         saved,

@@ -8,8 +8,10 @@ the checkpoints of the fits to all rows. Every document is written whole, and la
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,6 +25,7 @@ from emtau_dask.errors import (
     CheckpointExistsError,
     CheckpointMismatchError,
 )
+from emtau_dask.io.files import writing_errors
 from emtau_dask.io.objects import LocalObjects, object_store
 from emtau_dask.messages import short
 from emtau_dask.selection.criteria import Score
@@ -94,6 +97,13 @@ class SelectionFolder:
     def model(self, name: str) -> Path:
         """Return where the model of a candidate is, fitted to the sample."""
         return self.root / "candidates" / f"{name}.zarr"
+
+    def free_model(self, name: str) -> Path:
+        """Return that place after removing what is there, which a killed process or a damage has left."""
+        place = self.model(name)
+        with writing_errors("the model", place), suppress(FileNotFoundError):
+            shutil.rmtree(place)
+        return place
 
     def fit(self, name: str) -> Path:
         """Return where the checkpoint of a fit to all rows is."""

@@ -14,6 +14,7 @@ from emtau_dask.estimator import (
     opened_path,
     opened_sources,
 )
+from emtau_dask.messages import shown
 from emtau_dask.policies import EMSampled, as_policy
 from emtau_dask.selection.criteria import Score
 from emtau_dask.selection.fits import CandidateFit, Unclosed, fit_candidates, fit_to_all_rows
@@ -131,15 +132,35 @@ def select(
     observer: FitObserver | None = None,
 ) -> ComponentSelection:
     """Run a selection; see `select_components`, also for what is raised."""
+    try:
+        return _selected(settings, X, columns, folder, observer)
+    except KeyboardInterrupt as error:
+        error.__notes__ = [_going_on(folder)]  # In place of what one of the fits says of itself.
+        raise
+
+
+def _going_on(folder: SelectionFolder | None) -> str:
+    if folder is None:
+        return "The selection was interrupted; with checkpoint=FOLDER what is done would have been kept."
+    return shown(f"The selection was interrupted. The same call goes on from what is done, in {folder.root}.")
+
+
+def _selected(
+    settings: SelectionSettings,
+    X: Any,
+    columns: Any,
+    folder: SelectionFolder | None,
+    observer: FitObserver | None,
+) -> ComponentSelection:
     template = settings.template
     policy = EMSampled() if is_automatic(template.algorithm) else as_policy(template.algorithm)
     shaped = settings.estimator(settings.largest, None)
     with (
-        fit_session(policy, template.verbose, observer) as (executor, shown),
+        fit_session(policy, template.verbose, observer) as (executor, watched),
         opened_sources(executor.client, shaped, opened_path(X, columns, None), None, None) as sources,
         features_named(getattr(shaped, "feature_names_in_", None)),
     ):
-        unclosed = Unclosed(shown)
+        unclosed = Unclosed(watched)
         passes = begin_passes(settings, sources.rows, folder, executor, unclosed)
         fits = fit_candidates(settings, passes.fit_seed, passes.sample, folder, executor, unclosed)
         scores = passes.scores("scores", {each: fit.parameters for each, fit in fits.items()})

@@ -180,14 +180,11 @@ class ComponentSelection:
     ----------
     best_estimator_ : GaussianMixture
         The best candidate, fitted to all rows.
-    best_n_components_ : int
-    best_covariance_type_ : str
     table_ : SelectionTable
         All candidates, by their fits to the sample.
     finalists_ : SelectionTable
         The candidates that were fitted to all rows, by these fits, where there were several; else empty.
     passes_ : SelectionPasses
-    criterion_ : str
     n_rows_, sample_rows_ : int
         Rows of the data, and of the sample.
     """

@@ -186,6 +186,15 @@ def test_no_other_texts_are_numbers(text):
         numbers_of(text)
 
 
+@pytest.mark.parametrize(("options", "said"), [((), "without -o FOLDER"), (("-o", "out"), "done is in out.")])
+def test_an_interrupt_says_how_it_goes_on(options, said, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emtau_dask.selection.fits.fit_sample", interrupted)
+    assert said in refusal("m.zarr", "--components", "2:3", *options, code=130)
+
+
 def test_criteria_and_shared_options_are_those_of_the_package():
     assert tuple(KNOWN) == CRITERIA
     assert {option.key for option in OPTIONS} >= set(SHARED)

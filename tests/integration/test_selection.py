@@ -23,6 +23,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from zarr.storage import LocalStore
 
 from emtau_dask import (
+    CheckpointCorruptError,
     CheckpointExistsError,
     CheckpointMismatchError,
     ConfigError,
@@ -59,7 +60,7 @@ def stored(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def selection(stored):
-    return chosen(str(stored), covariance_types=("diag", "full"))
+    return chosen(str(stored), [2, 3], covariance_types=("diag", "full"))
 
 
 def values(selection):
@@ -71,7 +72,8 @@ def values(selection):
     return json.dumps(records), [array.tobytes() for array in arrays], bounds, selection.passes_
 
 
-def test_the_true_number_and_type_are_found(selection):
+def test_the_true_number_and_type_are_found(stored):
+    selection = chosen(str(stored), covariance_types=("diag", "full"))
     assert selection.best_n_components_ == 3
     assert selection.best_covariance_type_ == "diag"
     best = selection.best_estimator_
@@ -125,10 +127,10 @@ def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
         assert again.score(ROWS[inside]) - model.score(ROWS[inside]) < 1e-4
 
 
-def test_each_criterion_chooses_by_its_own_column(stored):
-    table = chosen(str(stored)).table_.to_frame()
+def test_each_criterion_chooses_by_its_own_column(stored, tmp_path):
+    table = chosen(str(stored), checkpoint=tmp_path / "c").table_.to_frame()
     for criterion, column, sign in (("aic", "aic", 1), ("icl", "icl", 1), ("held-out", "held_out", -1)):
-        found = chosen(str(stored), criterion=criterion, finalists=1)
+        found = chosen(str(stored), criterion=criterion, finalists=1, checkpoint=tmp_path / "c")
         assert found.criterion_ == criterion
         assert found.best_n_components_ == table["n_components"][(sign * table[column]).idxmin()]
         assert [vars(each) | {"seconds": 0} for each in found.table_] == [
@@ -270,13 +272,13 @@ def test_any_kind_of_rows_gives_the_same_choice(kind, stored, selection):
 def test_threads_change_no_bit(scheduler, stored, selection):
     name, workers = scheduler
     with dask.config.set(scheduler=name, num_workers=workers):
-        found = chosen(str(stored), covariance_types=("diag", "full"))
+        found = chosen(str(stored), [2, 3], covariance_types=("diag", "full"))
     assert values(found) == values(selection)
 
 
 def test_a_cluster_scores_and_changes_no_bit(zygote, tmp_path, stored, selection):
     with processes(zygote, tmp_path / "cluster", 2) as cluster, cluster.client() as client:
-        found = chosen(str(stored), covariance_types=("diag", "full"))
+        found = chosen(str(stored), [2, 3], covariance_types=("diag", "full"))
         seen = client.run_on_scheduler(
             lambda dask_scheduler: (
                 {name.rpartition("-")[0] for name in dask_scheduler.task_prefixes if name.startswith("emtau")}
@@ -312,7 +314,7 @@ passes.score_all = watched(passes.score_all, "scores")
 from emtau_dask.checkpoint import CheckpointJournal
 CheckpointJournal.save = watched(CheckpointJournal.save, "save")
 emtau_dask.select_components(
-    data, (2, 3, 4), covariance_types=("diag", "full"), random_state=0, checkpoint=place
+    data, (2, 3), covariance_types=("diag", "full"), random_state=0, checkpoint=place
 )
 """
 
@@ -333,7 +335,7 @@ def killed(stored, place, when):
 
 
 @pytest.mark.parametrize(
-    ("when", "left"), [("candidate 1", 5), ("candidate 4", 2), ("scores 7", 0), ("save 9", 0)]
+    ("when", "left"), [("candidate 1", 3), ("candidate 3", 1), ("scores 5", 0), ("save 7", 0)]
 )
 def test_a_killed_selection_goes_on_to_the_same_bits(when, left, stored, selection, tmp_path, monkeypatch):
     place = tmp_path / "c"
@@ -345,16 +347,47 @@ def test_a_killed_selection_goes_on_to_the_same_bits(when, left, stored, selecti
         "fit",
         lambda self, *a, **o: (fitted.append(self.n_components), original(self, *a, **o))[1],
     )
-    found = chosen(str(stored), covariance_types=("diag", "full"), checkpoint=place)
+    found = chosen(str(stored), [2, 3], covariance_types=("diag", "full"), checkpoint=place)
     # One candidate may be fitted twice, see `fit_candidates`.
     assert left <= len(fitted) <= 2 * left
     assert values(found) == values(selection)
     fitted.clear()
     reads = Reads(LocalStore(stored, read_only=True))
-    again = chosen(str(stored), covariance_types=("diag", "full"), checkpoint=place)
+    again = chosen(str(stored), [2, 3], covariance_types=("diag", "full"), checkpoint=place)
     assert values(again) == values(selection)
     assert not fitted
     assert not reads.chunks
+
+
+def test_a_damaged_candidate_is_fitted_again(stored, selection, tmp_path):
+    options = {"covariance_types": ("diag", "full"), "checkpoint": tmp_path / "c"}
+    chosen(str(stored), [2, 3], **options)
+    (tmp_path / "c" / "candidates" / "full-2.zarr" / "zarr.json").write_text("{}")
+    (tmp_path / "c" / "scores.json").unlink()
+    assert values(chosen(str(stored), [2, 3], **options)) == values(selection)
+    (tmp_path / "c" / "candidates" / "full-2.json").write_text("{}")
+    with pytest.raises(CheckpointCorruptError, match=r"full-2\.json is damaged .* Remove it"):
+        chosen(str(stored), [2, 3], **options)
+
+
+def test_an_interrupt_says_how_it_goes_on(stored, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emtau_dask.selection.fits.fit_sample", interrupted)
+    for place, said in ((None, "with checkpoint=FOLDER"), (tmp_path / "c", "The same call goes on")):
+        with pytest.raises(KeyboardInterrupt) as error:
+            chosen(str(stored), [2, 3], checkpoint=place)
+        (note,) = error.value.__notes__
+        assert said in note
+
+
+def test_the_best_fit_has_the_settings_that_were_asked_for_also_after_a_resume(stored, tmp_path):
+    asked = {"n_init": 2, "tol": 1e-4, "verbose": 0, "reg_covar": 1e-5}
+    for _ in range(2):
+        found = chosen(str(stored), [3], estimator=GaussianMixture(**asked), checkpoint=tmp_path / "c")
+        expected = GaussianMixture(3, **asked, random_state=0)
+        assert found.best_estimator_.get_params() == expected.get_params()
 
 
 def test_the_folder_is_that_of_one_selection(stored, tmp_path):
