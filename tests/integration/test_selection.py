@@ -335,7 +335,13 @@ def killed(stored, place, when):
 
 
 @pytest.mark.parametrize(
-    ("when", "left"), [("candidate 1", 3), ("candidate 3", 1), ("scores 5", 0), ("save 7", 0)]
+    ("when", "left"),
+    [
+        pytest.param("candidate 1", 3, marks=pytest.mark.soak),
+        ("candidate 3", 1),
+        ("scores 5", 0),
+        ("save 7", 0),
+    ],
 )
 def test_a_killed_selection_goes_on_to_the_same_bits(when, left, stored, selection, tmp_path, monkeypatch):
     place = tmp_path / "c"
