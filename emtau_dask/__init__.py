@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from emtau_dask.estimator import GaussianMixture
     from emtau_dask.policies import EMLazy, EMSampled, EMStar, EMTau, FullEM
+    from emtau_dask.selection import select_components
 
 __all__ = [
     "CheckpointCorruptError",
@@ -40,10 +41,13 @@ __all__ = [
     "InvalidDataError",
     "SingularComponentError",
     "StorageError",
+    "select_components",
 ]
 
 _POLICIES = ("EMLazy", "EMSampled", "EMStar", "EMTau", "FullEM")
-_HOMES = {"GaussianMixture": "estimator"} | dict.fromkeys(_POLICIES, "policies")
+_HOMES = {"GaussianMixture": "estimator", "select_components": "selection"} | dict.fromkeys(
+    _POLICIES, "policies"
+)
 
 
 __version__ = "0.1.0.dev0"

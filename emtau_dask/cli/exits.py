@@ -22,6 +22,7 @@ from emtau_dask.messages import shown
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
 
 _DEBUG, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.checkpoint", "emtau.resume"
+_AGAIN = "emtau.again"
 """Keys of the outermost context's ``meta``."""
 
 
@@ -95,9 +96,19 @@ def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str
     ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
 
 
+def remember_again(ctx: click.Context, folder: str | None) -> None:
+    """Remember that the same command goes on from a folder, or begins anew without one."""
+    ctx.find_root().meta[_AGAIN] = folder
+
+
 def _interrupted(ctx: click.Context) -> str:
     """Return the message after an interrupt: how to resume, where that is possible."""
     meta = ctx.find_root().meta
+    if _AGAIN in meta:
+        folder = meta[_AGAIN]
+        if folder is None:
+            return "interrupted; without -o FOLDER nothing of what was done is kept"
+        return f"interrupted; what is done is in {folder}. The same command goes on from there"
     if _CHECKPOINT not in meta:
         return "interrupted"
     if meta[_CHECKPOINT] is None:

@@ -114,19 +114,25 @@ OPTIONS = (
 )
 
 
-def fit_options(command: Command) -> Command:
-    """Add the options that stand for keys of a config; the command gets them in its ``given``."""
+def options_given(choice: Sequence[FitOption]) -> Callable[[Command], Command]:
+    """Return what adds options that stand for keys of a config; the command gets them in its ``given``."""
 
-    @wraps(command)
-    def with_options(*arguments: Any, **options: Any) -> Any:
-        texts = {option: options.pop(option.parameter) for option in OPTIONS}
-        given = {option: text for option, text in texts.items() if text is not None}
-        return command(*arguments, given=given, **options)
+    def added(command: Command) -> Command:
+        @wraps(command)
+        def with_options(*arguments: Any, **options: Any) -> Any:
+            texts = {option: options.pop(option.parameter) for option in choice}
+            given = {option: text for option, text in texts.items() if text is not None}
+            return command(*arguments, given=given, **options)
 
-    for option in reversed(OPTIONS):
-        add = click.option(*option.names, option.parameter, metavar=option.metavar, help=option.help)
-        with_options = add(with_options)
-    return with_options
+        for option in reversed(choice):
+            add = click.option(*option.names, option.parameter, metavar=option.metavar, help=option.help)
+            with_options = add(with_options)
+        return with_options
+
+    return added
+
+
+fit_options = options_given(OPTIONS)
 
 
 def config_of(
@@ -144,7 +150,7 @@ def config_of(
 
     configs = [source for source in sources if _is_config(source)]
     if not configs:
-        values = _values_of_data(sources, given, overrides)
+        values = values_of_data(sources, given, overrides)
         return checked_config(values, {option.key: option.title for option in OPTIONS}), values
     if len(sources) > 1:
         raise ConfigError(f"{configs[0]} is a config, which names its data itself: give it alone")
@@ -156,9 +162,10 @@ def config_of(
     return checked_config(values), values
 
 
-def _values_of_data(
+def values_of_data(
     sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
 ) -> dict[str, Any]:
+    """Return the plain values of a config that data and options amount to; raises `ConfigError`."""
     from emtau_dask.config import ENDINGS, complete_values
 
     path = sources[0] if len(sources) == 1 else list(sources)

@@ -1,12 +1,13 @@
 """`GaussianMixture`, and what prepares its fits and publishes their results."""
 
-from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.estimator.fitting import fit_estimator, fit_session, is_automatic
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import checked_lazy
+from emtau_dask.estimator.inputs import checked_lazy, opened_path
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.progress import watching
 from emtau_dask.estimator.resuming import mixture_in, open_saved, resume_estimator, saved_estimator
 from emtau_dask.estimator.seeds import Seeds
+from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.estimator.summary import ComponentSummary, FitSummary, gap_text, shown_components, stop_text
 
 __all__ = [
@@ -17,9 +18,13 @@ __all__ = [
     "Seeds",
     "checked_lazy",
     "fit_estimator",
+    "fit_session",
     "gap_text",
+    "is_automatic",
     "mixture_in",
     "open_saved",
+    "opened_path",
+    "opened_sources",
     "resume_estimator",
     "saved_estimator",
     "shown_components",

@@ -12,7 +12,7 @@ from emtau_dask.init.methods import (
     starting_parameters,
     starting_problem,
 )
-from emtau_dask.init.sampling import sample_size
+from emtau_dask.init.sampling import sample_size, sampled_rows
 
 __all__ = [
     "KMEANS_PASSES",
@@ -24,6 +24,7 @@ __all__ = [
     "forget",
     "lloyd",
     "sample_size",
+    "sampled_rows",
     "start_from_responsibilities",
     "starting_parameters",
     "starting_problem",

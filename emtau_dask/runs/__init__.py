@@ -9,12 +9,22 @@ from emtau_dask.runs.inspect import inspected
 from emtau_dask.runs.outputs import RunResult, result_values
 from emtau_dask.runs.plan import check_memory, plan_table
 from emtau_dask.runs.predict import LabelOptions, run_predict
+from emtau_dask.runs.selecting import (
+    SelectionRequest,
+    SelectionResult,
+    run_selection,
+    selection_lines,
+    selection_table,
+    selection_values,
+)
 from emtau_dask.runs.tables import component_table, fit_table
 
 __all__ = [
     "Demand",
     "LabelOptions",
     "RunResult",
+    "SelectionRequest",
+    "SelectionResult",
     "check_memory",
     "component_table",
     "computing",
@@ -28,5 +38,9 @@ __all__ = [
     "run_plan",
     "run_predict",
     "run_resume",
+    "run_selection",
+    "selection_lines",
+    "selection_table",
+    "selection_values",
     "starting_responsibilities",
 ]

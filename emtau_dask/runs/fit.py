@@ -41,7 +41,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
-    inputs = _affordable_inputs(config, overwrite=overwrite, progress=progress)
+    inputs = affordable_inputs(config, overwrite=overwrite, progress=progress)
     with watching(progress) as observer, computing(config, observer):
         model = estimator_of(config)
         run = fit_estimator(
@@ -99,7 +99,7 @@ def run_resume(
     require(demands(config, run, override_keys(overrides)), run, confirm)
     _check_present(config, run)
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
-    inputs = _affordable_inputs(config, overwrite=False, progress=progress)
+    inputs = affordable_inputs(config, overwrite=False, progress=progress)
     with watching(progress) as observer, computing(config, observer):
         model = saved_estimator(
             GaussianMixture,
@@ -136,7 +136,7 @@ def resume_arguments(config: RunConfig) -> str:
     return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
 
 
-def _affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> Inputs:
+def affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> Inputs:
     """Open a run's data; raises `ConfigError` where the fit would exceed the memory limit."""
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)

@@ -365,3 +365,14 @@ def test_out_of_core_passes(main_of):
     assert found.iterations >= found.full_passes
     assert found.process > found.iterations
     assert found.work > found.full_passes
+
+
+@pytest.mark.usefixtures("main_of")
+def test_four_rules_choose_a_number_of_components(capsys):
+    module = importlib.import_module("choosing_k")
+    found = module.main(["--sets", "1", "--rows", "2000", "--sample-rows", "500"])
+    assert set(found) == set(module.CASES)
+    for counts in found.values():
+        assert all(counts[rule].total() == 1 for rule in module.RULES)
+    assert found["even"]["select_components"] == {3: 1}
+    assert "K: times" in capsys.readouterr().out

@@ -311,7 +311,7 @@ def test_help_lists_the_commands_that_exist() -> None:
     assert result.exit_code == 0
     _, _, commands = result.stdout.partition("Commands:\n")
     listed = [line.split()[0] for line in commands.splitlines() if re.match("  [a-z]", line)]
-    assert listed == ["compare", "dataset", "doctor", "fit", "inspect", "predict", "resume"]
+    assert listed == ["compare", "dataset", "doctor", "fit", "inspect", "predict", "resume", "select"]
 
 
 def test_overwrite_never_replaces_what_the_run_reads(workplace: Path) -> None:

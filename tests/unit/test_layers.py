@@ -41,6 +41,7 @@ LAYERS = (
     "checkpoint",
     "fit",
     "estimator",
+    "selection",
     "config",
     "datasets",
     "runs",

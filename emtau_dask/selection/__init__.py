@@ -1,0 +1,32 @@
+"""The number of components, and the covariance type, chosen by criteria on all rows."""
+
+from emtau_dask.selection.criteria import CRITERIA, Criterion, Score
+from emtau_dask.selection.folder import SelectionEntry, SelectionFolder, selection_folder
+from emtau_dask.selection.selecting import select, select_components
+from emtau_dask.selection.settings import Candidate, SelectionSettings, checked_settings
+from emtau_dask.selection.table import (
+    HEADINGS,
+    CandidateRecord,
+    ComponentSelection,
+    SelectionPasses,
+    SelectionTable,
+)
+
+__all__ = [
+    "CRITERIA",
+    "HEADINGS",
+    "Candidate",
+    "CandidateRecord",
+    "ComponentSelection",
+    "Criterion",
+    "Score",
+    "SelectionEntry",
+    "SelectionFolder",
+    "SelectionPasses",
+    "SelectionSettings",
+    "SelectionTable",
+    "checked_settings",
+    "select",
+    "select_components",
+    "selection_folder",
+]

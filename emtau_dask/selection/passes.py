@@ -1,0 +1,161 @@
+"""The passes of a selection over all rows: one for the sample, one for the scores of all candidates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import Any, TypeVar
+
+from emtau_dask.checkpoint import fingerprint
+from emtau_dask.em import FitObserver, Problem, first_unusable_row_named, make_problem
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.estimator import Seeds, is_automatic
+from emtau_dask.execution import Executor
+from emtau_dask.fit import open_context
+from emtau_dask.init import sampled_rows
+from emtau_dask.io.sources import Source
+from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.numerics import Floats
+from emtau_dask.policies import as_policy, describe_policy
+from emtau_dask.rows import Samples
+from emtau_dask.selection.criteria import Score
+from emtau_dask.selection.folder import SelectionEntry, SelectionFolder, new_id
+from emtau_dask.selection.scoring import score_all
+from emtau_dask.selection.settings import Candidate, SelectionSettings
+from emtau_dask.selection.sizes import sample_share
+from emtau_dask.settings import read_settings
+
+T = TypeVar("T")
+_OF_A_FIT: tuple[str, ...] = ("n_components", "covariance_type", "random_state", "verbose", "checkpoint")
+_OF_A_FIT += ("algorithm", "weights_init", "means_init", "precisions_init", "warm_start")
+"""Settings that are not those of the selection, or are stored in another form."""
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionPass:
+    """Makes the passes of a selection.
+
+    Attributes
+    ----------
+    rows : Source
+        (N, d).
+    executor : Executor
+    observer : FitObserver
+    folder : SelectionFolder or None
+        Which keeps scores.
+    samples : Samples
+        Of one share: which rows are in the sample.
+    fit_seed : int
+        Of all fits to the sample, so that a candidate's does not depend on the others.
+    least : int
+        Rows that the sample must have.
+    """
+
+    rows: Source
+    executor: Executor
+    observer: FitObserver
+    folder: SelectionFolder | None
+    samples: Samples
+    fit_seed: int
+    least: int
+
+    def _passed(self, run: Callable[[Problem], T]) -> T:
+        structure = structure_named("full")  # Neither the sample nor scores depend on it.
+        with open_context(self.executor, self.observer, read_settings(), keeps_rows=False) as context:
+            problem = make_problem(self.rows, None, 1, structure, self.executor, context, compiled=False)
+            with first_unusable_row_named(problem):
+                return run(problem)
+
+    @cached_property
+    def _sample(self) -> Floats:
+        n_rows = self.rows.shape[0]
+        found = self._passed(lambda problem: sampled_rows(problem, self.samples, n_rows)).rows
+        if len(found) < self.least:
+            raise InvalidDataError(
+                f"n_components goes up to {self.least:,}, but the sample has {len(found):,} of {n_rows:,} "
+                "rows. Lower n_components, or raise sample_rows."
+            )
+        return found
+
+    def sample(self) -> Floats:
+        """Return the rows of the sample, (n, d), which are read once.
+
+        Raises
+        ------
+        InvalidDataError
+            There are fewer than the components of a candidate, or one holds NaN or infinity.
+        """
+        return self._sample
+
+    def scores(
+        self, which: str, mixtures: Mapping[Candidate, MixtureParameters | None]
+    ) -> dict[Candidate, Score]:
+        """Return the scores of the mixtures that there are, from one pass or from the folder's ``which``.
+
+        Raises
+        ------
+        InvalidDataError
+            A row cannot be used.
+        """
+        given = {candidate: mixture for candidate, mixture in mixtures.items() if mixture is not None}
+        if not given:
+            return {}
+        by_name = {candidate.name: candidate for candidate in given}
+        kept = None if self.folder is None else self.folder.scores(which, list(by_name))
+        if kept is None:
+            found = self._passed(lambda problem: score_all(problem, self.samples, list(given.values())))
+            kept = dict(zip(by_name, found, strict=True))
+            if self.folder is not None:
+                self.folder.keep_scores(which, kept)
+        return {by_name[name]: score for name, score in kept.items()}
+
+
+def begin_passes(
+    settings: SelectionSettings,
+    rows: Source,
+    folder: SelectionFolder | None,
+    executor: Executor,
+    observer: FitObserver,
+) -> SelectionPass:
+    """Return what makes the passes; the folder's selection goes on with its seeds.
+
+    Raises
+    ------
+    CheckpointError
+        The folder holds something else, cannot be written, or is of other data or settings.
+    """
+    n_rows, n_features = rows.shape
+    most_parameters = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
+    share = sample_share(n_rows, n_features, most_parameters, settings.sample_rows)
+    state = settings.template.random_state
+    seeds = Seeds(state)
+    sample_seed, fit_seed = seeds.draw(), seeds.draw()
+    if folder is not None:
+        entry = folder.begin(
+            SelectionEntry(
+                id=new_id(),
+                candidates=[[each.n_components, each.covariance_type] for each in settings.candidates],
+                settings=_stored(settings),
+                random_state=int(state) if isinstance(state, Integral) else None,
+                seeds=[sample_seed, fit_seed],
+                share=share,
+                data=fingerprint(rows, "X", executor, observer),
+            )
+        )
+        sample_seed, fit_seed = entry.seeds
+    samples = Samples(sample_seed, (share,))
+    return SelectionPass(rows, executor, observer, folder, samples, fit_seed, settings.largest.n_components)
+
+
+def _stored(settings: SelectionSettings) -> dict[str, Any]:
+    """Return the settings of the fits as JSON has them; raises `ConfigError` where it cannot."""
+    template = settings.template
+    values = {name: value for name, value in template.get_params(deep=False).items() if name not in _OF_A_FIT}
+    automatic = is_automatic(template.algorithm)
+    values["algorithm"] = "auto" if automatic else list(describe_policy(as_policy(template.algorithm)))
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=float))
+    return plain

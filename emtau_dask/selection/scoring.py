@@ -1,0 +1,104 @@
+"""One pass over all rows that scores several mixtures: each chunk is read once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import entr
+
+from emtau_dask.em import Problem, first_unusable_row_named
+from emtau_dask.execution import ReadingTask
+from emtau_dask.io.sources import ChunkRange
+from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length, plan_kernel
+from emtau_dask.mixture.model import MixtureParameters, free_parameters
+from emtau_dask.mixture.numerics import Floats
+from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
+from emtau_dask.selection.criteria import Score
+
+LOG_LIKELIHOOD, ENTROPY, HELD_OUT = range(3)
+"""Columns of the sums of a pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over rows: an array (mixtures, 3) of nats, and how many rows were there and not in the sample."""
+
+    values: Floats
+    rows: int
+    held_out_rows: int
+
+
+def _added(a: Sums, b: Sums) -> Sums:
+    return Sums(a.values + b.values, a.rows + b.rows, a.held_out_rows + b.held_out_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoreTask(ReadingTask[LoadedChunk, Sums]):
+    """Scores a chunk with one mixture after another, a block of rows at a time."""
+
+    loader: ChunkLoader
+    samples: Samples
+    plans: tuple[KernelPlan, ...]
+
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        return self.loader.load(item, *blocks)
+
+    def compute(self, item: ChunkRange, found: LoadedChunk) -> Sums:
+        positions = found.positions()
+        held_out = np.ones(len(positions))
+        held_out[self.samples.positions(item, positions)[0]] = 0.0
+        values = np.zeros((len(self.plans), 3))
+        for plan, row in zip(self.plans, values, strict=True):
+            kernel = BlockKernel(plan, even_length(len(positions), plan.block_rows))
+            for where, rows in found.blocks(positions, kernel.n_rows):
+                scored = kernel.score(rows)
+                found.check_reach(positions[where], scored)
+                row[LOG_LIKELIHOOD] += scored.total
+                row[ENTROPY] += entr(scored.responsibilities).sum()
+                row[HELD_OUT] += scored.log_likelihoods @ held_out[where]
+        return Sums(values, len(positions), int(held_out.sum()))
+
+
+def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixtureParameters]) -> list[Score]:
+    """Return the score of each mixture on all rows, in one pass.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its rows have no weights.
+    samples : Samples
+        Of one share: which rows are not held out.
+    mixtures : sequence of MixtureParameters
+
+    Raises
+    ------
+    InvalidDataError
+        A row holds NaN or infinity, or is beyond the reach of every component.
+    """
+    task = _ScoreTask(problem.loader(), samples, tuple(plan_kernel(mixture) for mixture in mixtures))
+    costs = {chunk: cost * len(mixtures) for chunk, cost in problem.costs.items()}
+    with first_unusable_row_named(problem):
+        sums = problem.map_reduce(
+            task,
+            partial(reduce, _added),
+            name="score",
+            stage=f"scoring {len(mixtures)} mixtures",
+            costs=costs,
+        )
+    assert sums is not None
+    return [
+        Score(
+            float(values[LOG_LIKELIHOOD]),
+            float(values[ENTROPY]),
+            float(values[HELD_OUT]),
+            sums.rows,
+            sums.held_out_rows,
+            free_parameters(mixture.structure, mixture.n_components, mixture.n_features),
+        )
+        for values, mixture in zip(sums.values, mixtures, strict=True)
+    ]

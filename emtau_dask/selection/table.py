@@ -1,0 +1,222 @@
+"""What a selection found: a record for each candidate, and the best one's fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, overload
+
+from emtau_dask.errors import MissingPackageError
+from emtau_dask.estimator import GaussianMixture
+from emtau_dask.messages import html_table
+
+HEADINGS = ("K", "covariance", "p", "log-lik.", "BIC", "AIC", "ICL", "held out", "")
+"""Of the columns of `CandidateRecord.cells`."""
+
+
+@dataclass(frozen=True)
+class CandidateRecord:
+    """One candidate: a fit to the sample, judged on all rows.
+
+    Attributes
+    ----------
+    n_components : int
+    covariance_type : str
+    parameters : int
+        p, the free parameters.
+    log_likelihood : float
+        Of all rows; nats per row. As all that is known of a candidate that could not be fitted: NaN.
+    bic, aic, icl : float
+        In scikit-learn's scale: lower is better. The penalties count all N rows.
+    held_out : float
+        Log-likelihood of the rows that the sample does not hold; nats per row. NaN in the table of fits to
+        all rows, which have seen them.
+    expected_loss : float
+        By how much the sample's fit is expected to lie below a fit to all rows; nats per row.
+    converged : bool
+        Whether the fit stopped by tol.
+    seconds : float
+        Of the fit to the sample; wall-clock time.
+    reason : str
+        Why it could not be fitted; "" where it was.
+    """
+
+    n_components: int
+    covariance_type: str
+    parameters: int
+    log_likelihood: float = math.nan
+    bic: float = math.nan
+    aic: float = math.nan
+    icl: float = math.nan
+    held_out: float = math.nan
+    expected_loss: float = math.nan
+    converged: bool = False
+    seconds: float = 0.0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # One object for all, so that records without values can be equal.
+            value = getattr(self, field.name)
+            if isinstance(value, float) and math.isnan(value):
+                object.__setattr__(self, field.name, math.nan)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The values as texts, for a table; the last one is empty or says what is amiss."""
+        begin = (f"{self.n_components}", self.covariance_type, f"{self.parameters:,}")
+        if self.reason:
+            return (*begin, "", "", "", "", "", "could not be fitted")
+        criteria = (self.bic, self.aic, self.icl)
+        held_out = "" if math.isnan(self.held_out) else f"{self.held_out:.6g}"
+        note = "" if self.converged else "not converged"
+        return (
+            *begin,
+            f"{self.log_likelihood:.6g}",
+            *(f"{value:.8g}" for value in criteria),
+            held_out,
+            note,
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class SelectionTable(Sequence[CandidateRecord]):
+    """The records of a selection, in the order of the candidates.
+
+    Attributes
+    ----------
+    records : tuple of CandidateRecord
+    criterion : str
+        The name of the criterion that chose.
+    best : int
+        The index of the chosen record; 0 where there are none.
+    """
+
+    records: tuple[CandidateRecord, ...]
+    criterion: str
+    best: int
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[CandidateRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> CandidateRecord | tuple[CandidateRecord, ...]:
+        return self.records[index]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[CandidateRecord]:
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        if not self.records:
+            return "SelectionTable(0 candidates)"
+        best = self.records[self.best]
+        count = f"{len(self)} candidate{'' if len(self) == 1 else 's'}"
+        return (
+            f"SelectionTable({count}, best by {self.criterion}: {best.n_components} {best.covariance_type})"
+        )
+
+    def to_frame(self) -> Any:
+        """Return the records as a pandas DataFrame: a row for each candidate.
+
+        Raises
+        ------
+        MissingPackageError
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingPackageError(
+                "table_.to_frame() needs pandas: pip install pandas. Without it the records are those of "
+                "list(table_)."
+            ) from error
+        names = [field.name for field in fields(CandidateRecord)]
+        return pd.DataFrame({name: [getattr(record, name) for record in self.records] for name in names})
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (*record.cells, "best" if number == self.best else "")
+            for number, record in enumerate(self.records)
+        ]
+        return html_table(f"{self!r}", (*HEADINGS, ""), rows)
+
+
+@dataclass(frozen=True)
+class SelectionPasses:
+    """Passes over all rows that a selection took.
+
+    Attributes
+    ----------
+    sample : int
+        Readings for the sample: one.
+    scoring : int
+        Readings for scores: one of all candidates, and one of the finalists where there were several.
+    fits : float
+        Work of the fits to all rows, ``history_.work`` of all finalists together.
+    """
+
+    sample: int
+    scoring: int
+    fits: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.sample + self.scoring + self.fits
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComponentSelection:
+    """What `select_components` returns.
+
+    Attributes
+    ----------
+    best_estimator_ : GaussianMixture
+        The best candidate, fitted to all rows.
+    table_ : SelectionTable
+        All candidates, by their fits to the sample.
+    finalists_ : SelectionTable
+        The candidates that were fitted to all rows, by these fits, where there were several; else empty.
+    passes_ : SelectionPasses
+    n_rows_, sample_rows_ : int
+        Rows of the data, and of the sample.
+    """
+
+    best_estimator_: GaussianMixture
+    table_: SelectionTable
+    finalists_: SelectionTable
+    passes_: SelectionPasses
+    n_rows_: int
+    sample_rows_: int
+
+    @property
+    def best_n_components_(self) -> int:
+        """K of the best candidate."""
+        return int(self.best_estimator_.n_components)
+
+    @property
+    def best_covariance_type_(self) -> str:
+        """The covariance type of the best candidate."""
+        return str(self.best_estimator_.covariance_type)
+
+    @property
+    def criterion_(self) -> str:
+        """The name of the criterion that chose."""
+        return self.table_.criterion
+
+    def __repr__(self) -> str:
+        return (
+            f"ComponentSelection({self.best_n_components_} components, {self.best_covariance_type_}, by "
+            f"{self.criterion_} of {len(self.table_)} candidates; {self.passes_.total:.3g} passes over "
+            f"{self.n_rows_:,} rows)"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table_._repr_html_()
