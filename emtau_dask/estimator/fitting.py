@@ -23,7 +23,15 @@ from emtau_dask.checkpoint import (
     first_problem,
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
-from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, compile_setting, worth_compiling
+from emtau_dask.em import (
+    Climbing,
+    EmSettings,
+    FitObserver,
+    FitState,
+    compile_ahead,
+    compile_setting,
+    worth_compiling,
+)
 from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.inputs import opened_path
@@ -243,6 +251,7 @@ def fit_estimator(
         ) as sources,
     ):
         settings = _settings(estimator, seeds, sources, executor)
+        compile_beside(settings, sources, executor, observer)
         with (
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
@@ -251,6 +260,15 @@ def fit_estimator(
             finished = fit(settings, sources, executor, journal, context)
         publish(estimator, with_notes(finished, differing_workers(executor.client)))
     return journal.run if isinstance(journal, CheckpointJournal) else None
+
+
+def compile_beside(
+    settings: FitSettings, sources: FitSources, executor: Executor, observer: FitObserver
+) -> None:
+    """Begin to compile what a fit in this process needs; see `compile_ahead`."""
+    if settings.compiled and executor.in_process:
+        rows = sources.rows
+        compile_ahead(settings.structure, settings.n_components, rows.shape[1], rows.dtype, observer)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from emtau_dask.errors import (
 )
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import (
+    compile_beside,
     fingerprints,
     fit_session,
     is_automatic,
@@ -224,6 +225,7 @@ def resume_estimator(
             }
         )
         settings = _settings(config, policy, saved.given, sources, executor)
+        compile_beside(settings, sources, executor, observer)
         journal = _journal(saved, reopened, config, settings, sources, executor)
         with (
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
