@@ -40,6 +40,7 @@ LAYERS = (
     "init",
     "checkpoint",
     "fit",
+    "progress",
     "estimator",
     "config",
     "datasets",
