@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ _HOMES = {"GaussianMixture": "estimator", "select_components": "selection"} | di
 
 
 __version__ = "0.1.0.dev0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,8 @@ from emtau_dask.rows import ReadContents
 
 STEPS_PER_PASS = 8
 """Upper bound of the objects that a pass and its commit write of one array."""
+
+LOG = logging.getLogger(__name__)
 
 
 def _slots_of(state: FitState) -> list[SlotState]:
@@ -230,6 +233,7 @@ class CheckpointJournal:
         references = {ref.key for ref in references_of(manifest)} | slots
         self.objects.sync([*entries.writes, *(self._unsynced & references)])
         self._log.append(manifest.model_dump(mode="json", exclude={"run", "number"}), references)
+        LOG.debug("commit %d", self._log.last)
         self._unsynced -= references
         self._stored, self._attempts, self._step = entries.stored, entries.attempts, entries.last_step
         if state.finished or not self._swept:

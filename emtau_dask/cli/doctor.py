@@ -29,6 +29,8 @@ from emtau_dask.versions import OWN
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
 FOR_DEVELOPMENT = {"test", "docs", "dev"}
+DISPENSABLE = {"numba"}
+"""Packages that a plain install brings where they have wheels, and that fits do without."""
 Status = Literal["ok", "note", "wrong"]
 
 
@@ -103,13 +105,16 @@ def _packages() -> Iterator[Finding]:
     for needed in _requirements():
         if _applies(needed):
             remedy = f"pip install '{needed.name}{needed.specifier}'"
-            yield _checked(needed.name, partial(_package, needed, "wrong", remedy))
+            absent: Status = "note" if needed.name in DISPENSABLE else "wrong"
+            yield _checked(needed.name, partial(_package, needed, absent, remedy))
 
 
 def _optional_packages() -> Iterator[Finding]:
+    required = {needed.name for needed in _requirements() if _applies(needed)}
     for extra in metadata.metadata(OWN).get_all("Provides-Extra") or ():
         for needed in _requirements():
-            if extra not in FOR_DEVELOPMENT and _applies(needed, extra) and not _applies(needed):
+            asked = needed.name not in required and _applies(needed, extra)
+            if extra not in FOR_DEVELOPMENT and asked:
                 remedy = f"pip install '{OWN}[{extra}]'"
                 yield _checked(needed.name, partial(_package, needed, "note", remedy))
 
@@ -165,7 +170,7 @@ def _compiled() -> Finding:
 
     setting, why_not = compile_setting(), why_not_compiled()
     if why_not is not None:
-        remedy = f"pip install '{OWN}[compiled]' makes large fits faster"
+        remedy = "pip install numba makes large fits faster"
         return Finding("compiled tiles", "note", f"not available ({why_not}); {remedy}")
     return Finding("compiled tiles", "ok", f"available; emtau.compiled is {setting!r}")
 

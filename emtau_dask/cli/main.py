@@ -22,6 +22,7 @@ from emtau_dask.cli.options import (
     config_argument,
     debug_option,
     json_option,
+    log_option,
     out_argument,
     overwrite_option,
     run_options,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 @click.group(cls=ExitGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="emtau_dask")
 @debug_option
+@log_option
 def main() -> None:
     """Gaussian mixtures fitted by EM with partial E-steps, on data larger than memory.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -18,6 +20,32 @@ out_argument = click.argument("out", type=click.Path(path_type=Path))
 _traceback = "Show the traceback of an error."
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
+)
+
+
+def _log_to_stderr(ctx: click.Context, _: click.Parameter, level: str | None) -> None:
+    """Send the package's log to standard error until the command ends; displays of progress give way."""
+    if level is None:
+        return
+    log, handler = logging.getLogger("emtau_dask"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = log.level
+    log.setLevel(level.upper())
+    log.addHandler(handler)
+
+    def stop() -> None:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+    ctx.call_on_close(stop)
+
+
+log_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning"], case_sensitive=False),
+    expose_value=False,
+    callback=_log_to_stderr,
+    help="Log to standard error, with times, in place of the progress display.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 

@@ -1,6 +1,6 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
-from emtau_dask.em.compiling import compile_setting, worth_compiling
+from emtau_dask.em.compiling import COMPILES, compile_ahead, compile_setting, worth_compiling
 from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
@@ -19,6 +19,7 @@ from emtau_dask.em.settings import Climbing, EmSettings
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 
 __all__ = [
+    "COMPILES",
     "LABELS",
     "LOG_LIKELIHOODS",
     "RESPONSIBILITIES",
@@ -41,6 +42,7 @@ __all__ = [
     "SilentObserver",
     "check_counts",
     "chunk_costs",
+    "compile_ahead",
     "compile_setting",
     "first_unusable_row_named",
     "iterate",

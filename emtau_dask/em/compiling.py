@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from emtau_dask.cluster import cluster_errors
+from emtau_dask.em.observer import FitObserver
 from emtau_dask.errors import ClusterError, ConfigError
-from emtau_dask.mixture.compiled import why_not_compiled
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.compiled import compile_loops, why_not_compiled
+from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.estep import Form, form_of
 from emtau_dask.settings import read_settings
 
@@ -15,6 +21,7 @@ KEY = "emtau.compiled"
 WORTH_IT = 2**26
 """Fewest products of features and coefficients in an iteration for which a fit is compiled. They take some
 ten milliseconds; the import of numba takes half a second, and the first compilation a few seconds."""
+COMPILES = "compiling loops for this machine: once, some seconds"
 
 
 def compile_setting() -> str:
@@ -29,7 +36,7 @@ def compile_setting() -> str:
     if setting == "always" and (why_not := why_not_compiled()) is not None:
         raise ConfigError(
             f"dask's setting {KEY} is 'always', but nothing can be compiled here ({why_not}). Install numba "
-            "with pip install 'emtau_dask[compiled]', or set 'auto'."
+            "with pip install numba, or set 'auto'."
         )
     return setting
 
@@ -75,5 +82,23 @@ def check_compiler() -> None:
     if why_not is not None:
         raise ClusterError(
             f"this worker cannot compile ({why_not}), but the process that fits can. Install numba on every "
-            f"worker (pip install 'emtau_dask[compiled]'), or set dask's {KEY} to 'never'."
+            f"worker (pip install numba), or set dask's {KEY} to 'never'."
         )
+
+
+def compile_ahead(
+    structure: CovarianceStructure, n_components: int, n_features: int, dtype: Any, observer: FitObserver
+) -> None:
+    """Begin to compile the loops in a thread of this process, beside what a fit does before it needs them.
+
+    A pass that needs them meanwhile waits for the rest. So the bits of a fit do not depend on how long it
+    takes. ``observer`` is told if they were not compiled on this machine before.
+    """
+
+    def compile_here() -> None:
+        with suppress(Exception):  # A pass that needs the loops raises the same, in its place.
+            compile_loops(
+                structure, n_components, n_features, np.dtype(dtype), partial(observer.note, COMPILES)
+            )
+
+    threading.Thread(target=compile_here, name="emtau-compile").start()

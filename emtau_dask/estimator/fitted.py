@@ -6,7 +6,6 @@ import math
 from copy import copy
 from typing import Any, Self
 
-import dask
 import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,12 @@ from emtau_dask.checks import integer
 from emtau_dask.cluster import active_client, missing_workers_reported, shared_data, warn_without_workers
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.estimator.frames import COMPONENT, LOG_LIKELIHOOD, checked_output, with_index
 from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.summary import FitSummary, summary_of
-from emtau_dask.execution import interrupts_as_they_are
+from emtau_dask.execution import compute_collections
 from emtau_dask.fit import NAMED_TOL
 from emtau_dask.io.sources import as_dask
 from emtau_dask.mixture.covariance import structure_named
@@ -104,25 +104,47 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
-            Also for a DataFrame, as in scikit-learn, whose ``set_output`` is for transformers:
-            ``pd.Series(gm.predict(X), index=X.index)`` has the index of X.
+            A Series with the index of X for a DataFrame, where `set_output` asks for it.
         """
-        return _with_warning(self._score(X, LABELS, columns))
+        return self._predicted(X, LABELS, columns, COMPONENT)
 
     def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
-        return _with_warning(self._score(X, RESPONSIBILITIES, columns))
+        return self._predicted(X, RESPONSIBILITIES, columns, COMPONENT)
 
     def score_samples(self, X: Any, *, columns: Any = None) -> Any:
         """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `predict`."""
-        return _with_warning(self._score(X, LOG_LIKELIHOODS, columns))
+        return self._predicted(X, LOG_LIKELIHOODS, columns, LOG_LIKELIHOOD)
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.
+
+        Parameters
+        ----------
+        transform : {"default", "pandas"}, optional
+            ``"pandas"``: a Series or DataFrame with the index of the rows, a lazy one for a dask DataFrame;
+            the columns are the components. ``"default"``: arrays. None changes nothing. What is not set
+            here, ``sklearn.set_config(transform_output=...)`` sets.
+
+        Returns
+        -------
+        self
+        """
+        if transform is not None:
+            self._sklearn_output_config = {"transform": checked_output(transform)}
+        return self
+
+    def _predicted(self, X: Any, scoring: Scoring, columns: Any, name: str) -> Any:
+        return with_index(self, X, _with_warning(self._score(X, scoring, columns)), name)
 
     def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
         values = self._score(X, LOG_LIKELIHOODS, columns)
         if isinstance(values, da.Array):
-            with interrupts_as_they_are(), missing_workers_reported(active_client(), "the score"):
-                total, rows = dask.compute(values.sum(), values.map_blocks(_count, dtype=np.intp).sum())
+            with missing_workers_reported(active_client(), "the score"):
+                total, rows = compute_collections(
+                    values.sum(), values.map_blocks(_count, dtype=np.intp).sum()
+                )
         else:
             total, rows = values.sum(), len(values)
         if rows == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,11 +24,18 @@ from emtau_dask.checkpoint import (
     first_problem,
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
-from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, compile_setting, worth_compiling
+from emtau_dask.em import (
+    Climbing,
+    EmSettings,
+    FitObserver,
+    FitState,
+    compile_ahead,
+    compile_setting,
+    worth_compiling,
+)
 from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.inputs import opened_path
-from emtau_dask.estimator.progress import observer_for
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.estimator.unfinished import as_it_was_unless_done
@@ -56,8 +64,11 @@ from emtau_dask.policies import (
     checked_row_arrays,
     describe_policy,
 )
+from emtau_dask.progress import LoggingObserver, Observers, observer_for
 from emtau_dask.rows import Samples
 from emtau_dask.settings import read_settings
+
+LOG = logging.getLogger(__name__)
 
 
 def _given(estimator: FittedMixture, n_features: int) -> GivenParameters:
@@ -194,7 +205,7 @@ def fit_session(
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
-    observer = observer or observer_for(verbose)
+    observer = Observers(observer or observer_for(verbose), LoggingObserver())
     with interrupts_as_they_are():
         try:
             yield executor, observer
@@ -243,6 +254,8 @@ def fit_estimator(
         ) as sources,
     ):
         settings = _settings(estimator, seeds, sources, executor)
+        compile_beside(settings, sources, executor, observer)
+        log_beginning("begins", settings, sources, executor)
         with (
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
@@ -251,6 +264,30 @@ def fit_estimator(
             finished = fit(settings, sources, executor, journal, context)
         publish(estimator, with_notes(finished, differing_workers(executor.client)))
     return journal.run if isinstance(journal, CheckpointJournal) else None
+
+
+def log_beginning(how: str, settings: FitSettings, sources: FitSources, executor: Executor) -> None:
+    """Log what a fit is of and where it runs."""
+    rows, features = sources.rows.shape
+    LOG.info(
+        "fit %s: %s rows, %d features, %d components (%s), %s, on %s",
+        how,
+        f"{rows:,}",
+        features,
+        settings.n_components,
+        settings.structure.name,
+        type(settings.em.policy).__name__,
+        f"{executor.threads} threads" if executor.in_process else "other processes",
+    )
+
+
+def compile_beside(
+    settings: FitSettings, sources: FitSources, executor: Executor, observer: FitObserver
+) -> None:
+    """Begin to compile what a fit in this process needs; see `compile_ahead`."""
+    if settings.compiled and executor.in_process:
+        rows = sources.rows
+        compile_ahead(settings.structure, settings.n_components, rows.shape[1], rows.dtype, observer)
 
 
 @contextmanager
@@ -311,4 +348,11 @@ def publish(estimator: FittedMixture, finished: FitState) -> None:
     run = finished.current
     assert run is not None
     assert run.stop_reason is not None
+    LOG.info(
+        "fit ended (%s): %d iterations, %.4g passes over the data, bound %.9g",
+        run.stop_reason,
+        len(run.history),
+        run.history.work,
+        run.lower_bound,
+    )
     estimator._publish(run.parameters, replace(run.history, notes=finished.notes), run.stop_reason)

@@ -28,9 +28,11 @@ from emtau_dask.errors import (
 )
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import (
+    compile_beside,
     fingerprints,
     fit_session,
     is_automatic,
+    log_beginning,
     proved,
     publish,
     with_notes,
@@ -224,6 +226,9 @@ def resume_estimator(
             }
         )
         settings = _settings(config, policy, saved.given, sources, executor)
+        compile_beside(settings, sources, executor, observer)
+        made = 0 if reopened.current is None else reopened.current.iteration
+        log_beginning(f"resumed after iteration {made}", settings, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
         with (
             open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,

@@ -2,6 +2,7 @@
 
 from emtau_dask.execution.blas import hold_for_process, process_id, threads_side_by_side
 from emtau_dask.execution.choice import choose_executor, one_thread
+from emtau_dask.execution.collections import compute_collections
 from emtau_dask.execution.executor import NO_SOURCE, ChunkInput, Executor, Pass, ReadingTask
 from emtau_dask.execution.interrupts import interrupts_as_they_are
 from emtau_dask.execution.merge_tree import FAN_IN, batches_of
@@ -19,6 +20,7 @@ __all__ = [
     "ReadingTask",
     "batches_of",
     "choose_executor",
+    "compute_collections",
     "hold_for_process",
     "interrupts_as_they_are",
     "one_thread",

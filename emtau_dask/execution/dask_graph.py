@@ -11,6 +11,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from emtau_dask.cluster import Payload, cluster_errors, local_threads, missing_workers_reported
+from emtau_dask.execution.cluster_progress import counted
 from emtau_dask.execution.executor import Pass
 from emtau_dask.execution.graph import SharedWork, graph_of
 from emtau_dask.execution.observer import PassObserver
@@ -51,7 +52,12 @@ class GraphExecutor:
             payload = shared if self.client is None else Payload.of(shared, made_with=software())
             graph = graph_of(work, payload)
             layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
-            with Callback(posttask=graph.count(observer)):
+            watched = (
+                Callback(posttask=graph.count(observer))
+                if self.client is None
+                else counted(self.client, graph, observer)
+            )
+            with watched:
                 root = Delayed(graph.root, layers, layer=graph.layer)
                 (value,) = dask.compute(root, traverse=False, scheduler=self.client)
         return cast("T", value)

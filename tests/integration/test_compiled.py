@@ -163,6 +163,6 @@ class TestCluster:
             cluster.start_worker(before=(("forget_package", "numba"),))
             with (
                 cluster.client(),
-                pytest.raises(ClusterError, match=r"emtau_dask\[compiled\].*emtau\.compiled"),
+                pytest.raises(ClusterError, match=r"pip install numba.*emtau\.compiled"),
             ):
                 fit(stored)

@@ -40,6 +40,7 @@ LAYERS = (
     "init",
     "checkpoint",
     "fit",
+    "progress",
     "estimator",
     "selection",
     "config",
@@ -158,6 +159,7 @@ def test_mixture_knows_numpy_and_scipy_only():
     """And numba, in the modules that compile; the package can do without."""
     allowed = {"numpy", "scipy", "emtau_dask", *sys.stdlib_module_names}
     compiling = {
+        "mixture.compiled.first_use": {"numba"},
         "mixture.compiled.loop": {"numba", "llvmlite"},
         "mixture.compiled.products": {"numba", "llvmlite"},
         "mixture.compiled.tiling": {"numba"},

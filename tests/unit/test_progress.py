@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 from dataclasses import replace
 
@@ -11,8 +12,10 @@ import pytest
 
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.estimator.progress import LineObserver, RichObserver, observer_for
 from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.progress import LoggingObserver, Observers, observer_for
+from emtau_dask.progress.lines import LONG_PASS, LineObserver
+from emtau_dask.progress.live import NOTEBOOK_SECONDS, NotebookObserver, TerminalObserver
 
 RECORD = IterationRecord(
     iteration=1,
@@ -33,6 +36,7 @@ SECOND = replace(
     full_pass=False,
     chunks_processed=3,
     chunks_skipped=1,
+    gap=0.001,
 )
 ONE = np.ones((1, 1))
 PARAMETERS = MixtureParameters("diag", np.ones(1), ONE, ONE, ONE)
@@ -58,8 +62,9 @@ def test_lines_tell_each_iteration_and_each_other_stage() -> None:
     report_two_iterations(LineObserver(out))
     assert out.getvalue().splitlines() == [
         "k-means 1: 4 chunks",
-        "iteration 1: bound -2.5, change -, active 100.0%, chunks 4/4, 0.25 s",
-        "iteration 2: bound -2.25, change +2.50e-01, active 12.3%, chunks 3/4, 0.25 s",
+        "iteration 1: bound -2.5, change -, gap -, active 100.0%, chunks 4/4, 0.25 s, 4k rows/s",
+        "iteration 2: bound -2.25, change +2.50e-01, gap 1.0e-03, active 12.3%, chunks 3/4, 0.25 s, "
+        "492 rows/s",
         "chunk sizes were unknown",
     ]
 
@@ -72,34 +77,37 @@ def test_a_restart_has_no_change() -> None:
     assert "change -," in out.getvalue().splitlines()[-1]
 
 
-def test_the_live_display_shows_iteration_bound_change_active_chunks_and_time(
+def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "140")
     out = Terminal()
-    observer = RichObserver(out)
+    observer = TerminalObserver(out)
     try:
         report_two_iterations(observer)
         observer.chunks_done(1)
         observer._live.refresh()
+        drawn = out.getvalue()
     finally:
         observer.close()
-    shown = out.getvalue()
     for part in (
-        "iteration",
-        "-2.25",
-        "+2.50e-01",
-        "12.3%",
-        "1/3 chunks",
+        "iteration 2",
+        "33% of 3 chunks",
         "0:00:0",
-        "chunk sizes were unknown",
+        "left",
+        "-2.25",
+        "gap 1.0e-03",
+        "12.3%",
+        "492 rows/s",
     ):
-        assert part in shown
+        assert part in drawn
+    assert "chunk sizes were unknown" in drawn
+    assert "\x1b[1A" not in drawn  # it never goes up a line: there is one
 
 
 def test_the_live_display_counts_chunks_from_many_threads() -> None:
-    observer = RichObserver(Terminal())
+    observer = TerminalObserver(Terminal())
     try:
         observer.stage("iteration 1", 800)
         threads = [
@@ -109,7 +117,7 @@ def test_the_live_display_counts_chunks_from_many_threads() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert observer._tracker.done == 800
+        assert observer._tracker.view().done == 800
     finally:
         observer.close()
 
@@ -119,7 +127,7 @@ def test_the_stream_decides_the_display() -> None:
     assert isinstance(observer_for(1, io.StringIO()), LineObserver)
     live = observer_for(1, Terminal())
     live.close()
-    assert isinstance(live, RichObserver)
+    assert isinstance(live, TerminalObserver)
 
 
 def test_progress_goes_to_standard_output_unless_sent_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,3 +136,91 @@ def test_progress_goes_to_standard_output_unless_sent_elsewhere(capsys: pytest.C
     observer_for(1).note("here")
     assert elsewhere.getvalue() == "elsewhere\n"
     assert capsys.readouterr().out == "here\n"
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_long_pass_has_lines_by_time_not_by_chunks() -> None:
+    """10,000 chunks in 100 seconds: a line each `LONG_PASS`, with the time that is left."""
+    out, clock = io.StringIO(), Clock()
+    observer = LineObserver(out, clock)
+    observer.stage("iteration 1", 10_000)
+    for _ in range(10_000):
+        clock.now += 0.01
+        observer.chunks_done(1)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == int(100 / LONG_PASS)
+    assert lines[0] == "iteration 1: 30% of 10,000 chunks, 0:01:10 left"
+
+
+class Notebook:
+    """IPython's display and its handle: what was drawn."""
+
+    def __init__(self) -> None:
+        self.drawn: list[str] = []
+
+    def __call__(self, drawing: object, *, display_id: bool) -> Notebook:
+        assert display_id
+        self.update(drawing)
+        return self
+
+    def update(self, drawing: object) -> None:
+        self.drawn.append(drawing._repr_html_())  # type: ignore[attr-defined]
+
+
+def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
+    notebook, clock = Notebook(), Clock()
+    observer = NotebookObserver(notebook, clock)
+    observer.stage("iteration 1", 10_000)
+    for _ in range(10_000):
+        clock.now += 0.0001
+        observer.chunks_done(1)
+    assert 3 <= len(notebook.drawn) <= 1 + 1.0 / NOTEBOOK_SECONDS
+    observer.iteration(RECORD, PARAMETERS)
+    observer.note("<b>1</b>")
+    observer.close()
+    assert 'value="1.000"' in notebook.drawn[-1]
+    assert "bound -2.5" in notebook.drawn[-1]
+    assert "&lt;b&gt;1&lt;/b&gt;" in notebook.drawn[-1]
+
+
+def test_the_log_has_full_passes_at_info_and_the_rest_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="emtau_dask")
+    observer = LoggingObserver()
+    report_two_iterations(observer)
+    observer.iteration(replace(RECORD, iteration=3, accepted=False), PARAMETERS)
+    said = [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records]
+    assert said == [
+        ("INFO", "k-means 1"),
+        ("INFO", "iteration 1"),
+        ("DEBUG", "iteration 2"),
+        ("INFO", "chunk sizes were unknown"),
+        ("DEBUG", "iteration 3 (step refused)"),
+    ]
+
+
+def test_where_the_log_goes_no_display_says_the_same() -> None:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    logging.getLogger("emtau_dask").addHandler(handler)
+    try:
+        assert isinstance(observer_for(1, out), SilentObserver)
+    finally:
+        logging.getLogger("emtau_dask").removeHandler(handler)
+    assert isinstance(observer_for(1, out), LineObserver)
+
+
+def test_several_observers_are_told_the_same() -> None:
+    streams = [io.StringIO(), io.StringIO()]
+    report_two_iterations(Observers(*map(LineObserver, streams)))
+    first, second = (stream.getvalue() for stream in streams)
+    assert first == second
+    assert first.count("\n") == 4

@@ -1,0 +1,48 @@
+"""Collections of dask, computed as passes are: no later computation waits for what an interrupt left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import dask
+from dask.core import flatten
+from dask.local import nested_get
+
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.interrupts import interrupts_as_they_are
+from emtau_dask.execution.threads import ThreadExecutor
+
+ALL = "emtau-all"
+
+
+def _together(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
+def _get(executor: ThreadExecutor, given: Any, keys: Any, **_: Any) -> Any:
+    """Compute keys of a graph or expression, as dask's schedulers do; in threads of this call alone."""
+    graph: Mapping[Any, Any] = given.__dask_graph__() if hasattr(given, "__dask_graph__") else given
+    wanted = list(flatten([keys]))
+    tasks = {**graph, ALL: (_together, *wanted)}
+    found = executor.compute(tasks, ALL, 2)
+    return nested_get(keys, dict(zip(wanted, found, strict=True)))
+
+
+def compute_collections(*collections: Any) -> tuple[Any, ...]:
+    """Return the values of collections, as ``dask.compute`` does.
+
+    Dask's threads are shared by all computations of a process. An interrupt that falls where the main thread
+    hands out a task leaves their lock taken, and the next computation would wait for ever.
+
+    Raises
+    ------
+    ClusterError, ConfigError
+        As `choose_executor`.
+    """
+    executor = choose_executor()
+    with interrupts_as_they_are():
+        if isinstance(executor, ThreadExecutor):
+            return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
+        return tuple(dask.compute(*collections))

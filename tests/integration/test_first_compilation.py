@@ -1,0 +1,97 @@
+"""The loops are compiled once, beside what a fit does before it needs them."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import dask
+import numpy as np
+import pytest
+from fits import ROWS, START, mixture
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask.em import COMPILES, SilentObserver, compiling
+from emtau_dask.estimator import fit_estimator
+
+IN_ITS_OWN_PROCESS = """
+import json, sys, warnings
+import dask, numpy as np
+from emtau_dask import GaussianMixture
+from emtau_dask.mixture.compiled import compile_loops, loop
+from emtau_dask.mixture.covariance import structure_named
+warnings.simplefilter("ignore")
+found = []
+for covariance_type, width, dtype in json.loads(sys.argv[1]):
+    begun = []
+    compile_loops(structure_named(covariance_type), 2, width, np.dtype(dtype), lambda: begun.append(1))
+    kinds = len(loop.accumulate.signatures)
+    X = np.random.default_rng(0).normal(size=(400, width)).astype(dtype)
+    with dask.config.set({"emtau.compiled": "always", "scheduler": "synchronous"}):
+        GaussianMixture(2, covariance_type=covariance_type, algorithm="em", max_iter=2, random_state=0).fit(X)
+    found.append([len(begun), kinds, len(loop.accumulate.signatures)])
+print(json.dumps(found))
+"""
+
+
+def in_a_process(shapes, cache):
+    """For each shape: whether something was compiled, and kinds of arguments before and after a fit."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", IN_ITS_OWN_PROCESS, json.dumps(shapes)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    return json.loads(ended.stdout)
+
+
+def test_a_later_process_finds_what_was_compiled(tmp_path):
+    shapes = [("full", 3, "f8")]
+    assert in_a_process(shapes, tmp_path) == [[1, 1, 1]]
+    assert in_a_process(shapes, tmp_path) == [[0, 1, 1]]
+
+
+def test_what_is_compiled_ahead_is_what_a_fit_uses():
+    cache = os.environ.get("NUMBA_CACHE_DIR", "")
+    shapes = [
+        ("full", 3, "f8"),
+        ("full", 3, "f4"),
+        ("full", 20, "f8"),
+        ("tied", 3, "f8"),
+    ]
+    for _, before, after in in_a_process(shapes, cache):
+        assert before == after
+
+
+class Notes(SilentObserver):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, message):
+        self.notes.append(message)
+
+
+@pytest.fixture
+def compiled_for(monkeypatch):
+    """What fits ask to be compiled; told as if nothing had been before."""
+    asked = []
+
+    def noted(structure, n_components, n_features, dtype, begins):
+        asked.append((structure.name, n_components, n_features, dtype))
+        begins()
+
+    monkeypatch.setattr(compiling, "compile_loops", noted)
+    return asked
+
+
+@pytest.mark.parametrize(("setting", "compiles"), [("always", True), ("never", False)])
+def test_a_fit_that_compiles_says_so(setting, compiles, compiled_for):
+    observer = Notes()
+    settings = dask.config.set({"emtau.compiled": setting, "scheduler": "synchronous"})
+    with settings, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fit_estimator(mixture(max_iter=2, **START), ROWS, None, None, observer=observer)
+    for thread in threading.enumerate():
+        if thread.name == "emtau-compile":
+            thread.join()
+    assert compiled_for == ([("full", 3, 2, np.dtype("f8"))] if compiles else [])
+    assert observer.notes == ([COMPILES] if compiles else [])
