@@ -6,7 +6,14 @@ from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.em.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
+from emtau_dask.em.predict import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    Scoring,
+    conditional_means,
+    score_chunk,
+)
 from emtau_dask.em.problem import (
     SCAN_ROWS,
     Problem,
@@ -42,6 +49,7 @@ __all__ = [
     "check_counts",
     "chunk_costs",
     "compile_setting",
+    "conditional_means",
     "first_unusable_row_named",
     "iterate",
     "make_problem",

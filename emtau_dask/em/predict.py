@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from emtau_dask.errors import features_named
 from emtau_dask.io.sources import check_dense
 from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length
-from emtau_dask.mixture.model import most_probable
+from emtau_dask.mixture.model import Conditioning, most_probable
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.rows import LoadedChunk
 
@@ -24,25 +24,21 @@ class Scoring:
     Attributes
     ----------
     name : str
-    pick : callable (responsibilities (K, n), log_likelihoods (n,)) -> ndarray
+    pick : callable (rows (n, d), responsibilities (K, n), log_likelihoods (n,)) -> ndarray
     dtype : dtype
-    per_component : bool
-        Whether it has a column for each component.
+    row_shape : callable (K) -> tuple of int
+        The shape of one row's values.
     """
 
     name: str
-    pick: Callable[[Floats, Floats], NDArray[Any]]
+    pick: Callable[[Floats, Floats, Floats], NDArray[Any]]
     dtype: np.dtype[Any]
-    per_component: bool = False
+    row_shape: Callable[[int], tuple[int, ...]]
 
     @property
     def __name__(self) -> str:
         """What dask calls the tasks."""
         return f"emtau-{self.name}"
-
-    def row_shape(self, n_components: int) -> tuple[int, ...]:
-        """Return the shape of one row's values."""
-        return (n_components,) if self.per_component else ()
 
     def __call__(
         self,
@@ -84,22 +80,49 @@ def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scorin
         scored = kernel.score(rows)
         loaded.check_reach(positions[where], scored)
         for scoring, result in zip(scorings, results, strict=True):
-            result[where] = scoring.pick(scored.responsibilities, scored.log_likelihoods)
+            result[where] = scoring.pick(rows, scored.responsibilities, scored.log_likelihoods)
     return results
 
 
-def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+def _one_value(n_components: int) -> tuple[int, ...]:
+    return ()
+
+
+def _one_each(n_components: int) -> tuple[int, ...]:
+    return (n_components,)
+
+
+def _labels(rows: Floats, responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
     return most_probable(responsibilities)[0].astype(np.intp)
 
 
-def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+def _responsibilities(rows: Floats, responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
     return responsibilities.T
 
 
-def _log_likelihoods(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+def _log_likelihoods(rows: Floats, responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
     return log_likelihoods
 
 
-LABELS = Scoring("labels", _labels, np.dtype(np.intp))
-RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), per_component=True)
-LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64))
+@dataclass(frozen=True)
+class _ConditionalMeans:
+    """The expected values of the features that are not given; see `Conditioning.means`."""
+
+    conditioning: Conditioning
+
+    def __call__(self, rows: Floats, responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+        return self.conditioning.means(rows, responsibilities)
+
+    def row_shape(self, n_components: int) -> tuple[int, ...]:
+        return self.conditioning.rest.shape
+
+
+def conditional_means(conditioning: Conditioning) -> Scoring:
+    """Return the scoring of rows of given features by the expected values of the rest, (n, r)."""
+    pick = _ConditionalMeans(conditioning)
+    return Scoring("conditional-means", pick, np.dtype(np.float64), pick.row_shape)
+
+
+LABELS = Scoring("labels", _labels, np.dtype(np.intp), _one_value)
+RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), _one_each)
+LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64), _one_value)

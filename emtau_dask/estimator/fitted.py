@@ -85,11 +85,17 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         if lazy is None:
             return scoring(checked_array(self, X, reset=False), plan, names)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
-        layout: dict[str, Any] = {"drop_axis": 1}
-        if scoring.per_component:
-            layout = {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
-        meta = np.empty((0,) * (1 + scoring.per_component), scoring.dtype)
+        shape = scoring.row_shape(plan.parameters.n_components)
+        layout: dict[str, Any] = {"chunks": (array.chunks[0], shape)} if shape else {"drop_axis": 1}
+        meta = np.empty((0,) * (1 + len(shape)), scoring.dtype)
         return da.map_blocks(scoring, array, plan, names=names, dtype=scoring.dtype, meta=meta, **layout)
+
+    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any) -> Any:
+        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
+        values = self._score(X, scoring, columns)
+        if isinstance(values, da.Array):
+            warn_without_workers(active_client(), "computing what this call returns")
+        return values
 
     def predict(self, X: Any, *, columns: Any = None) -> Any:
         """Return the most probable component of each row.
@@ -107,15 +113,15 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Also for a DataFrame, as in scikit-learn, whose ``set_output`` is for transformers:
             ``pd.Series(gm.predict(X), index=X.index)`` has the index of X.
         """
-        return _with_warning(self._score(X, LABELS, columns))
+        return self._lazy_or_not(X, LABELS, columns)
 
     def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
-        return _with_warning(self._score(X, RESPONSIBILITIES, columns))
+        return self._lazy_or_not(X, RESPONSIBILITIES, columns)
 
     def score_samples(self, X: Any, *, columns: Any = None) -> Any:
         """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `predict`."""
-        return _with_warning(self._score(X, LOG_LIKELIHOODS, columns))
+        return self._lazy_or_not(X, LOG_LIKELIHOODS, columns)
 
     def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
@@ -237,13 +243,6 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         for name in _MATRICES:
             setattr(twin, name, copy(structure.for_scikit_learn(getattr(self, name), len(self.weights_))))
         return twin
-
-
-def _with_warning(values: Any) -> Any:
-    """Return values, after a warning where they are lazy and their cluster has no workers."""
-    if isinstance(values, da.Array):
-        warn_without_workers(active_client(), "computing what this call returns")
-    return values
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:

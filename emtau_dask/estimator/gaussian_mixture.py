@@ -7,7 +7,7 @@ from typing import Any, Self
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.errors import warn_user
-from emtau_dask.estimator.fitted import FittedMixture
+from emtau_dask.estimator.conditioning import ConditionedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.estimator.unfinished import not_converged
@@ -18,7 +18,7 @@ FAR, GOOD_GAP = 100.0, 1e-9
 """A fit that stops by tol is warned of where the gap is this many times larger, and worth a digit."""
 
 
-class GaussianMixture(FittedMixture):
+class GaussianMixture(ConditionedMixture):
     """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
 
     Parameters
