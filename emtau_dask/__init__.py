@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from emtau_dask.estimator import GaussianMixture
+    from emtau_dask.outliers import MixtureOutlierDetector
     from emtau_dask.policies import EMLazy, EMSampled, EMStar, EMTau, FullEM
 
 __all__ = [
@@ -38,12 +39,14 @@ __all__ = [
     "FullEM",
     "GaussianMixture",
     "InvalidDataError",
+    "MixtureOutlierDetector",
     "SingularComponentError",
     "StorageError",
 ]
 
 _POLICIES = ("EMLazy", "EMSampled", "EMStar", "EMTau", "FullEM")
-_HOMES = {"GaussianMixture": "estimator"} | dict.fromkeys(_POLICIES, "policies")
+_HOMES = {"GaussianMixture": "estimator", "MixtureOutlierDetector": "outliers"}
+_HOMES |= dict.fromkeys(_POLICIES, "policies")
 
 
 __version__ = "0.1.0.dev0"

@@ -12,6 +12,7 @@ from emtau_dask.em.predict import (
     RESPONSIBILITIES,
     Scoring,
     conditional_means,
+    inliers,
     score_chunk,
 )
 from emtau_dask.em.problem import (
@@ -51,6 +52,7 @@ __all__ = [
     "compile_setting",
     "conditional_means",
     "first_unusable_row_named",
+    "inliers",
     "iterate",
     "make_problem",
     "score_chunk",

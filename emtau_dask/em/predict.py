@@ -117,6 +117,21 @@ class _ConditionalMeans:
         return self.conditioning.rest.shape
 
 
+@dataclass(frozen=True)
+class _Inliers:
+    """-1 for rows whose log-likelihood is below a threshold, else 1."""
+
+    threshold: float
+
+    def __call__(self, rows: Floats, responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
+        return np.where(log_likelihoods < self.threshold, -1, 1)
+
+
+def inliers(threshold: float) -> Scoring:
+    """Return the scoring of rows as outliers, -1, where their log-likelihood is below a threshold, or 1."""
+    return Scoring("inliers", _Inliers(threshold), np.dtype(np.int8), _one_value)
+
+
 def conditional_means(conditioning: Conditioning) -> Scoring:
     """Return the scoring of rows of given features by the expected values of the rest, (n, r)."""
     pick = _ConditionalMeans(conditioning)

@@ -41,6 +41,7 @@ LAYERS = (
     "checkpoint",
     "fit",
     "estimator",
+    "outliers",
     "config",
     "datasets",
     "runs",
