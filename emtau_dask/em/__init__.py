@@ -12,6 +12,7 @@ from emtau_dask.em.predict import (
     RESPONSIBILITIES,
     Scoring,
     conditional_means,
+    imputation,
     inliers,
     score_chunk,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "compile_setting",
     "conditional_means",
     "first_unusable_row_named",
+    "imputation",
     "inliers",
     "iterate",
     "make_problem",

@@ -23,7 +23,7 @@ from emtau_dask.em.state import RunState
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
 from emtau_dask.io.objects import RowStateWriter
 from emtau_dask.mixture.compiled import Kernels
-from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.mixture.estep import DOUBLE, KernelPlan, PatternKernels, plan_kernel
 from emtau_dask.mixture.model import (
     MixtureParameters,
     SufficientStatistics,
@@ -109,7 +109,7 @@ def score(
 
     heat = 0 if state.progress is None else state.progress.heat
     parameters = tempered(state.parameters, Climbing.inverse_temperature(heat))
-    plan = plan_kernel(parameters, problem.rows.dtype)
+    plan = plan_kernel(parameters, DOUBLE if problem.missing else problem.rows.dtype)
     totals, plain, collapse = _with_enough_digits(totals_by, maximise, plan)
     if collapse is not None and settings.climbing is None:
         raise collapse
@@ -172,7 +172,7 @@ def _e_step(
         share = sample.samples.shares[sample.level]
         active = {chunk: share * size for chunk, size in sizes.items()}
     iteration = state.iteration + 1
-    kernels = Kernels(plan, compiled=problem.compiled)
+    kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)
     totals = problem.map_reduce(
         EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
         partial(merge_totals, problem.structure),

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.checks import integer, number
-from emtau_dask.em import RESPONSIBILITIES, FitHistory, conditional_means
+from emtau_dask.em import RESPONSIBILITIES, FitHistory, conditional_means, imputation
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.messages import short
@@ -140,7 +140,27 @@ class ConditionedMixture(FittedMixture):
                 )
         conditioning = self._conditioning(features)
         marginal = self._of_features(conditioning.marginal, conditioning.given)
-        return marginal._lazy_or_not(X, conditional_means(conditioning), columns)
+        return marginal._lazy_or_not(X, conditional_means(conditioning), columns, missing=False)
+
+    def impute(self, X: Any, *, columns: Any = None) -> Any:
+        """Return rows with expected values in the place of missing ones, which are NaN.
+
+        The expected value of what a row lacks, where the rest of the row is known; see `conditional_mean`. A
+        row that has nothing gets the mean of the mixture. What rows have stays as it is.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            As for `predict`.
+        columns : sequence of str, optional
+            Columns of parquet or CSV; by default those of the fit, if it had names.
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples, n_features), float64
+        """
+        check_is_fitted(self)
+        return self._lazy_or_not(X, imputation(self.n_features_in_), columns, missing=True)
 
     def _conditioning(self, features: Any) -> Conditioning:
         given = self._numbers_of(features)

@@ -72,6 +72,9 @@ class GaussianMixture(ConditionedMixture):
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
         Whether quasi-Newton steps replace EM's own between passes over all rows (and on samples). One that
         lowers the log-likelihood is refused. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
+    missing : {"raise", "marginalise"}, default="raise"
+        What NaN means: an error, or a missing value, over which predictions and scores integrate. A fit can
+        do so too, with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
 
     Attributes
     ----------
@@ -140,6 +143,7 @@ class GaussianMixture(ConditionedMixture):
         checkpoint_every: int = 1,
         verbose: int = 0,
         acceleration: str | None = "auto",
+        missing: str = "raise",
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -158,6 +162,7 @@ class GaussianMixture(ConditionedMixture):
         self.checkpoint_every = checkpoint_every
         self.verbose = verbose
         self.acceleration = acceleration
+        self.missing = missing
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm.

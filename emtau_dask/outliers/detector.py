@@ -7,6 +7,7 @@ from typing import Any, Self
 import dask.array as da
 import numpy as np
 from sklearn.base import BaseEstimator, OutlierMixin, clone
+from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.checks import Constraint
@@ -77,6 +78,11 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(self, estimator: Any, *, contamination: float = 0.01) -> None:
         self.estimator = estimator
         self.contamination = contamination
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = get_tags(self.estimator).input_tags.allow_nan
+        return tags
 
     def fit(self, X: Any, y: Any = None, *, columns: Any = None) -> Self:
         """Fit the mixture and compute the threshold.

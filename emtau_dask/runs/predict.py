@@ -30,6 +30,7 @@ from emtau_dask.em import (
 from emtau_dask.errors import features_named
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
+from emtau_dask.fit import marginalises
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, columns_of_fit, paths_at
@@ -137,6 +138,7 @@ def write_labels(
         What is at ``path`` may not be replaced.
     """
     checked_lazy(model, rows)
+    missing = marginalises(model.missing)
     k = len(model.weights_)
     scorings = {"labels": LABELS}
     if options.probabilities:
@@ -159,7 +161,9 @@ def write_labels(
         for name, scoring in scorings.items():
             dtype = np.dtype(np.int32) if scoring is LABELS else scoring.dtype
             writers.append(RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype))
-        score = partial(_scored, rows.reader(), plan_kernel(model.parameters_), list(scorings.values()))
+        score = partial(
+            _scored, rows.reader(), plan_kernel(model.parameters_), list(scorings.values()), missing
+        )
         for computed in _in_order(score, chunk_ranges(rows.chunk_rows).values(), options.workers):
             for writer, values in zip(writers, computed, strict=True):
                 writer.append(values)
@@ -171,10 +175,14 @@ def write_labels(
 
 
 def _scored(
-    reader: ChunkReader, plan: KernelPlan, scorings: Sequence[Scoring], chunk_range: ChunkRange
+    reader: ChunkReader,
+    plan: KernelPlan,
+    scorings: Sequence[Scoring],
+    missing: bool,
+    chunk_range: ChunkRange,
 ) -> list[NDArray[Any]]:
     rows, bytes_read = reader.load(chunk_range, [])
-    loaded = LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk)
+    loaded = LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk, missing=missing)
     return score_chunk(loaded, plan, scorings)
 
 

@@ -1,5 +1,5 @@
 """The E-step over blocks of rows by compiled loops, where numba is installed."""
 
-from emtau_dask.mixture.compiled.tiles import Kernels, why_not_compiled
+from emtau_dask.mixture.compiled.tiles import Kernels, RowKernels, why_not_compiled
 
-__all__ = ["Kernels", "why_not_compiled"]
+__all__ = ["Kernels", "RowKernels", "why_not_compiled"]

@@ -4,8 +4,10 @@ from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, Most
 from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums
+from emtau_dask.mixture.estep.patterns import Observed, PatternKernel, PatternKernels
 from emtau_dask.mixture.estep.plan import (
     BLOCK_BYTES,
+    DOUBLE,
     MAX_BLOCK_ROWS,
     Form,
     KernelPlan,
@@ -19,6 +21,7 @@ from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 
 __all__ = [
     "BLOCK_BYTES",
+    "DOUBLE",
     "LEAST_EXPONENT",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
@@ -28,6 +31,9 @@ __all__ = [
     "KernelPlan",
     "MomentSums",
     "MostProbable",
+    "Observed",
+    "PatternKernel",
+    "PatternKernels",
     "ScoredBlock",
     "block_bytes",
     "block_rows",

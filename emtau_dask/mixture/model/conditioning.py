@@ -14,6 +14,7 @@ import numpy as np
 
 from emtau_dask.mixture.covariance import Split
 from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.mixture.model.statistics import SufficientStatistics
 from emtau_dask.mixture.numerics import Floats, Ints, read_only, read_only_copy
 
 
@@ -72,6 +73,41 @@ class Conditioning:
         for k, own in enumerate(responsibilities):
             found += own[:, np.newaxis] * self.component_means(rows, k)
         return found
+
+    @cached_property
+    def _unexplained(self) -> Floats:
+        """Vectors (r, K, d), whose outer products sum to the covariances of the rest."""
+        K, d, r = self.parameters.n_components, self.parameters.n_features, len(self.rest)
+        vectors = np.zeros((r, K, d))
+        draw, covariances = self.parameters.structure.draw, self._split.rest_covariances
+        for k in range(K):
+            vectors[:, k, self.rest] = draw(np.eye(r), covariances, k)
+        return vectors
+
+    def statistics(self, rows: Floats, responsibilities: Floats) -> SufficientStatistics:
+        """Return the expected statistics of all features where the given ones, ``rows`` (n, g), are known.
+
+        Responsibilities (K, n) may be times weights of rows. With x̂ the rows completed by `component_means`,
+        the scatter of component k is that of x̂ and ``Σ_n r_kn C_k``, C the covariance of the rest where the
+        given features are known (Ghahramani and Jordan 1994, "Supervised learning from incomplete data via an
+        EM approach", section 3).
+        """
+        structure, n = self.parameters.structure, len(rows)
+        K, d = self.parameters.means.shape
+        weights = responsibilities.sum(axis=1)
+        means, scatter = np.zeros((K, d)), np.zeros(structure.shape(K, d))
+        completed = np.empty((n, d))
+        completed[:, self.given] = rows
+        for k in range(K):
+            if not weights[k] > 0:
+                continue
+            completed[:, self.rest] = self.component_means(rows, k)
+            centre = self.parameters.means[k]
+            means[k] = centre + (responsibilities[k] / weights[k]) @ (completed - centre)
+            roots = np.sqrt(responsibilities[k])[:, np.newaxis] * (completed - means[k])
+            structure.add_scatter(scatter, k, iter([roots]))
+        structure.add_outer(scatter, np.tile(weights, (len(self.rest), 1)), self._unexplained)
+        return SufficientStatistics(read_only(weights), read_only(means), read_only(scatter))
 
     def at(self, row: Floats, responsibilities: Floats) -> MixtureParameters:
         """Return the mixture of the rest where the given features are ``row`` (g,).
