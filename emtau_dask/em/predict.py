@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import features_named
 from emtau_dask.io.sources import check_dense
-from emtau_dask.mixture.estep import KernelPlan, Observed, PatternKernel, even_length
+from emtau_dask.mixture.estep import LONGER, KernelPlan, Observed, PatternKernels
 from emtau_dask.mixture.model import Conditioning, most_probable
 from emtau_dask.rows import LoadedChunk
 
@@ -77,7 +77,8 @@ def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scorin
     n_components, n_rows = plan.parameters.n_components, len(loaded.rows)
     results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
     positions = loaded.positions()
-    kernel = PatternKernel(plan, even_length(len(positions), plan.block_rows))
+    kernels = PatternKernels(plan, longer=LONGER if loaded.missing else 1)
+    kernel = kernels.made(len(positions))
     for where, rows in loaded.blocks(positions, kernel.n_rows):
         for found in kernel.observed(rows):
             loaded.check_reach(positions[where][found.places], found)

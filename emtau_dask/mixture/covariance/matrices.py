@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import rq, solve_triangular
+from scipy.linalg import rq
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.covariance.base import Split
@@ -11,9 +11,9 @@ from emtau_dask.mixture.numerics import (
     EPS,
     Floats,
     Ints,
-    covariance_of_factor,
     factor_of_precision,
     symmetrised,
+    upper_inverse,
 )
 
 PANELS, NARROWEST_PANEL = 4, 48
@@ -124,11 +124,12 @@ def split_matrices(covariances: Floats, factors: Floats, given: Ints, rest: Ints
     g = len(given)
     order = np.concatenate([given, rest])
     upper = np.stack([_rotated_upper(factor[order]) for factor in factors])
+    inverses = np.stack([upper_inverse(each) for each in upper[:, g:, g:]])
     return Split(
         covariances[:, given[:, np.newaxis], given],
         upper[:, :g, :g],
-        np.stack([_coefficients(each, g) for each in upper]),
-        np.stack([covariance_of_factor(each) for each in upper[:, g:, g:]]),
+        -(upper[:, :g, g:] @ inverses).swapaxes(1, 2),
+        symmetrised(inverses.swapaxes(1, 2) @ inverses),
         upper[:, g:, g:],
     )
 
@@ -137,8 +138,3 @@ def _rotated_upper(rows: Floats) -> Floats:
     """Return the upper-triangular R of positive diagonal with ``R Rᵀ = rows rowsᵀ``, of a square matrix."""
     upper, _ = rq(rows, check_finite=False)
     return np.asarray(upper * np.where(np.diagonal(upper) < 0, -1.0, 1.0), dtype=np.float64)
-
-
-def _coefficients(upper: Floats, g: int) -> Floats:
-    """Return the coefficients of the features from number g on, on those before, of one factor."""
-    return np.asarray(-solve_triangular(upper[g:, g:], upper[:g, g:].T, trans="T", check_finite=False))

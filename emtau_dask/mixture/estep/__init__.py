@@ -4,7 +4,7 @@ from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, Most
 from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums
-from emtau_dask.mixture.estep.patterns import Observed, PatternKernel, PatternKernels
+from emtau_dask.mixture.estep.patterns import LONGER, Observed, PatternKernels
 from emtau_dask.mixture.estep.plan import (
     BLOCK_BYTES,
     DOUBLE,
@@ -23,6 +23,7 @@ __all__ = [
     "BLOCK_BYTES",
     "DOUBLE",
     "LEAST_EXPONENT",
+    "LONGER",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
     "Accumulated",
@@ -32,7 +33,6 @@ __all__ = [
     "MomentSums",
     "MostProbable",
     "Observed",
-    "PatternKernel",
     "PatternKernels",
     "ScoredBlock",
     "block_bytes",

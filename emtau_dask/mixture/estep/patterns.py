@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, MostProbable
-from emtau_dask.mixture.estep.plan import KernelPlan, even_length, plan_kernel
-from emtau_dask.mixture.model import Conditioning, PairwiseMerger, SufficientStatistics, merge, most_probable
+from emtau_dask.mixture.estep.plan import MAX_BLOCK_ROWS, KernelPlan, even_length, plan_kernel
+from emtau_dask.mixture.model import (
+    Conditioning,
+    MixtureParameters,
+    PairwiseMerger,
+    SufficientStatistics,
+    merge,
+    most_probable,
+)
 from emtau_dask.mixture.numerics import Bools, Floats, Ints, squared_length
 
 PATTERNS_BYTES, LEAST_PATTERNS = 2**25, 8
 """What is kept of patterns that were met, for rows that have them too."""
+LONGER = 4
+"""By how much the blocks of incomplete rows are longer, so that more of their rows lack the same features."""
 
 
 class Observed(NamedTuple):
@@ -53,17 +61,41 @@ class Observed(NamedTuple):
         return float(np.add.reduce(self.log_likelihoods))
 
 
+class Patterns:
+    """How rows are conditioned and scored, by what they lack; what was met is kept, for all threads."""
+
+    def __init__(self, parameters: MixtureParameters) -> None:
+        self._parameters = parameters
+        K, d = parameters.means.shape
+        self._most = max(LEAST_PATTERNS, PATTERNS_BYTES // (32 * K * d * d))
+        self._met: dict[bytes, tuple[Conditioning, KernelPlan | None]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without what was met."""
+        return Patterns, (self._parameters,)
+
+    def of(self, missing: Bools) -> tuple[Conditioning, KernelPlan | None]:
+        """Return how rows that lack features are conditioned, and scored where they have any; (d,)."""
+        name = missing.tobytes()
+        found = self._met.get(name)
+        if found is None:
+            conditioning = Conditioning(self._parameters, np.flatnonzero(~missing))
+            plan = None if missing.all() else plan_kernel(conditioning.marginal)
+            if len(self._met) >= self._most:
+                self._met.clear()
+            found = self._met[name] = conditioning, plan
+        return found
+
+
 class PatternKernel:
     """Scores blocks of at most ``n_rows`` rows of float64, and sums their expected statistics."""
 
-    def __init__(self, plan: KernelPlan, n_rows: int) -> None:
+    def __init__(self, plan: KernelPlan, n_rows: int, patterns: Patterns) -> None:
         parameters = plan.parameters
-        K, d = parameters.means.shape
         self.n_rows = n_rows
         self._parameters = parameters
         self._complete = BlockKernel(plan, n_rows)
-        self._most_patterns = max(LEAST_PATTERNS, PATTERNS_BYTES // (32 * K * d * d))
-        self._patterns: dict[bytes, tuple[Conditioning, KernelPlan | None]] = {}
+        self._patterns = patterns
         self._merger = PairwiseMerger(partial(merge, parameters.structure))
 
     def observed(self, rows: Floats) -> Iterator[Observed]:
@@ -87,24 +119,13 @@ class PatternKernel:
         return Observed(places, None, rows, scored.responsibilities, scored.log_likelihoods)
 
     def _scored(self, places: Ints, rows: Floats, missing: Bools) -> Observed:
-        conditioning, plan = self._pattern(missing)
+        conditioning, plan = self._patterns.of(missing)
         if plan is None:
             responsibilities = np.repeat(self._parameters.weights[:, np.newaxis], len(places), axis=1)
             return Observed(places, conditioning, rows[:, :0], responsibilities, np.zeros(len(places)))
         given = np.ascontiguousarray(rows[:, conditioning.given])
         scored = BlockKernel(plan, len(given)).score(given)
         return Observed(places, conditioning, given, scored.responsibilities, scored.log_likelihoods)
-
-    def _pattern(self, missing: Bools) -> tuple[Conditioning, KernelPlan | None]:
-        """Return how rows with these features missing are conditioned, and scored where they have any."""
-        name = missing.tobytes()
-        if name not in self._patterns:
-            if len(self._patterns) >= self._most_patterns:
-                self._patterns.clear()
-            conditioning = Conditioning(self._parameters, np.flatnonzero(~missing))
-            plan = None if missing.all() else plan_kernel(conditioning.marginal)
-            self._patterns[name] = conditioning, plan
-        return self._patterns[name]
 
     def accumulate(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
@@ -136,16 +157,23 @@ class PatternKernel:
         return merge(self._parameters.structure, complete, incomplete)
 
 
-@dataclass(frozen=True, eq=False)
 class PatternKernels:
-    """Makes the kernels of tasks under one plan of float64; see `mixture.compiled.Kernels`."""
+    """Makes the kernels of tasks under one plan of float64; see `mixture.compiled.Kernels`.
 
-    plan: KernelPlan
-    by_tiles: bool = field(default=False, init=False)
+    Blocks are ``longer`` than those of other kernels by this factor.
+    """
+
+    by_tiles = False
+
+    def __init__(self, plan: KernelPlan, *, longer: int = LONGER) -> None:
+        self.plan = plan
+        self._longer = longer
+        self._patterns = Patterns(plan.parameters)
 
     def made(self, n_rows: int) -> PatternKernel:
         """Return a kernel for up to ``n_rows`` rows of all blocks together."""
-        return PatternKernel(self.plan, even_length(n_rows, self.plan.block_rows))
+        longest = min(MAX_BLOCK_ROWS, self._longer * self.plan.block_rows)
+        return PatternKernel(self.plan, even_length(n_rows, longest), self._patterns)
 
     def finished(self, kernel: PatternKernel) -> SufficientStatistics | None:
         """Return the statistics of a kernel of this plan, which is not to be used any more."""
