@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -19,10 +20,9 @@ from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import Conditioning, MixtureParameters
 from emtau_dask.mixture.numerics import Ints
 
-_OF_ANOTHER_FIT: dict[str, Any] = dict.fromkeys(
-    ("weights_init", "means_init", "precisions_init", "checkpoint"), None
+_OF_ANOTHER_FIT: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("weights_init", "means_init", "precisions_init", "checkpoint")) | {"warm_start": False}
 )
-_OF_ANOTHER_FIT["warm_start"] = False
 """Settings that fit all features only, as a mixture of some features has them."""
 
 
@@ -191,7 +191,7 @@ class ConditionedMixture(FittedMixture):
     def _of_features(self, parameters: MixtureParameters, features: Ints) -> Self:
         """Return a fitted mixture of ``features`` of this one, with its settings."""
         own = {"n_components": parameters.n_components, "covariance_type": parameters.covariance_type}
-        made = type(self)(**(self.get_params(deep=False) | _OF_ANOTHER_FIT | own))
+        made = type(self)(**(self.get_params(deep=False) | dict(_OF_ANOTHER_FIT) | own))
         made._publish(parameters, FitHistory(()), self.stop_reason_)
         made.n_features_in_ = len(features)
         if hasattr(self, "feature_names_in_"):
