@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from emtau_dask.estimator import GaussianMixture
+    from emtau_dask.outliers import MixtureOutlierDetector
     from emtau_dask.policies import EMLazy, EMSampled, EMStar, EMTau, FullEM
     from emtau_dask.selection import select_components
 
@@ -40,15 +41,19 @@ __all__ = [
     "FullEM",
     "GaussianMixture",
     "InvalidDataError",
+    "MixtureOutlierDetector",
     "SingularComponentError",
     "StorageError",
     "select_components",
 ]
 
 _POLICIES = ("EMLazy", "EMSampled", "EMStar", "EMTau", "FullEM")
-_HOMES = {"GaussianMixture": "estimator", "select_components": "selection"} | dict.fromkeys(
-    _POLICIES, "policies"
-)
+_HOMES = {
+    "GaussianMixture": "estimator",
+    "MixtureOutlierDetector": "outliers",
+    "select_components": "selection",
+}
+_HOMES |= dict.fromkeys(_POLICIES, "policies")
 
 
 __version__ = "0.1.0.dev0"

@@ -204,6 +204,7 @@ class ConfigEntry(_Entry):
     gap_tol: Annotated[Number, Field(ge=0)]
     climbing: ClimbingEntry | None
     words: dict[Literal["algorithm", "tol", "n_init", "acceleration"], str | None]
+    missing: Literal["raise", "marginalise"] = "raise"
     reg_covar: Annotated[Number, Field(ge=0)]
     max_iter: Count
     n_init: Positive

@@ -175,6 +175,12 @@ def compare(config: Path, overrides: list[str]) -> None:
 @out_argument
 @click.option("--proba", "probabilities", is_flag=True, help="Also write each row's responsibilities.")
 @click.option("--scores", is_flag=True, help="Also write each row's log-likelihood, in nats.")
+@click.option(
+    "--outliers",
+    metavar="SHARE",
+    type=float,
+    help="Also write -1 for this share of the rows, the least probable ones, and 1 for the others.",
+)
 @click.option("--array", help="Member of DATA, where it is a zarr group.")
 @click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet or CSV.")
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")

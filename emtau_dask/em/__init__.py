@@ -6,7 +6,16 @@ from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.em.predict import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, Scoring, score_chunk
+from emtau_dask.em.predict import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    Scoring,
+    conditional_means,
+    imputation,
+    inliers,
+    score_chunk,
+)
 from emtau_dask.em.problem import (
     SCAN_ROWS,
     Problem,
@@ -44,7 +53,10 @@ __all__ = [
     "chunk_costs",
     "compile_ahead",
     "compile_setting",
+    "conditional_means",
     "first_unusable_row_named",
+    "imputation",
+    "inliers",
     "iterate",
     "make_problem",
     "score_chunk",

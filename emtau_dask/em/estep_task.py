@@ -15,7 +15,7 @@ from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
 from emtau_dask.io.objects import RowStateWriter, SlotState
 from emtau_dask.io.sources import ChunkRange
-from emtau_dask.mixture.compiled import Kernels
+from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import MostProbable
 from emtau_dask.mixture.model import Merger, SufficientStatistics, expected_log_density, merge
@@ -249,7 +249,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     Attributes
     ----------
     loader : ChunkLoader
-    kernels : Kernels
+    kernels : RowKernels
         What scores rows, under Θ of the iteration before.
     iteration : int
     tracking : RowTracking or None
@@ -259,7 +259,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
     """
 
     loader: ChunkLoader
-    kernels: Kernels
+    kernels: RowKernels
     iteration: int
     tracking: RowTracking | None
     sample: SampleLevel | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import features_named
 from emtau_dask.io.sources import check_dense
-from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length
-from emtau_dask.mixture.model import most_probable
-from emtau_dask.mixture.numerics import Floats
+from emtau_dask.mixture.estep import LONGER, KernelPlan, Observed, PatternKernels
+from emtau_dask.mixture.model import Conditioning, most_probable
 from emtau_dask.rows import LoadedChunk
 
 
@@ -24,34 +24,32 @@ class Scoring:
     Attributes
     ----------
     name : str
-    pick : callable (responsibilities (K, n), log_likelihoods (n,)) -> ndarray
+    pick : callable (Observed) -> ndarray
+        Of n rows with the same features missing, or with all.
     dtype : dtype
-    per_component : bool
-        Whether it has a column for each component.
+    row_shape : callable (K) -> tuple of int
+        The shape of one row's values.
     """
 
     name: str
-    pick: Callable[[Floats, Floats], NDArray[Any]]
+    pick: Callable[[Observed], NDArray[Any]]
     dtype: np.dtype[Any]
-    per_component: bool = False
+    row_shape: Callable[[int], tuple[int, ...]]
 
     @property
     def __name__(self) -> str:
         """What dask calls the tasks."""
         return f"emtau-{self.name}"
 
-    def row_shape(self, n_components: int) -> tuple[int, ...]:
-        """Return the shape of one row's values."""
-        return (n_components,) if self.per_component else ()
-
     def __call__(
         self,
         rows: NDArray[Any],
         plan: KernelPlan,
         names: Sequence[str] | None = None,
+        missing: bool = False,
         block_info: Any = None,
     ) -> NDArray[Any]:
-        """Return it for ``rows`` (n, d), see `score_chunk`.
+        """Return it for ``rows`` (n, d), see `score_chunk`; ``missing`` says whether NaN is a missing value.
 
         The ``names`` of the features and ``block_info``, which is dask's, are for messages.
         """
@@ -62,7 +60,7 @@ class Scoring:
             location = block_info[0]["array-location"][0][0]
             start = None if np.isnan(location) else int(location)
         check_dense(rows, chunk)
-        loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk)
+        loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk, missing=missing)
         with features_named(names):
             return score_chunk(loaded, plan, [self])[0]
 
@@ -79,27 +77,89 @@ def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scorin
     n_components, n_rows = plan.parameters.n_components, len(loaded.rows)
     results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
     positions = loaded.positions()
-    kernel = BlockKernel(plan, even_length(len(positions), plan.block_rows))
+    kernels = PatternKernels(plan, longer=LONGER if loaded.missing else 1)
+    kernel = kernels.made(len(positions))
     for where, rows in loaded.blocks(positions, kernel.n_rows):
-        scored = kernel.score(rows)
-        loaded.check_reach(positions[where], scored)
-        for scoring, result in zip(scorings, results, strict=True):
-            result[where] = scoring.pick(scored.responsibilities, scored.log_likelihoods)
+        for found in kernel.observed(rows):
+            loaded.check_reach(positions[where][found.places], found)
+            for scoring, result in zip(scorings, results, strict=True):
+                result[where][found.places] = scoring.pick(found)
     return results
 
 
-def _labels(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    return most_probable(responsibilities)[0].astype(np.intp)
+def _one_value(n_components: int) -> tuple[int, ...]:
+    return ()
 
 
-def _responsibilities(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    return responsibilities.T
+def _one_each(n_components: int) -> tuple[int, ...]:
+    return (n_components,)
 
 
-def _log_likelihoods(responsibilities: Floats, log_likelihoods: Floats) -> NDArray[Any]:
-    return log_likelihoods
+def _labels(found: Observed) -> NDArray[Any]:
+    return most_probable(found.responsibilities)[0].astype(np.intp)
 
 
-LABELS = Scoring("labels", _labels, np.dtype(np.intp))
-RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), per_component=True)
-LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64))
+def _responsibilities(found: Observed) -> NDArray[Any]:
+    return found.responsibilities.T
+
+
+def _log_likelihoods(found: Observed) -> NDArray[Any]:
+    return found.log_likelihoods
+
+
+def _imputed(found: Observed) -> NDArray[Any]:
+    """Return the rows with the expected values of what they lack."""
+    if found.conditioning is None:
+        return found.rows
+    completed = np.empty((len(found.rows), found.conditioning.parameters.n_features))
+    completed[:, found.conditioning.given] = found.rows
+    completed[:, found.conditioning.rest] = found.conditioning.means(found.rows, found.responsibilities)
+    return completed
+
+
+@dataclass(frozen=True)
+class _ConditionalMeans:
+    """The expected values of the features that are not given; see `Conditioning.means`."""
+
+    conditioning: Conditioning
+
+    def __call__(self, found: Observed) -> NDArray[Any]:
+        return self.conditioning.means(found.rows, found.responsibilities)
+
+    def row_shape(self, n_components: int) -> tuple[int, ...]:
+        return self.conditioning.rest.shape
+
+
+@dataclass(frozen=True)
+class _Inliers:
+    """-1 for rows whose log-likelihood is below a threshold, else 1."""
+
+    threshold: float
+
+    def __call__(self, found: Observed) -> NDArray[Any]:
+        return np.where(found.log_likelihoods < self.threshold, -1, 1)
+
+
+def inliers(threshold: float) -> Scoring:
+    """Return the scoring of rows as outliers, -1, where their log-likelihood is below a threshold, or 1."""
+    return Scoring("inliers", _Inliers(threshold), np.dtype(np.int8), _one_value)
+
+
+def conditional_means(conditioning: Conditioning) -> Scoring:
+    """Return the scoring of rows of given features by the expected values of the rest, (n, r)."""
+    pick = _ConditionalMeans(conditioning)
+    return Scoring("conditional-means", pick, np.dtype(np.float64), pick.row_shape)
+
+
+def imputation(n_features: int) -> Scoring:
+    """Return the scoring of rows by themselves, with expected values in the place of missing ones, (n, d)."""
+    return Scoring("imputed", _imputed, np.dtype(np.float64), partial(_row_of, n_features))
+
+
+def _row_of(n_features: int, n_components: int) -> tuple[int, ...]:
+    return (n_features,)
+
+
+LABELS = Scoring("labels", _labels, np.dtype(np.intp), _one_value)
+RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), _one_each)
+LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64), _one_value)

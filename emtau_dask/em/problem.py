@@ -52,6 +52,8 @@ class Problem:
         Whether the compiled loops are used where they can be.
     contents : ReadContents or None
         For a checkpoint; None where there is none.
+    missing : bool
+        Whether NaN stands for a missing value.
     """
 
     rows: Source
@@ -64,6 +66,7 @@ class Problem:
     context: Context
     compiled: bool = False
     contents: ReadContents | None = None
+    missing: bool = False
 
     @property
     def n_features(self) -> int:
@@ -104,7 +107,14 @@ class Problem:
         """
         weights = None if self.weights is None else self.weights.reader()
         cache = self.context.cache if is_stored(self.rows) else None
-        loader = ChunkLoader(self.rows.reader(), weights, cache, self.context.cache, self.context.positions)
+        loader = ChunkLoader(
+            self.rows.reader(),
+            weights,
+            cache,
+            self.context.cache,
+            self.context.positions,
+            missing=self.missing,
+        )
         if self.contents is None:
             return loader
         unknown = self.chunk_ranges.keys() - self.contents.known.keys() if noting else ()

@@ -23,7 +23,7 @@ from emtau_dask.em.state import RunState
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
 from emtau_dask.io.objects import RowStateWriter
 from emtau_dask.mixture.compiled import Kernels
-from emtau_dask.mixture.estep import KernelPlan, plan_kernel, plan_tiles
+from emtau_dask.mixture.estep import DOUBLE, KernelPlan, PatternKernels, plan_kernel, plan_tiles
 from emtau_dask.mixture.model import (
     MixtureParameters,
     SufficientStatistics,
@@ -112,7 +112,8 @@ def score(
 
     heat = 0 if state.progress is None else state.progress.heat
     parameters = tempered(state.parameters, Climbing.inverse_temperature(heat))
-    plan = (plan_tiles if problem.compiled else plan_kernel)(parameters, problem.rows.dtype)
+    planned = plan_tiles if problem.compiled else plan_kernel
+    plan = planned(parameters, DOUBLE if problem.missing else problem.rows.dtype)
     totals, plain, collapse, repeated = _with_enough_digits(totals_by, maximise, plan)
     if collapse is not None and settings.climbing is None:
         raise collapse
@@ -177,7 +178,7 @@ def _e_step(
         share = sample.samples.shares[sample.level]
         active = {chunk: share * size for chunk, size in sizes.items()}
     iteration = state.iteration + 1
-    kernels = Kernels(plan, compiled=problem.compiled)
+    kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)
     totals = problem.map_reduce(
         EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
         partial(merge_totals, problem.structure),

@@ -23,7 +23,7 @@ from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.summary import FitSummary, summary_of
 from emtau_dask.execution import compute_collections
-from emtau_dask.fit import NAMED_TOL
+from emtau_dask.fit import NAMED_TOL, marginalises
 from emtau_dask.io.sources import as_dask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
@@ -54,6 +54,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     def _get_doc_link(self) -> str:
         return str(super()._get_doc_link()) if documentation() else ""
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "marginalise"
+        return tags
+
     @property
     def parameters_(self) -> MixtureParameters:
         """The fitted parameters as one frozen record."""
@@ -77,19 +82,25 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.stop_reason_ = stop_reason
         self.converged_ = stop_reason == "tol"
 
-    def _score(self, X: Any, scoring: Scoring, columns: Any) -> Any:
+    def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
         plan = plan_kernel(self.parameters_)
+        missing = marginalises(self.missing) if missing is None else missing
         names = getattr(self, "feature_names_in_", None)
         X = opened_path(X, columns, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
-            return scoring(checked_array(self, X, reset=False), plan, names)
+            return scoring(checked_array(self, X, reset=False), plan, names, missing)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
-        layout: dict[str, Any] = {"drop_axis": 1}
-        if scoring.per_component:
-            layout = {"chunks": (array.chunks[0], (plan.parameters.n_components,))}
-        meta = np.empty((0,) * (1 + scoring.per_component), scoring.dtype)
-        return da.map_blocks(scoring, array, plan, names=names, dtype=scoring.dtype, meta=meta, **layout)
+        shape = scoring.row_shape(plan.parameters.n_components)
+        layout: dict[str, Any] = {"chunks": (array.chunks[0], shape)} if shape else {"drop_axis": 1}
+        meta = np.empty((0,) * (1 + len(shape)), scoring.dtype)
+        return da.map_blocks(
+            scoring, array, plan, names=names, missing=missing, dtype=scoring.dtype, meta=meta, **layout
+        )
+
+    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
+        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
+        return _with_warning(self._score(X, scoring, columns, missing=missing))
 
     def predict(self, X: Any, *, columns: Any = None) -> Any:
         """Return the most probable component of each row.
@@ -135,7 +146,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _predicted(self, X: Any, scoring: Scoring, columns: Any, name: str) -> Any:
-        return with_index(self, X, _with_warning(self._score(X, scoring, columns)), name)
+        return with_index(self, X, self._lazy_or_not(X, scoring, columns), name)
 
     def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
@@ -259,13 +270,6 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         for name in _MATRICES:
             setattr(twin, name, copy(structure.for_scikit_learn(getattr(self, name), len(self.weights_))))
         return twin
-
-
-def _with_warning(values: Any) -> Any:
-    """Return values, after a warning where they are lazy and their cluster has no workers."""
-    if isinstance(values, da.Array):
-        warn_without_workers(active_client(), "computing what this call returns")
-    return values
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -45,8 +45,10 @@ from emtau_dask.fit import (
     FitSources,
     Journal,
     automatic,
+    check_missing,
     check_settings,
     fit,
+    marginalises,
     open_context,
     row_fields,
     temporary_journal,
@@ -129,6 +131,7 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
         runs,
         float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None,
         worth_compiling(executor.client, shape, covariance_type, n_components),
+        marginalises(estimator.missing),
     )
 
 
@@ -165,6 +168,7 @@ def _config(
             for name in ("algorithm", "tol", "n_init", "acceleration")
             if isinstance(value := getattr(estimator, name), str | None)
         },
+        "missing": estimator.missing,
         "reg_covar": settings.em.reg_covar,
         "max_iter": settings.em.max_iter,
         "n_init": len(settings.seeds),
@@ -245,6 +249,8 @@ def fit_estimator(
     check_settings(estimator.get_params(deep=False))
     auto = is_automatic(estimator.algorithm)
     seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
+    given = responsibilities_init is not None
+    check_missing(estimator.missing, policy, estimator.acceleration, responsibilities=given)
     keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
     with (
         as_it_was_unless_done(estimator),

@@ -8,7 +8,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.errors import warn_user
 from emtau_dask.estimator.callbacks import FollowedFits, called_back, torn_down
-from emtau_dask.estimator.fitted import FittedMixture
+from emtau_dask.estimator.conditioning import ConditionedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.estimator.unfinished import not_converged
@@ -19,7 +19,7 @@ FAR, GOOD_GAP = 100.0, 1e-9
 """A fit that stops by tol is warned of where the gap is this many times larger, and worth a digit."""
 
 
-class GaussianMixture(FollowedFits, FittedMixture):
+class GaussianMixture(FollowedFits, ConditionedMixture):
     """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
 
     Parameters
@@ -73,6 +73,9 @@ class GaussianMixture(FollowedFits, FittedMixture):
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
         Whether quasi-Newton steps replace EM's own between passes over all rows (and on samples). One that
         lowers the log-likelihood is refused. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
+    missing : {"raise", "marginalise"}, default="raise"
+        What NaN means: an error, or a missing value, over which predictions and scores integrate. A fit can
+        do so too, with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
 
     Attributes
     ----------
@@ -141,6 +144,7 @@ class GaussianMixture(FollowedFits, FittedMixture):
         checkpoint_every: int = 1,
         verbose: int = 0,
         acceleration: str | None = "auto",
+        missing: str = "raise",
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -159,6 +163,7 @@ class GaussianMixture(FollowedFits, FittedMixture):
         self.checkpoint_every = checkpoint_every
         self.verbose = verbose
         self.acceleration = acceleration
+        self.missing = missing
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm.

@@ -49,6 +49,7 @@ SETTINGS = (
     "init_params",
     "warm_start",
     "acceleration",
+    "missing",
 )
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 WEIGHTS_TOLERANCE = 1e-6

@@ -41,7 +41,15 @@ from emtau_dask.estimator.inputs import opened_path
 from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor
-from emtau_dask.fit import FitSettings, FitSources, check_settings, fit, open_context, row_fields
+from emtau_dask.fit import (
+    FitSettings,
+    FitSources,
+    check_settings,
+    fit,
+    marginalises,
+    open_context,
+    row_fields,
+)
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
 from emtau_dask.messages import shown
@@ -119,6 +127,7 @@ def saved_estimator(
             checkpoint=checkpoint,
             checkpoint_every=config.checkpoint_every,
             acceleration=None,
+            missing=config.missing,
         )
         words: dict[str, Any] = {str(name): value for name, value in config.words.items()}
         if algorithm is not None:
@@ -290,6 +299,7 @@ def _settings(
         tuple(config.seeds),
         config.previous_bound,
         worth_compiling(executor.client, sources.rows.shape, config.covariance_type, config.n_components),
+        marginalises(config.missing),
     )
 
 

@@ -5,7 +5,7 @@ from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
 from emtau_dask.fit.memory_estimate import FitDemand, FitOutline, demand, largest_chunk
 from emtau_dask.fit.resolving import NAMED_TOL, automatic, tolerances
-from emtau_dask.fit.settings import CONSTRAINTS, check_settings
+from emtau_dask.fit.settings import CONSTRAINTS, check_missing, check_settings, marginalises
 
 __all__ = [
     "CONSTRAINTS",
@@ -17,10 +17,12 @@ __all__ = [
     "Journal",
     "TemporaryJournal",
     "automatic",
+    "check_missing",
     "check_settings",
     "demand",
     "fit",
     "largest_chunk",
+    "marginalises",
     "open_context",
     "row_fields",
     "temporary_journal",

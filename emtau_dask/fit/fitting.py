@@ -27,6 +27,7 @@ from emtau_dask.init import (
     STARTS,
     GivenParameters,
     StartRequest,
+    complete_problem,
     forget,
     start_from_responsibilities,
     starting_parameters,
@@ -64,6 +65,8 @@ class FitSettings:
         What the first iteration's bound is compared with, for a warm start.
     compiled : bool
         Whether the compiled loops are used where they can be; decided once for a fit.
+    missing : bool
+        Whether NaN stands for a missing value.
     """
 
     n_components: int
@@ -74,6 +77,7 @@ class FitSettings:
     seeds: tuple[int, ...]
     previous_bound: float | None = None
     compiled: bool = False
+    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ def fit(
         context,
         compiled=settings.compiled,
     )
+    problem = replace(problem, missing=settings.missing)
     settings = replace(settings, em=_with_large_samples(settings.em, problem))
     fixed = _Fixed(replace(problem, contents=journal.contents), settings, sources.responsibilities, journal)
     state = journal.state
@@ -201,7 +206,9 @@ def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], Non
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
-    if climbing is not None and climbing.samples.shares:
+    if problem.missing:
+        problem, after = complete_problem(problem, settings.seeds[state.run]), forget
+    elif climbing is not None and climbing.samples.shares:
         problem, after = starting_problem(problem, climbing.samples), forget
     request = StartRequest(problem, settings.seeds[state.run], state.start, after)
     statistics = STARTS[settings.init_params](request)

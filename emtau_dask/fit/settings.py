@@ -11,6 +11,7 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.init import STARTS
 from emtau_dask.messages import short
 from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.policies import ActivityPolicy, FullEM
 
 CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
     {
@@ -24,6 +25,7 @@ CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
         "init_params": choice(*STARTS),
         "warm_start": FLAG,
         "checkpoint_every": integer(1),
+        "missing": choice("raise", "marginalise"),
         "verbose": either(integer(0), FLAG),
     }
 )
@@ -35,3 +37,32 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     for name, constraint in CONSTRAINTS.items():
         if not constraint.holds(settings[name]):
             raise ConfigError(f"{name} is {short(settings[name])}; it must be {constraint.words}.")
+
+
+def check_missing(
+    missing: str, policy: ActivityPolicy, acceleration: str | None, *, responsibilities: bool
+) -> None:
+    """Raise `ConfigError` where a fit cannot integrate over missing values as these settings ask for."""
+    if not marginalises(missing):
+        return
+    asked = None
+    if not isinstance(policy, FullEM):
+        asked = "another algorithm"
+    elif acceleration == "quasi-newton":
+        asked = "acceleration='quasi-newton'"
+    elif responsibilities:
+        asked = "responsibilities_init"
+    if asked is not None:
+        raise ConfigError(
+            f"missing='marginalise' needs algorithm='em' without acceleration and responsibilities_init, but "
+            f"{asked} is asked for. Set algorithm='em', or fit complete rows and set missing='marginalise' "
+            "afterwards, for predictions."
+        )
+
+
+def marginalises(missing: Any) -> bool:
+    """Return whether NaN stands for a missing value; raises `ConfigError` for an impossible setting."""
+    constraint = CONSTRAINTS["missing"]
+    if not constraint.holds(missing):
+        raise ConfigError(f"missing is {short(missing)}; it must be {constraint.words}.")
+    return bool(missing == "marginalise")

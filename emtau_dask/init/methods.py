@@ -107,11 +107,35 @@ def starting_problem(problem: Problem, samples: Samples) -> Problem:
     size = sample_size(problem.n_components, problem.n_features)
     if size >= problem.rows.shape[0]:
         return problem
-    rows = sampled_rows(problem, samples, size)
-    weights = None if problem.weights is None else as_source(rows.weights, ndim=1, what="sample_weight")
+    sample = sampled_rows(problem, samples, size)
+    return _in_memory(problem, sample.rows, sample.weights)
+
+
+def complete_problem(problem: Problem, seed: int) -> Problem:
+    """Return the problem of a start on sampled rows of which no value is missing, in this process's memory.
+
+    Raises
+    ------
+    InvalidDataError
+        There are too few such rows among those that are sampled.
+    """
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+    complete = np.flatnonzero(np.isfinite(sample.rows).all(axis=1))
+    if len(complete) < problem.n_components:
+        raise InvalidDataError(
+            f"of {len(sample.rows):,} sampled rows only {len(complete):,} have all features, fewer than the "
+            f"{problem.n_components} components. Give weights_init, means_init and precisions_init, or "
+            "warm_start from another fit."
+        )
+    return _in_memory(problem, sample.rows[complete], sample.weights[complete])
+
+
+def _in_memory(problem: Problem, rows: Floats, weights: Floats) -> Problem:
+    """Return the problem of some rows, in this process's memory; all have weight 1 where the data has."""
+    weighted = None if problem.weights is None else as_source(weights, ndim=1, what="sample_weight")
     return make_problem(
-        as_source(rows.rows, ndim=2, what="X"),
-        weights,
+        as_source(rows, ndim=2, what="X"),
+        weighted,
         problem.n_components,
         problem.structure,
         one_thread(),

@@ -14,7 +14,7 @@ from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, process_id
 from emtau_dask.io.cache import CachedRows, RowCache
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
-from emtau_dask.mixture.estep import Accumulated, ScoredBlock
+from emtau_dask.mixture.estep import Accumulated, Observed
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
 from emtau_dask.rows.contents import check_contents, chunk_contents
 from emtau_dask.rows.positions import Positions
@@ -50,6 +50,8 @@ class LoadedChunk:
         Bytes that were read from the source for the whole chunk.
     contents : bytes
         Its `chunk_contents`; empty where they are not wanted.
+    missing : bool
+        Whether NaN stands for a missing value.
     """
 
     rows: NDArray[Any]
@@ -61,6 +63,7 @@ class LoadedChunk:
     subset: Ints | None = None
     source_bytes: int = 0
     contents: bytes = b""
+    missing: bool = False
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight; not to be written."""
@@ -113,10 +116,15 @@ class LoadedChunk:
     def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
         """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.
 
-        ``squared`` is the sum of all squares: where it is small enough, so is every value.
+        ``squared`` is the sum of all squares: where it is small enough, so is every value. Missing values are
+        none.
         """
         if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
             return
+        if self.missing:
+            rows = np.where(np.isnan(rows), 0.0, rows)
+            if np.abs(rows).max() <= LARGEST:
+                return
         place, feature, value = describe_bad_value(rows, LARGEST)
         raise self._unusable(
             int(positions[place]),
@@ -124,7 +132,7 @@ class LoadedChunk:
             feature,
         )
 
-    def check_reach(self, positions: Ints, scored: ScoredBlock | Accumulated) -> None:
+    def check_reach(self, positions: Ints, scored: Observed | Accumulated) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
         if math.isfinite(scored.total):
             return
@@ -179,6 +187,8 @@ class ChunkLoader:
         The contents of chunks in the run that is resumed, with which they are compared.
     noted : frozenset of int
         The chunks whose contents are computed for the checkpoint.
+    missing : bool
+        Whether NaN stands for a missing value.
     """
 
     rows: ChunkReader
@@ -189,6 +199,7 @@ class ChunkLoader:
     made_in: str = field(default_factory=process_id)
     known: Mapping[int, bytes] = field(default_factory=dict)
     noted: frozenset[int] = frozenset()
+    missing: bool = False
 
     def load(
         self,
@@ -222,6 +233,7 @@ class ChunkLoader:
             chunk_range.chunk,
             source_bytes=bytes_read,
             contents=contents,
+            missing=self.missing,
         )
 
     def load_active(
@@ -246,6 +258,7 @@ class ChunkLoader:
             chunk_range.chunk,
             subset=cached.positions.astype(np.intp),
             source_bytes=cached.source_bytes,
+            missing=self.missing,
         )
 
     def load_sample(
@@ -283,6 +296,7 @@ class ChunkLoader:
             chunk_range.chunk,
             subset=positions,
             source_bytes=cached.source_bytes,
+            missing=self.missing,
         )
         return loaded, positions
 

@@ -18,14 +18,24 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitObserver, Scoring, score_chunk
+from emtau_dask.em import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    FitObserver,
+    Scoring,
+    inliers,
+    score_chunk,
+)
 from emtau_dask.errors import features_named
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
 from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
+from emtau_dask.fit import marginalises
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, columns_of_fit, paths_at
 from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.outliers import check_contamination, exact_quantile
 from emtau_dask.rows import LoadedChunk
 from emtau_dask.runs.inputs import open_rows
 
@@ -34,14 +44,16 @@ from emtau_dask.runs.inputs import open_rows
 class LabelOptions:
     """What is written beside the labels, and how.
 
-    ``workers`` is the number of chunks that are scored at a time; None: one for each core. With
-    ``overwrite`` a group that emtau wrote is replaced.
+    With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. ``workers``
+    is the number of chunks that are scored at a time; None: one for each core. With ``overwrite`` a group
+    that emtau wrote is replaced.
     """
 
     probabilities: bool = False
     scores: bool = False
     workers: int | None = None
     overwrite: bool = False
+    outliers: float | None = None
 
 
 def run_predict(
@@ -72,6 +84,8 @@ def run_predict(
     EmtauError
         The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
     """
+    if options.outliers is not None:
+        check_contamination(options.outliers)
     refuse_existing(out, options.overwrite, inputs=[model, *paths_at(data)])
     check_writable(out)
     fitted = _model_in(model)
@@ -109,8 +123,8 @@ def write_labels(
     rows : Source
         An addressable source of shape (N, d).
     path : Path
-        The group to write, with the arrays `labels` (N,) int32, `probabilities` (N, K) float64 and
-        `scores` (N,) float64, in nats.
+        The group to write, with the arrays `labels` (N,) int32, `probabilities` (N, K) float64,
+        `scores` (N,) float64, in nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows.
     options : LabelOptions
     observer : FitObserver
     run : str or None
@@ -124,23 +138,32 @@ def write_labels(
         What is at ``path`` may not be replaced.
     """
     checked_lazy(model, rows)
+    missing = marginalises(model.missing)
     k = len(model.weights_)
     scorings = {"labels": LABELS}
     if options.probabilities:
         scorings["probabilities"] = RESPONSIBILITIES
     if options.scores:
         scorings["scores"] = LOG_LIKELIHOODS
+    of_outliers = {}
+    if options.outliers is not None:
+        observer.stage("threshold of outliers", 0)
+        threshold = exact_quantile(model.score_samples(rows), options.outliers)
+        scorings["outliers"] = inliers(threshold)
+        of_outliers = {"outliers": {"contamination": options.outliers, "threshold": threshold}}
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
     new = new_group(path, overwrite=options.overwrite)
     with interrupts_as_they_are(), threads_side_by_side(), new as group:
         of_run = {} if run is None else {"run": run}
-        group.attrs.update({"format": "emtau-labels", "version": 1, **of_run})
+        group.attrs.update({"format": "emtau-labels", "version": 1, **of_run, **of_outliers})
         writers = []
         for name, scoring in scorings.items():
             dtype = np.dtype(np.int32) if scoring is LABELS else scoring.dtype
             writers.append(RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype))
-        score = partial(_scored, rows.reader(), plan_kernel(model.parameters_), list(scorings.values()))
+        score = partial(
+            _scored, rows.reader(), plan_kernel(model.parameters_), list(scorings.values()), missing
+        )
         for computed in _in_order(score, chunk_ranges(rows.chunk_rows).values(), options.workers):
             for writer, values in zip(writers, computed, strict=True):
                 writer.append(values)
@@ -152,10 +175,14 @@ def write_labels(
 
 
 def _scored(
-    reader: ChunkReader, plan: KernelPlan, scorings: Sequence[Scoring], chunk_range: ChunkRange
+    reader: ChunkReader,
+    plan: KernelPlan,
+    scorings: Sequence[Scoring],
+    missing: bool,
+    chunk_range: ChunkRange,
 ) -> list[NDArray[Any]]:
     rows, bytes_read = reader.load(chunk_range, [])
-    loaded = LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk)
+    loaded = LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk, missing=missing)
     return score_chunk(loaded, plan, scorings)
 
 

@@ -43,6 +43,7 @@ LAYERS = (
     "progress",
     "estimator",
     "selection",
+    "outliers",
     "config",
     "datasets",
     "runs",

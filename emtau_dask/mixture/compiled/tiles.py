@@ -53,6 +53,28 @@ class Accumulator(Protocol):
         ...
 
 
+class RowKernels(Protocol):
+    """Makes what sums the statistics of rows in tasks, under one plan."""
+
+    @property
+    def plan(self) -> KernelPlan:
+        """How rows are scored."""
+        ...
+
+    @property
+    def by_tiles(self) -> bool:
+        """Whether compiled loops score them."""
+        ...
+
+    def made(self, n_rows: int) -> Any:
+        """Return an `Accumulator` for up to ``n_rows`` rows of all blocks together."""
+        ...
+
+    def finished(self, kernel: Any) -> SufficientStatistics | None:
+        """Return the statistics of one that is not to be used any more."""
+        ...
+
+
 def why_not_compiled() -> str | None:
     """Return why nothing can be compiled in this process; None where it can."""
     found = compiled_loops()
@@ -165,7 +187,8 @@ class Kernels:
     """
 
     def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
-        self.plan, self.by_tiles = plan, compiled and tiled(plan)
+        self.plan: KernelPlan = plan
+        self.by_tiles: bool = compiled and tiled(plan)
         self._name = uuid4().hex if name is None else name
         self._spare = of_process(_spare).setdefault(self._name, deque())
 

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from emtau_dask.mixture.covariance.squares import Squares
-from emtau_dask.mixture.numerics import Floats, Step, summed_product
+from emtau_dask.mixture.numerics import Floats, Ints, Step, summed_product
 
 Moments = tuple[Floats, ...]
 """``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
@@ -66,6 +66,30 @@ class Frame:
         flat = matrices.reshape(-1, *matrices.shape[-2:])
         back = np.stack([self.vectors_back(self.vectors_back(matrix).T) for matrix in flat])
         return (0.5 * (back + back.swapaxes(-1, -2))).reshape(matrices.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The covariances of some features, given, and of the rest once these are known.
+
+    Bishop 2006, "Pattern Recognition and Machine Learning", eq. 2.81 and 2.82: the mean of the rest moves by
+    ``B (x − μ)`` of the given features, its covariance does not depend on ``x``.
+
+    Attributes
+    ----------
+    given_covariances, given_factors : ndarray
+        Of the given features alone, in the shapes of the covariance type.
+    coefficients : ndarray of shape (K or 1, r, g), or None
+        B, of r features of the rest on g given ones; None where they do not depend on each other.
+    rest_covariances, rest_factors : ndarray
+        Of the rest, where the given features are known.
+    """
+
+    given_covariances: Floats
+    given_factors: Floats
+    coefficients: Floats | None
+    rest_covariances: Floats
+    rest_factors: Floats
 
 
 def identity_alone(weights: Floats, covariances: Floats, factors: Floats) -> Iterator[Floats | None]:
@@ -117,6 +141,9 @@ class CovarianceStructure:
     from_precisions: Callable[[Floats], tuple[Floats, Floats]]
     # (covariances, K, d) -> the variance of each component in each feature, (K, d).
     variances: Callable[[Floats, int, int], Floats]
+    # (covariances, factors, features (g,), the rest of the features (r,)) -> what is known of the rest where
+    # the features are given.
+    split: Callable[[Floats, Floats, Ints, Ints], Split]
     # (covariances) -> the condition numbers of the correlation matrices, (K,) or (1,).
     conditions: Callable[[Floats], Floats]
     # (standard-normal draws (n, d), covariances, k) -> draws with component k's covariance, (n, d).

@@ -14,6 +14,7 @@ from emtau_dask.mixture.covariance.variances import (
     own_coefficients,
     own_scatters,
     scaled_trace,
+    split_by_feature,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
@@ -43,6 +44,7 @@ DIAG = CovarianceStructure(
     precisions=np.square,
     from_precisions=lambda precisions: inverses(precisions, "diag"),
     variances=lambda covariances, K, d: covariances,
+    split=split_by_feature,
     conditions=no_correlation,
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="diag",

@@ -16,6 +16,7 @@ from emtau_dask.mixture.covariance.matrices import (
     correlation_conditions,
     log_diagonal,
     regularised,
+    split_matrices,
     squared_factors,
     standardised_forms,
     times_upper,
@@ -109,6 +110,7 @@ FULL = CovarianceStructure(
     precisions=squared_factors,
     from_precisions=_from_precisions,
     variances=lambda covariances, K, d: np.einsum("kii->ki", covariances),
+    split=split_matrices,
     conditions=correlation_conditions,
     draw=lambda normals, covariances, k: correlated(
         normals, covariances[k], f"the covariance of component {k}"

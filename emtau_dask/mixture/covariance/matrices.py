@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.linalg import rq
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.mixture.numerics import EPS, Floats, factor_of_precision, symmetrised
+from emtau_dask.mixture.covariance.base import Split
+from emtau_dask.mixture.numerics import (
+    EPS,
+    Floats,
+    Ints,
+    factor_of_precision,
+    symmetrised,
+    upper_inverse,
+)
 
 PANELS, NARROWEST_PANEL = 4, 48
 TILE = 2**16
@@ -103,3 +112,29 @@ def standardised_forms(seconds: Floats, weights: Floats, factors: Floats) -> Flo
 def whitened_trace(scatter: Floats, factors: Floats) -> float:
     """Return ``Σ_k tr(P_kᵀ S_k P_k)`` of matrices (..., d, d)."""
     return float(np.vdot(factors, scatter @ factors))
+
+
+def split_matrices(covariances: Floats, factors: Floats, given: Ints, rest: Ints) -> Split:
+    """Return the split of matrices (m, d, d) with the precision factors ``factors`` (m, d, d).
+
+    The factor of the reordered features comes from the factor at hand by rotations of its rows, which lose no
+    digits and cannot fail. With ``R Rᵀ`` the precision of (given, rest), the blocks of R on the diagonal are
+    the factors of the given features alone and of the rest; what is above them holds the coefficients.
+    """
+    g = len(given)
+    order = np.concatenate([given, rest])
+    upper = np.stack([_rotated_upper(factor[order]) for factor in factors])
+    inverses = np.stack([upper_inverse(each) for each in upper[:, g:, g:]])
+    return Split(
+        covariances[:, given[:, np.newaxis], given],
+        upper[:, :g, :g],
+        -(upper[:, :g, g:] @ inverses).swapaxes(1, 2),
+        symmetrised(inverses.swapaxes(1, 2) @ inverses),
+        upper[:, g:, g:],
+    )
+
+
+def _rotated_upper(rows: Floats) -> Floats:
+    """Return the upper-triangular R of positive diagonal with ``R Rᵀ = rows rowsᵀ``, of a square matrix."""
+    upper, _ = rq(rows, check_finite=False)
+    return np.asarray(upper * np.where(np.diagonal(upper) < 0, -1.0, 1.0), dtype=np.float64)

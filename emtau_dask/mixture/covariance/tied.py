@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Moments
+from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Moments, Split
 from emtau_dask.mixture.covariance.matrices import (
     add_outer_products,
     checked_factor,
@@ -16,6 +16,7 @@ from emtau_dask.mixture.covariance.matrices import (
     correlation_conditions,
     log_diagonal,
     regularised,
+    split_matrices,
     squared_factors,
     standardised_forms,
     times_upper,
@@ -25,6 +26,7 @@ from emtau_dask.mixture.covariance.squares import SUM_OF_SQUARES
 from emtau_dask.mixture.covariance.variances import squared_lengths
 from emtau_dask.mixture.numerics import (
     Floats,
+    Ints,
     Step,
     covariance_of_factor,
     perform,
@@ -44,6 +46,17 @@ def _factor(covariance: Floats, means: Floats, weights: Floats, threads: int) ->
 def _from_precisions(precision: Floats) -> tuple[Floats, Floats]:
     factor = checked_factor(precision, "tied")
     return covariance_of_factor(factor), factor
+
+
+def _split(covariance: Floats, factor: Floats, given: Ints, rest: Ints) -> Split:
+    split = split_matrices(covariance[np.newaxis], factor[np.newaxis], given, rest)
+    return Split(
+        split.given_covariances[0],
+        split.given_factors[0],
+        split.coefficients,
+        split.rest_covariances[0],
+        split.rest_factors[0],
+    )
 
 
 def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
@@ -90,6 +103,7 @@ TIED = CovarianceStructure(
     precisions=squared_factors,
     from_precisions=_from_precisions,
     variances=lambda covariance, K, d: np.broadcast_to(np.diagonal(covariance), (K, d)),
+    split=_split,
     conditions=lambda covariance: correlation_conditions(covariance[np.newaxis]),
     draw=lambda normals, covariance, k: correlated(normals, covariance, "the shared covariance"),
     scikit_learn_name="tied",

@@ -17,6 +17,7 @@ from emtau_dask.mixture.covariance.variances import (
     own_coefficients,
     own_scatters,
     scaled_trace,
+    split_by_feature,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
@@ -42,6 +43,7 @@ TIED_DIAG = CovarianceStructure(
     precisions=np.square,
     from_precisions=lambda precisions: inverses(precisions, "tied_diag"),
     variances=lambda variances, K, d: np.broadcast_to(variances, (K, d)),
+    split=split_by_feature,
     conditions=no_correlation,
     draw=lambda normals, variances, k: normals * np.sqrt(variances),
     scikit_learn_name="tied",

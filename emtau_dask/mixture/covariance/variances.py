@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.mixture.covariance.base import Frame, Moments
-from emtau_dask.mixture.numerics import Floats
+from emtau_dask.mixture.covariance.base import Frame, Moments, Split
+from emtau_dask.mixture.numerics import Floats, Ints
 
 
 def inverses(precisions: Floats, name: str) -> tuple[Floats, Floats]:
@@ -22,6 +22,16 @@ def inverses(precisions: Floats, name: str) -> tuple[Floats, Floats]:
 def no_correlation(covariances: Floats) -> Floats:
     """Return the condition number, 1, of all correlation matrices, (1,)."""
     return np.ones(1)
+
+
+def split_by_feature(variances: Floats, factors: Floats, given: Ints, rest: Ints) -> Split:
+    """Return the split of variances of each feature, (K, d) or (d,)."""
+    return Split(variances[..., given], factors[..., given], None, variances[..., rest], factors[..., rest])
+
+
+def split_of_all(variances: Floats, factors: Floats, given: Ints, rest: Ints) -> Split:
+    """Return the split of variances that all features share, (K,) or ()."""
+    return Split(variances, factors, None, variances, factors)
 
 
 def squared_lengths(vectors: Floats) -> Floats:

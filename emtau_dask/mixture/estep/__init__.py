@@ -5,8 +5,10 @@ from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF
 from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums
+from emtau_dask.mixture.estep.patterns import LONGER, Observed, PatternKernels
 from emtau_dask.mixture.estep.plan import (
     BLOCK_BYTES,
+    DOUBLE,
     MAX_BLOCK_ROWS,
     Form,
     KernelPlan,
@@ -22,8 +24,10 @@ from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 
 __all__ = [
     "BLOCK_BYTES",
+    "DOUBLE",
     "LEAST_BROKEN_OFF",
     "LEAST_EXPONENT",
+    "LONGER",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
     "Accumulated",
@@ -32,6 +36,8 @@ __all__ = [
     "KernelPlan",
     "MomentSums",
     "MostProbable",
+    "Observed",
+    "PatternKernels",
     "ScoredBlock",
     "block_bytes",
     "block_rows",

@@ -1,5 +1,6 @@
 """Mixture parameters, sufficient statistics, and the M-step from these to those."""
 
+from emtau_dask.mixture.model.conditioning import Conditioning
 from emtau_dask.mixture.model.parameters import (
     MixtureParameters,
     check_means,
@@ -26,6 +27,7 @@ from emtau_dask.mixture.model.statistics import (
 )
 
 __all__ = [
+    "Conditioning",
     "Merger",
     "MixtureParameters",
     "PairwiseMerger",

@@ -16,6 +16,7 @@ from emtau_dask.mixture.numerics.cholesky import (
     covariance_of_factor,
     factor_of_precision,
     precision_factors,
+    upper_inverse,
 )
 from emtau_dask.mixture.numerics.products import Step, perform, product, squares, summed_product
 from emtau_dask.mixture.numerics.row_hash import hashed_uniforms
@@ -40,4 +41,5 @@ __all__ = [
     "squares",
     "summed_product",
     "symmetrised",
+    "upper_inverse",
 ]

@@ -114,6 +114,12 @@ def _invert_upper(upper: Floats) -> None:
     np.negative(corner, out=corner)
 
 
+def upper_inverse(upper: Floats) -> Floats:
+    """Return the inverse of an upper-triangular matrix."""
+    inverse: Floats = lapack.dtrtri(np.asfortranarray(upper), lower=0)[0]
+    return inverse
+
+
 def factor_of_precision(precision: Floats) -> Floats | None:
     """Return the upper-triangular P with ``P Pᵀ = precision``, or None where there is none.
 
@@ -130,5 +136,5 @@ def factor_of_precision(precision: Floats) -> Floats | None:
 
 def covariance_of_factor(factor: Floats) -> Floats:
     """Return ``(P Pᵀ)⁻¹`` for an upper-triangular factor P, exactly symmetric."""
-    inverse, _ = lapack.dtrtri(np.asfortranarray(factor), lower=0)
+    inverse = upper_inverse(factor)
     return read_only_copy(inverse.T @ inverse)

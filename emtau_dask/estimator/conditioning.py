@@ -1,0 +1,242 @@
+"""What a fitted mixture says of some features where others are known."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from emtau_dask.checks import integer, number
+from emtau_dask.em import RESPONSIBILITIES, FitHistory, conditional_means, imputation
+from emtau_dask.errors import InvalidDataError, UnusableRowError
+from emtau_dask.estimator.fitted import FittedMixture
+from emtau_dask.messages import short
+from emtau_dask.mixture.estep import plan_kernel
+from emtau_dask.mixture.model import Conditioning, MixtureParameters
+from emtau_dask.mixture.numerics import Ints
+
+_OF_ANOTHER_FIT: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("weights_init", "means_init", "precisions_init", "checkpoint")) | {"warm_start": False}
+)
+"""Settings that fit all features only, as a mixture of some features has them."""
+
+
+class ConditionedMixture(FittedMixture):
+    """The methods of `GaussianMixture` that part its features into given ones and the rest."""
+
+    def marginal(self, features: Any) -> Self:
+        """Return the mixture of some features alone.
+
+        Parameters
+        ----------
+        features : sequence of int or str
+            Numbers of features, or their names where the fit had names, in the order of the new mixture.
+
+        Returns
+        -------
+        GaussianMixture
+            Fitted, with the same components in the same order. Its ``history_`` is empty, ``lower_bound_``
+            is -inf and ``gap_`` NaN; ``stop_reason_`` and ``converged_`` are those of the fit.
+
+        Raises
+        ------
+        InvalidDataError
+            No feature, one that there is not, or one twice.
+        """
+        check_is_fitted(self)
+        given = self._numbers_of(features)
+        return self._of_features(Conditioning(self.parameters_, given).marginal, given)
+
+    def condition(self, given: Any, values: Any = None) -> Self:
+        """Return the mixture of the other features where some features are known.
+
+        Parameters
+        ----------
+        given : mapping of int or str to float, or sequence of int or str
+            The known features with their values, or without: then the values are ``values``. Features are
+            numbers, or names where the fit had names.
+        values : array-like of shape (n_given,), optional
+            Of a sequence of features, in its order.
+
+        Returns
+        -------
+        GaussianMixture
+            Fitted, of the features that are not given, in their order, with the same components in the same
+            order. Its weights are the probabilities of the components under the given values; one below
+            2.2e-308 is 2.2e-308. As to its other attributes see `marginal`.
+
+        Raises
+        ------
+        InvalidDataError
+            No feature, all features, one that there is not, or one twice; values that are no finite numbers,
+            or so far from every component that their density is 0 in float64.
+
+        References
+        ----------
+        Bishop 2006, "Pattern Recognition and Machine Learning", eq. 2.81 and 2.82.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from emtau_dask import GaussianMixture
+        >>> X = np.random.default_rng(0).normal(size=(1000, 3))
+        >>> gm = GaussianMixture(2, random_state=0).fit(X)
+        >>> gm.condition({0: 1.5}).means_.shape
+        (2, 2)
+        """
+        check_is_fitted(self)
+        features, row = _parted(given, values)
+        conditioning = self._conditioning(features)
+        try:
+            scored = RESPONSIBILITIES(row[np.newaxis], plan_kernel(conditioning.marginal))
+        except UnusableRowError as error:
+            raise InvalidDataError(
+                f"the given values {short(row.tolist())} are too large, or so far from every component that "
+                "their density is 0 in float64. Give values nearer to the data."
+            ) from error
+        return self._of_features(conditioning.at(row, scored[0]), conditioning.rest)
+
+    def conditional_mean(self, X: Any, features: Any = None, *, columns: Any = None) -> Any:
+        """Return the expected values of the other features where some features are known, for many rows.
+
+        This is Gaussian mixture regression (Ghahramani and Jordan 1994, "Supervised learning from incomplete
+        data via an EM approach", section 4): of all functions of the given features the one with the least
+        mean squared error under the mixture.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_given), or str
+            The known features, a column each. A str is the path or URL of stored rows, as for
+            `GaussianMixture.fit`.
+        features : sequence of int or str, optional
+            Which features the columns of X are, in their order. By default the names of X's columns, where X
+            has columns and the fit had names.
+        columns : sequence of str, optional
+            Columns of parquet or CSV; by default those with the names of ``features``.
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples, n_rest), float64
+            The features that are not given, in their order.
+
+        Raises
+        ------
+        InvalidDataError
+            No feature, all features, one that there is not, or one twice; X has not as many columns. For rows
+            with NaN or infinity it is raised when they are computed.
+        """
+        check_is_fitted(self)
+        if features is None:
+            features = getattr(X, "columns", None)
+            if features is None or not hasattr(self, "feature_names_in_"):
+                raise InvalidDataError(
+                    "features is None, but X has no names of columns, or the fit had none. Say which "
+                    "features are given, such as features=[0, 2]."
+                )
+        conditioning = self._conditioning(features)
+        marginal = self._of_features(conditioning.marginal, conditioning.given)
+        return marginal._lazy_or_not(X, conditional_means(conditioning), columns, missing=False)
+
+    def impute(self, X: Any, *, columns: Any = None) -> Any:
+        """Return rows with expected values in the place of missing ones, which are NaN.
+
+        The expected value of what a row lacks, where the rest of the row is known; see `conditional_mean`. A
+        row that has nothing gets the mean of the mixture. What rows have stays as it is.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            As for `predict`.
+        columns : sequence of str, optional
+            Columns of parquet or CSV; by default those of the fit, if it had names.
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples, n_features), float64
+        """
+        check_is_fitted(self)
+        return self._lazy_or_not(X, imputation(self.n_features_in_), columns, missing=True)
+
+    def _conditioning(self, features: Any) -> Conditioning:
+        given = self._numbers_of(features)
+        if len(given) == self.n_features_in_:
+            raise InvalidDataError(
+                f"all {len(given)} features are given, so that none is left. Leave one or more of them out."
+            )
+        return Conditioning(self.parameters_, given)
+
+    def _numbers_of(self, features: Any) -> Ints:
+        """Return the numbers of features that are given by numbers or names; raises `InvalidDataError`."""
+        if isinstance(features, (str, Mapping)) or not np.iterable(features):
+            raise InvalidDataError(
+                f"features = {short(features)} must be a list of numbers or names of features, such as "
+                "[0, 2]."
+            )
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        numbers = [_number_of(feature, names, self.n_features_in_) for feature in features]
+        if not numbers:
+            raise InvalidDataError("no feature is given; give at least one.")
+        twice = next((number for number in numbers if numbers.count(number) > 1), None)
+        if twice is not None:
+            raise InvalidDataError(
+                f"feature {short(names[twice]) if names else twice} is given twice; give each feature once."
+            )
+        return np.array(numbers, dtype=np.intp)
+
+    def _of_features(self, parameters: MixtureParameters, features: Ints) -> Self:
+        """Return a fitted mixture of ``features`` of this one, with its settings."""
+        own = {"n_components": parameters.n_components, "covariance_type": parameters.covariance_type}
+        made = type(self)(**(self.get_params(deep=False) | dict(_OF_ANOTHER_FIT) | own))
+        made._publish(parameters, FitHistory(()), self.stop_reason_)
+        made.n_features_in_ = len(features)
+        if hasattr(self, "feature_names_in_"):
+            made.feature_names_in_ = self.feature_names_in_[features]
+        return made
+
+
+def _number_of(feature: Any, names: Sequence[str], n_features: int) -> int:
+    if integer(0, n_features - 1).holds(feature):
+        return int(feature)
+    if isinstance(feature, str) and feature in names:
+        return names.index(feature)
+    if isinstance(feature, str) and not names:
+        raise InvalidDataError(
+            f"there is no feature {short(feature)}: the data of the fit had no names of features. Give "
+            f"numbers, 0 to {n_features - 1}."
+        )
+    nearest = difflib.get_close_matches(str(feature), names, 1)
+    meant = f"; did you mean {short(nearest[0])}?" if nearest else "."
+    listed = f"names are {short(list(names))}, the numbers" if names else "numbers are"
+    raise InvalidDataError(f"there is no feature {short(feature)}; the {listed} 0 to {n_features - 1}{meant}")
+
+
+def _parted(given: Any, values: Any) -> tuple[list[Any], Any]:
+    """Return features and their values (g,), of a mapping or of both; raises `InvalidDataError`."""
+    if isinstance(given, Mapping):
+        if values is not None:
+            raise InvalidDataError("given has values, and so has `values`: give one of them.")
+        features, found = list(given), list(given.values())
+    elif values is None or isinstance(given, str) or not np.iterable(given):
+        raise InvalidDataError(
+            "condition needs features and their values: condition({0: 1.5, 2: 0.3}), or "
+            "condition([0, 2], values=[1.5, 0.3])."
+        )
+    else:
+        features, found = list(given), np.ravel(values).tolist()
+        if np.ndim(values) != 1 or len(found) != len(features):
+            raise InvalidDataError(
+                f"values has the shape {np.shape(values)}, but {len(features)} features are given: give one "
+                "value for each. For many rows there is conditional_mean."
+            )
+    for feature, value in zip(features, found, strict=True):
+        if not number(-math.inf).holds(value):
+            raise InvalidDataError(
+                f"feature {short(feature)} is given as {short(value)}; it must be a finite number. Leave a "
+                "feature out whose value is unknown."
+            )
+    return features, np.array(found, dtype=np.float64)

@@ -1,0 +1,316 @@
+"""Rows with missing values: fits, predictions and imputation against naive loops over rows and features."""
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from click.testing import CliRunner
+from oracles import starts
+from references import COVARIANCE_TYPES, full_covariances
+from scipy.stats import multivariate_normal
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.frozen import FrozenEstimator
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from emtau_dask import ConfigError, EMTau, GaussianMixture, InvalidDataError, MixtureOutlierDetector
+from emtau_dask.cli.main import main
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
+
+K, D = 3, 4
+WHOLE, _ = starts.mixture(120, K, D, separation=2.0, seed=21)
+WHOLE = WHOLE @ np.array([[1, 0.5, 0, 0], [0, 1, -0.4, 0], [0, 0, 1, 0.6], [0, 0, 0, 1.0]])
+WHOLE.setflags(write=False)
+ROWS = WHOLE.copy()
+ROWS[np.random.default_rng(3).random(ROWS.shape) < 0.25] = np.nan
+ROWS[17] = np.nan
+ROWS.setflags(write=False)
+ITERATIONS = 3
+
+
+def given(covariance_type):
+    """A start that no data is needed for."""
+    rng = np.random.default_rng(8)
+    precisions = {
+        "full": lambda: np.array([np.eye(D) * (0.5 + k) for k in range(K)]),
+        "tied": lambda: np.eye(D) * 0.7,
+        "diag": lambda: rng.uniform(0.5, 2.0, size=(K, D)),
+        "spherical": lambda: rng.uniform(0.5, 2.0, size=K),
+        "tied_diag": lambda: rng.uniform(0.5, 2.0, size=D),
+        "tied_spherical": lambda: np.asarray(0.8),
+    }[covariance_type]()
+    means = WHOLE[[3, 50, 100]]
+    return {"weights_init": [0.5, 0.3, 0.2], "means_init": means, "precisions_init": precisions}
+
+
+def mixture(covariance_type="full", **settings):
+    settings = {"algorithm": "em", "missing": "marginalise", "random_state": 0} | settings
+    return GaussianMixture(K, covariance_type=covariance_type, **settings)
+
+
+def stepwise(covariance_type="full", X=ROWS, **settings):
+    """A fit of a few iterations from the given start."""
+    settings = {"max_iter": ITERATIONS, "tol": 0} | given(covariance_type) | settings
+    weights = settings.pop("sample_weight", None)
+    return mixture(covariance_type, **settings).fit(X, sample_weight=weights)
+
+
+def naive_row(weights, means, covariances, row):
+    """Log-likelihood, responsibilities, and for each component the completed row and its covariance."""
+    o = np.flatnonzero(~np.isnan(row))
+    m = np.flatnonzero(np.isnan(row))
+    logs, completed, spreads = np.log(weights), [], []
+    for k in range(len(weights)):
+        filled, spread = means[k].copy(), covariances[k].copy()
+        if len(o):
+            own = covariances[k][np.ix_(o, o)]
+            logs[k] += multivariate_normal(means[k][o], own).logpdf(row[o])
+            across = covariances[k][np.ix_(m, o)] @ np.linalg.inv(own)
+            filled[o] = row[o]
+            filled[m] = means[k][m] + across @ (row[o] - means[k][o])
+            spread[:] = 0
+            spread[np.ix_(m, m)] = covariances[k][np.ix_(m, m)] - across @ covariances[k][np.ix_(o, m)]
+        completed.append(filled)
+        spreads.append(spread)
+    total = np.logaddexp.reduce(logs)
+    return total, np.exp(logs - total), np.array(completed), np.array(spreads)
+
+
+def averaged(covariance_type, scatters, counts):
+    """The covariances that maximise the expected likelihood, from K full scatters."""
+    variances = np.array([np.diag(each) for each in scatters])
+    total = counts.sum()
+    return {
+        "full": lambda: scatters / counts[:, None, None],
+        "tied": lambda: np.array([scatters.sum(axis=0) / total] * K),
+        "diag": lambda: np.array([np.diag(v / n) for v, n in zip(variances, counts, strict=True)]),
+        "spherical": lambda: np.array(
+            [np.eye(D) * v.mean() / n for v, n in zip(variances, counts, strict=True)]
+        ),
+        "tied_diag": lambda: np.array([np.diag(variances.sum(axis=0) / total)] * K),
+        "tied_spherical": lambda: np.array([np.eye(D) * variances.sum() / (D * total)] * K),
+    }[covariance_type]()
+
+
+def naive_em(covariance_type, rows, row_weights, reg_covar=1e-6):
+    """Ghahramani and Jordan 1994, section 3, row by row: parameters, and the bound before each M-step."""
+    start = given(covariance_type)
+    weights, means = np.array(start["weights_init"]), np.array(start["means_init"])
+    precisions = full_covariances(start["precisions_init"], covariance_type, K, D)
+    covariances = np.array([np.linalg.inv(each) for each in precisions])
+    bounds = []
+    for _ in range(ITERATIONS):
+        found = [naive_row(weights, means, covariances, row) for row in rows]
+        bounds.append(
+            sum(s * total for s, (total, *_) in zip(row_weights, found, strict=True)) / sum(row_weights)
+        )
+        r = np.array([s * each[1] for s, each in zip(row_weights, found, strict=True)])
+        counts = r.sum(axis=0)
+        means = np.array(
+            [sum(r[n, k] * found[n][2][k] for n in range(len(rows))) / counts[k] for k in range(K)]
+        )
+        scatters = np.zeros((K, D, D))
+        for n, (_, _, completed, spreads) in enumerate(found):
+            for k in range(K):
+                difference = completed[k] - means[k]
+                scatters[k] += r[n, k] * (np.outer(difference, difference) + spreads[k])
+        covariances = averaged(covariance_type, scatters, counts) + reg_covar * np.eye(D)
+        weights = counts / counts.sum()
+    return weights, means, covariances, bounds
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+class TestFitAgainstANaiveLoop:
+    def test_every_iteration(self, covariance_type, weighted):
+        row_weights = (
+            np.random.default_rng(1).integers(0, 3, size=len(ROWS)) if weighted else np.ones(len(ROWS))
+        )
+        weights, means, covariances, bounds = naive_em(covariance_type, ROWS, row_weights)
+        found = stepwise(covariance_type, sample_weight=row_weights if weighted else None)
+        assert np.allclose(found.lower_bounds_, bounds, rtol=1e-10)
+        assert np.allclose(found.weights_, weights, rtol=1e-9)
+        assert np.allclose(found.means_, means, rtol=1e-9, atol=1e-10)
+        full = full_covariances(found.covariances_, covariance_type, K, D)
+        assert np.allclose(full, covariances, rtol=1e-8, atol=1e-10)
+
+
+class TestFit:
+    def test_complete_rows_are_fitted_as_without(self):
+        found, expected = stepwise(X=WHOLE), stepwise(X=WHOLE, missing="raise")
+        assert np.allclose(found.means_, expected.means_, rtol=1e-10)
+        assert np.allclose(found.lower_bounds_, expected.lower_bounds_, rtol=1e-12)
+
+    @pytest.mark.parametrize("chunks", [(0, 50, 0, 70), (120,), (1,) * 20 + (100,)], ids=str)
+    def test_chunks_change_nothing_but_rounding(self, chunks):
+        lazy = stepwise(X=da.from_array(ROWS, chunks=(chunks, D)))
+        assert np.allclose(lazy.means_, stepwise().means_, rtol=1e-10)
+        assert np.allclose(lazy.covariances_, stepwise().covariances_, rtol=1e-9, atol=1e-11)
+
+    def test_it_reads_each_chunk_once_an_iteration(self):
+        asked = []
+
+        def note(block):
+            asked.append(len(block))
+            return block
+
+        X = da.from_array(ROWS, chunks=(40, D)).map_blocks(note, dtype=float, meta=np.empty((0, 0)))
+        stepwise(X=X)
+        assert asked == [40] * 3 * ITERATIONS
+
+    def test_the_bound_rises_to_the_score_of_the_model(self):
+        found = mixture(tol=1e-7).fit(ROWS)
+        assert found.converged_
+        assert (np.diff(found.lower_bounds_) > -1e-9).all()
+        assert found.score(ROWS) == pytest.approx(found.lower_bound_, abs=1e-5)
+
+    @pytest.mark.parametrize("init_params", ["kmeans", "k-means++", "random", "random_from_data"])
+    def test_starts_take_complete_rows(self, init_params):
+        found = mixture(init_params=init_params, max_iter=3).fit(ROWS)
+        assert np.isfinite(found.means_).all()
+        assert np.isfinite(found.lower_bounds_).all()
+
+    def test_too_few_complete_rows_for_a_start(self):
+        rows = ROWS.copy()
+        rows[:, 0], rows[5:, 1] = np.nan, rows[5:, 1]
+        with pytest.raises(InvalidDataError, match=r"only 0 have all features.*Give weights_init"):
+            mixture().fit(rows)
+        assert np.isfinite(stepwise(X=rows).means_[:, 1:]).all()
+
+    def test_single_precision_rows(self):
+        single = ROWS.astype("float32")
+        found, expected = stepwise(X=single), stepwise(X=single.astype(float))
+        assert np.allclose(found.means_, expected.means_, rtol=1e-12)
+
+    def test_a_resumed_run_has_the_same_bits(self, tmp_path):
+        stepwise(checkpoint=tmp_path / "run.zarr", max_iter=2)
+        found = GaussianMixture.resume(tmp_path / "run.zarr", ROWS, max_iter=ITERATIONS)
+        assert found.missing == "marginalise"
+        assert found.means_.tobytes() == stepwise().means_.tobytes()
+
+    def test_infinity_is_refused_and_named_though_values_before_it_are_missing(self):
+        rows = ROWS.copy()
+        rows[110, 2] = np.inf
+        with pytest.raises(InvalidDataError, match=r"row 110 .*infinity \(inf\) \(feature 2\)"):
+            stepwise(X=rows)
+
+    @pytest.mark.parametrize(
+        ("settings", "asked"),
+        [
+            ({"algorithm": "auto"}, "another algorithm"),
+            ({"algorithm": EMTau()}, "another algorithm"),
+            ({"acceleration": "quasi-newton"}, "acceleration='quasi-newton'"),
+        ],
+    )
+    def test_what_else_is_refused(self, settings, asked):
+        with pytest.raises(ConfigError, match=f"needs algorithm='em'.*{asked}"):
+            mixture(**settings).fit(ROWS)
+
+    def test_given_responsibilities_are_refused(self):
+        with pytest.raises(ConfigError, match="responsibilities_init is asked for"):
+            mixture().fit(ROWS, responsibilities_init=np.full((120, K), 1 / K))
+
+    def test_an_unknown_word(self):
+        with pytest.raises(ConfigError, match="missing is 'drop'; it must be one of 'raise', 'marginalise'"):
+            mixture(missing="drop").fit(ROWS)
+
+    def test_nan_is_refused_where_it_is_not_asked_for(self):
+        with pytest.raises(InvalidDataError, match="NaN"):
+            mixture(missing="raise", algorithm="auto").fit(ROWS)
+
+
+@pytest.fixture(scope="module", params=COVARIANCE_TYPES)
+def model(request):
+    fitted = mixture(request.param, missing="raise", tol=1e-3).fit(WHOLE)
+    return fitted.set_params(missing="marginalise")
+
+
+@pytest.fixture(scope="module")
+def one_model():
+    return mixture(missing="raise", tol=1e-3).fit(WHOLE).set_params(missing="marginalise")
+
+
+def naive(model):
+    covariances = full_covariances(model.covariances_, model.covariance_type, K, D)
+    return [naive_row(model.weights_, model.means_, covariances, row) for row in ROWS]
+
+
+class TestPredictions:
+    def test_scores_responsibilities_and_labels(self, model):
+        expected = naive(model)
+        assert np.allclose(model.score_samples(ROWS), [each[0] for each in expected], rtol=1e-9, atol=1e-9)
+        responsibilities = np.array([each[1] for each in expected])
+        assert np.allclose(model.predict_proba(ROWS), responsibilities, rtol=1e-8, atol=1e-12)
+        assert np.array_equal(model.predict(ROWS), responsibilities.argmax(axis=1))
+        assert model.score(ROWS) == pytest.approx(np.mean([each[0] for each in expected]), rel=1e-10)
+
+    def test_imputed_values(self, model):
+        expected = [r @ completed for _, r, completed, _ in naive(model)]
+        found = model.impute(ROWS)
+        assert np.allclose(found, expected, rtol=1e-8, atol=1e-9)
+        assert np.array_equal(found[~np.isnan(ROWS)], ROWS[~np.isnan(ROWS)])
+
+    def test_a_row_that_has_nothing(self, one_model):
+        nothing = np.full((1, D), np.nan)
+        assert one_model.score_samples(nothing).tolist() == [0.0]
+        assert np.array_equal(one_model.predict_proba(nothing)[0], one_model.weights_)
+        assert np.allclose(one_model.impute(nothing)[0], one_model.weights_ @ one_model.means_)
+
+    @pytest.mark.parametrize("method", ["predict", "predict_proba", "score_samples", "impute"])
+    def test_lazy_data_has_lazy_results(self, one_model, method):
+        X = da.from_array(ROWS, chunks=(50, 2))
+        found = getattr(one_model, method)(X)
+        expected = getattr(one_model, method)(ROWS)
+        assert isinstance(found, da.Array)
+        assert (found.shape, found.dtype, found.chunks[0]) == (
+            expected.shape,
+            expected.dtype,
+            (50, 50, 20),
+        )
+        assert np.allclose(found.compute(), expected, rtol=1e-12)
+
+    def test_rows_without_missing_values_are_scored_as_ever(self, one_model):
+        expected = mixture(missing="raise", tol=1e-3).fit(WHOLE)
+        assert np.array_equal(one_model.score_samples(WHOLE), expected.score_samples(WHOLE))
+
+    def test_imputing_needs_no_setting(self):
+        plain = mixture(missing="raise", tol=1e-3).fit(WHOLE)
+        assert np.isfinite(plain.impute(ROWS)).all()
+        with pytest.raises(InvalidDataError, match="NaN"):
+            plain.predict(ROWS)
+
+    def test_infinity_is_refused(self, one_model):
+        rows = ROWS.copy()
+        rows[9, 1] = -np.inf
+        with pytest.raises(InvalidDataError, match=r"row 9 .*infinity \(-inf\) \(feature 1\)"):
+            one_model.predict(rows)
+
+    def test_more_patterns_than_are_kept(self, one_model, monkeypatch):
+        monkeypatch.setattr("emtau_dask.mixture.estep.patterns.PATTERNS_BYTES", 0)
+        monkeypatch.setattr("emtau_dask.mixture.estep.patterns.LEAST_PATTERNS", 1)
+        assert np.allclose(one_model.score_samples(ROWS), [each[0] for each in naive(one_model)])
+
+    def test_frames_with_names(self):
+        frame = pd.DataFrame(WHOLE, columns=list("abcd"))
+        fitted = mixture(tol=1e-3).fit(frame)
+        assert fitted.impute(frame.mask(np.isnan(ROWS))).shape == (120, D)
+
+    def test_a_saved_model_and_the_command(self, one_model, tmp_path):
+        one_model.save(tmp_path / "model.zarr")
+        assert GaussianMixture.load(tmp_path / "model.zarr").missing == "marginalise"
+        zarr.create_array(store=tmp_path / "rows.zarr", data=ROWS, chunks=(100, D))
+        arguments = [str(tmp_path / name) for name in ("model.zarr", "rows.zarr", "out.zarr")]
+        run = CliRunner().invoke(main, ["predict", *arguments])
+        assert run.exit_code == 0, run.output
+        labels = zarr.open_group(tmp_path / "out.zarr", mode="r")["labels"][:]
+        assert np.array_equal(labels, one_model.predict(ROWS))
+
+    def test_outliers_among_incomplete_rows(self, one_model):
+        detector = MixtureOutlierDetector(FrozenEstimator(one_model), contamination=0.1).fit(ROWS)
+        assert detector.offset_ == np.quantile(one_model.score_samples(ROWS), 0.1)
+
+
+@parametrize_with_checks([GaussianMixture(algorithm="em", missing="marginalise")])
+def test_estimator_checks(estimator, check):
+    check(estimator)
