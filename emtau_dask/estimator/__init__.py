@@ -1,5 +1,6 @@
 """`GaussianMixture`, and what prepares its fits and publishes their results."""
 
+from emtau_dask.estimator.drawing import DrawnRows, drawn_rows
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import checked_lazy
@@ -12,10 +13,12 @@ from emtau_dask.estimator.summary import ComponentSummary, FitSummary, gap_text,
 __all__ = [
     "MODEL_FORMAT",
     "ComponentSummary",
+    "DrawnRows",
     "FitSummary",
     "GaussianMixture",
     "Seeds",
     "checked_lazy",
+    "drawn_rows",
     "fit_estimator",
     "gap_text",
     "mixture_in",

@@ -12,7 +12,7 @@ from emtau_dask.init.methods import (
     starting_parameters,
     starting_problem,
 )
-from emtau_dask.init.sampling import sample_size
+from emtau_dask.init.sampling import sample_rows, sample_size
 
 __all__ = [
     "KMEANS_PASSES",
@@ -23,6 +23,7 @@ __all__ = [
     "check_responsibilities_shape",
     "forget",
     "lloyd",
+    "sample_rows",
     "sample_size",
     "start_from_responsibilities",
     "starting_parameters",

@@ -41,6 +41,7 @@ LAYERS = (
     "checkpoint",
     "fit",
     "estimator",
+    "plot",
     "config",
     "datasets",
     "runs",
