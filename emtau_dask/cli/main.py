@@ -26,6 +26,7 @@ from emtau_dask.cli.options import (
     overwrite_option,
     run_options,
 )
+from emtau_dask.cli.reporting import report
 from emtau_dask.cli.results import show_result
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import shown
@@ -47,6 +48,7 @@ def main() -> None:
 
 main.add_command(dataset)
 main.add_command(doctor)
+main.add_command(report)
 
 
 @main.command()

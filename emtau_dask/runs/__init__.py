@@ -9,11 +9,13 @@ from emtau_dask.runs.inspect import inspected
 from emtau_dask.runs.outputs import RunResult, result_values
 from emtau_dask.runs.plan import check_memory, plan_table
 from emtau_dask.runs.predict import LabelOptions, run_predict
+from emtau_dask.runs.report import ReportOptions, run_report
 from emtau_dask.runs.tables import component_table, fit_table
 
 __all__ = [
     "Demand",
     "LabelOptions",
+    "ReportOptions",
     "RunResult",
     "check_memory",
     "component_table",
@@ -27,6 +29,7 @@ __all__ = [
     "run_fit",
     "run_plan",
     "run_predict",
+    "run_report",
     "run_resume",
     "starting_responsibilities",
 ]

@@ -43,6 +43,7 @@ LAYERS = (
     "estimator",
     "plot",
     "config",
+    "report",
     "datasets",
     "runs",
     "compare",
