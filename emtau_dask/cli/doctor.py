@@ -28,7 +28,7 @@ from emtau_dask.versions import OWN
 
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
-FOR_DEVELOPMENT = {"test", "docs", "dev"}
+FOR_DEVELOPMENT = {"test", "docs", "pages", "dev"}
 Status = Literal["ok", "note", "wrong"]
 
 

@@ -154,6 +154,8 @@ class ConvergenceDisplay:
             ax.set_yscale("log")
             low, high = ax.get_ylim()
             ax.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
+            if high >= 10 * low:
+                ax.yaxis.set_major_formatter(lambda value, _: f"1e{np.log10(value):.0f}")
             legend(ax, loc="upper right")
         else:
             _say(ax, "no estimate of the gap")

@@ -38,7 +38,11 @@ def convergence_pictures(subject: Subject) -> list[Picture]:
     if not len(history):
         return []
     said = (
-        ("Lower bound", "The lower bound of the log-likelihood against the work done so far."),
+        (
+            "Lower bound",
+            "The lower bound of the log-likelihood against the work so far. A line that begins anew is "
+            "another start, or goes on with more rows.",
+        ),
         ("Gap", "The estimated gap to where the fit would end, on a logarithmic axis, against the work."),
         ("Rows scored", "The share of all rows that each iteration scored: how the work fell."),
         ("Bytes read", "How much each iteration read."),

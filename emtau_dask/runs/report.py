@@ -71,7 +71,7 @@ def run_report(place: str, out: Path, options: ReportOptions, *, progress: TextI
     if options.data is None and (options.array is not None or options.columns is not None):
         raise ConfigError("--array and --columns choose from the rows of --data; give that too")
     check_matplotlib()
-    read = [place, *(paths_at(options.data) if options.data is not None else ())]
+    read = [*_read_at(place), *(paths_at(options.data) if options.data is not None else ())]
     refuse_existing_page(out, options.overwrite, inputs=read)
     check_writable(out)
     subject, config = _stored(place)
@@ -99,6 +99,14 @@ def report_of_fit(
         run=run,
     )
     return report_page(subject)
+
+
+def _read_at(place: str) -> list[str]:
+    """Return what a report reads at a place; of a run's folder what it holds: the report may go there too."""
+    folder = Path(plain_path(place))
+    if is_url(str(folder)) or not (folder / MODEL).exists():
+        return [place]
+    return [str(path) for path in folder.iterdir() if path.is_dir()]
 
 
 def _stored(place: str) -> tuple[Subject, Mapping[str, Any] | None]:

@@ -155,7 +155,6 @@ def test_stopping_at_max_iter_exits_3_with_results() -> None:
         (["fit", "none.yaml"], "none.yaml cannot be read"),
         (["fit", "run.yaml", "--scheduler", "proceses"], "nearest valid value is processes"),
         (["fit", "run.yaml", "--scheduler", "tcp://host:1", "--workers", "2"], "without workers"),
-        (["fit", "run.yaml", "--set", "output.report=report.html"], "not available yet"),
         (["fit", "run.yaml", "--workers", "0"], "--workers"),
         (["fit"], "CONFIG"),
         (["frobnicate"], "frobnicate"),
