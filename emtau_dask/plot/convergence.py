@@ -130,7 +130,11 @@ class ConvergenceDisplay:
         for chosen, label, look in marks:
             if chosen.any():
                 ax.scatter(self.positions[chosen], bounds[chosen], s=18, label=label, zorder=2, **look)
-        ax.set_ylim(*_without_outliers(bounds[kept] if kept.any() else bounds))
+        low, high = _without_outliers(bounds[kept] if kept.any() else bounds)
+        ax.set_ylim(low, high)
+        if below := int((bounds < low).sum()):
+            note = f"{below} {'iteration' if below == 1 else 'iterations'} lower than this"
+            ax.text(0.02, 0.03, note, transform=ax.transAxes, color=FAINT, fontsize=8)
         dress(ax, "Lower bound", (AGAINST[self.against], "nats per row"))
         with_grid(ax)
         legend(ax, loc="lower right")
@@ -153,9 +157,11 @@ class ConvergenceDisplay:
         if ax.lines:
             ax.set_yscale("log")
             low, high = ax.get_ylim()
+            if high < 10 * low:  # else there might be no power of ten to label
+                low, high = low / 4, high * 4
             ax.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
-            if high >= 10 * low:
-                ax.yaxis.set_major_formatter(lambda value, _: f"1e{np.log10(value):.0f}")
+            ax.yaxis.set_major_formatter(lambda value, _: f"1e{np.log10(value):.0f}")
+            ax.yaxis.set_minor_formatter(lambda value, _: "")
             legend(ax, loc="upper right")
         else:
             _say(ax, "no estimate of the gap")

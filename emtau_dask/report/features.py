@@ -120,7 +120,7 @@ def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
     counts = np.bincount(labels, drawn.weights, minlength=k)
     certain = np.bincount(labels, drawn.weights * sure, minlength=k)
     return Cells(
-        ("rows labelled", f"of these at least {SURE:.0%} sure"),
+        ("rows labelled", "sure"),
         tuple(
             (f"{counts[i] / counts.sum():.1%}", f"{certain[i] / counts[i]:.1%}" if counts[i] else "–")
             for i in range(k)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from emtau_dask.estimator import GaussianMixture, gap_text
 from emtau_dask.messages import shown
 from emtau_dask.plot import check_matplotlib
-from emtau_dask.report.features import SHOWN_FEATURES, tables_of
+from emtau_dask.report.features import SHOWN_FEATURES, SURE, tables_of
 from emtau_dask.report.pictures import convergence_pictures, data_pictures
 from emtau_dask.report.subject import Subject
 from emtau_dask.report.words import ending, gap_meaning, n_parameters, state, warnings_of
@@ -60,6 +60,7 @@ def report_page(subject: Subject) -> str:
         seeded=model.random_state is not None,
         here={**software(), "python": platform.python_version(), "numpy": np.__version__},
         k=k,
+        sure=SURE,
     )
     return page
 

@@ -264,6 +264,14 @@ def test_refused_steps_estimates_and_gaps_are_told_apart():
     assert display.axes_[1].get_yscale() == "log"
 
 
+def test_first_bounds_far_below_are_left_out_and_counted():
+    bounds = [-1000.0, -900.0, *(-2.0 + 0.01 * i for i in range(30))]
+    records = [IterationRecord(i + 1, b, 9, True, 1, 0, 8, 0.1, 9) for i, b in enumerate(bounds)]
+    bound = ConvergenceDisplay.from_history(FitHistory(tuple(records))).axes_[0]
+    assert bound.get_ylim()[0] > -3
+    assert "2 iterations lower than this" in texts(bound)
+
+
 def test_given_axes_are_used_or_divided():
     from matplotlib import pyplot as plt
 
