@@ -310,7 +310,7 @@ def test_help_lists_the_commands_that_exist() -> None:
     assert result.exit_code == 0
     _, _, commands = result.stdout.partition("Commands:\n")
     listed = [line.split()[0] for line in commands.splitlines() if re.match("  [a-z]", line)]
-    assert listed == ["compare", "dataset", "doctor", "fit", "inspect", "predict", "resume"]
+    assert listed == ["compare", "dataset", "doctor", "fit", "inspect", "predict", "report", "resume"]
 
 
 def test_overwrite_never_replaces_what_the_run_reads(workplace: Path) -> None:
@@ -365,7 +365,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"), [("re", ["resume"]), ("fit --sch", ["--scheduler"]), ("dataset mi", ["mixture"])]
+    ("words", "completed"), [("res", ["resume"]), ("fit --sch", ["--scheduler"]), ("dataset mi", ["mixture"])]
 )
 def test_bash_completes_commands_and_options(words: str, completed: list[str]) -> None:
     """As the documentation sets it up."""
