@@ -154,8 +154,8 @@ def test_recorded_data_are_read_only_where_that_is_asked_for(run, fitted):
     assert emtau("report", run, "a.html").exit_code == 0
     result = emtau("report", run, "b.html", "--recorded-data")
     assert result.exit_code == 1
-    assert "points.zarr, the data of" in result.stderr
-    assert "--data DATA" in result.stderr
+    assert "points.zarr, the data of" in result.output
+    assert "--data DATA" in result.output
     (fitted / "away.zarr").rename(fitted / "points.zarr")
     assert emtau("report", run, "c.html", "--recorded-data").exit_code == 0
     assert len(page_at("c.html").of("svg")) == 7
@@ -173,9 +173,9 @@ def test_no_url_that_a_run_names_is_opened(workplace, key, monkeypatch):
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda *a, **k: pytest.fail("a URL was opened"))
     result = emtau("report", "run.zarr", "out.html", "--recorded-data")
     assert result.exit_code == 2
-    assert f"data.{key} = https://" in result.stderr
-    assert "--data URL" in result.stderr
-    assert "secret" not in result.stderr
+    assert f"data.{key} = https://" in result.output
+    assert "--data URL" in result.output
+    assert "secret" not in result.output
     assert not Path("out.html").exists()
     assert emtau("report", "run.zarr", "out.html").exit_code == 0
     written = Path("out.html").read_text(encoding="utf-8")
@@ -186,7 +186,7 @@ def test_no_url_that_a_run_names_is_opened(workplace, key, monkeypatch):
 def test_a_model_without_a_run_has_no_recorded_data(run):
     result = emtau("report", run / "model.zarr", "out.html", "--recorded-data")
     assert result.exit_code == 1
-    assert "does not say where its data are" in result.stderr
+    assert "does not say where its data are" in result.output
 
 
 def test_the_page_loads_nothing_and_its_names_are_its_own(run):
@@ -365,7 +365,7 @@ def test_fit_writes_the_report_that_its_output_asks_for(workplace):
     Path("fit.yaml").write_text(yaml.safe_dump(CONFIG))
     result = emtau("fit", "fit.yaml", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["report"] == "out/report.html"
+    assert json.loads(result.output[result.output.index("{") :])["report"] == "out/report.html"
     page = page_at("out/report.html")
     assert len(page.of("svg")) == 7
     assert "900 of 900 rows" in page.text
@@ -377,7 +377,7 @@ def test_a_report_replaces_its_own_run_or_what_is_allowed(workplace):
     emtau("fit", "fit.yaml")
     again = emtau("fit", "fit.yaml", "--set", "checkpoint.path=null", "--set", "output.model=null")
     assert again.exit_code == 1
-    assert "out/report.html already exists; use --overwrite" in again.stderr
+    assert "out/report.html already exists; use --overwrite" in again.output
     first = Path("out/report.html").read_bytes()
     resumed = emtau("resume", "out/run.zarr")
     assert resumed.exit_code == 0, resumed.output
@@ -388,7 +388,7 @@ def test_a_report_replaces_its_own_run_or_what_is_allowed(workplace):
     for command in (("report", "out", "out/report.html", "--overwrite"), ("resume", "out/run.zarr")):
         result = emtau(*command)
         assert result.exit_code == 1
-        assert "out/report.html" in result.stderr
+        assert "out/report.html" in result.output
     assert Path("out/report.html").read_text() == "<h1>mine</h1>"
 
 
@@ -408,8 +408,8 @@ def test_what_cannot_be_reported_is_refused(run, arguments, part):
     np.save("wide.npy", np.zeros((10, 5)))
     result = emtau(*arguments)
     assert result.exit_code == 1, result.output
-    assert part in result.stderr
-    assert result.stderr.strip().count("\n") <= 1
+    assert part in result.output
+    assert result.output.strip().count("\n") <= 1
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_what_cannot_be_reported_is_refused(run, arguments, part):
 def test_options_that_contradict_are_refused(run, arguments, part):
     result = emtau("report", "runs/points", "out.html", *arguments)
     assert result.exit_code == 2
-    assert part in result.stderr
+    assert part in result.output
 
 
 def test_data_of_another_size_are_shown_with_a_note(run):
@@ -437,7 +437,7 @@ def test_without_matplotlib_nothing_is_begun(workplace, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = emtau("fit", "fit.yaml")
     assert result.exit_code == 1
-    assert "pip install 'emtau_dask[plot]'" in result.stderr
+    assert "pip install 'emtau_dask[plot]'" in result.output
     assert not Path("out/run.zarr").exists()
 
 
@@ -448,4 +448,4 @@ def test_a_resumed_run_asks_before_it_writes_a_report_elsewhere(workplace):
     Path("out").rename("moved")
     result = emtau("resume", "moved/run.zarr", "--set", "stop.max_iter=3", "--set", "output.directory=moved")
     assert result.exit_code == 2
-    assert "output.report" in result.stderr
+    assert "output.report" in result.output
