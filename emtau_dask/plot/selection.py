@@ -70,6 +70,7 @@ class SelectionDisplay:
     table : sequence of Candidate
         Mixtures that were tried.
     criterion : {"bic", "aic", "icl", "held_out"}
+        ``"held-out"`` is the same as ``"held_out"``.
 
     Attributes
     ----------
@@ -82,6 +83,7 @@ class SelectionDisplay:
     """
 
     def __init__(self, table: Sequence[Candidate], criterion: str) -> None:
+        criterion = criterion.replace("-", "_")
         if criterion not in CRITERIA:
             raise InvalidDataError(f"criterion = {short(criterion)} must be one of {', '.join(CRITERIA)}.")
         self.criterion = criterion
@@ -120,7 +122,7 @@ class SelectionDisplay:
             matplotlib is not installed.
         """
         own = getattr(selection, "criterion", None)
-        default = own if isinstance(own, str) and own in CRITERIA else "bic"
+        default = own if isinstance(own, str) and own.replace("-", "_") in CRITERIA else "bic"
         return cls(selection.table_, criterion or default).plot(ax)
 
     def plot(self, ax: Axes | None = None) -> Self:

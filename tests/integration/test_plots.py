@@ -303,7 +303,7 @@ def test_selection_draws_a_line_for_each_type_and_marks_the_best():
     assert display.chosen_ is table[3]
     lines = {name: line.get_xydata().tolist() for name, line in display.lines_.items()}
     assert lines == {"full": [[1, 9], [2, 4]], "diag": [[2, 3]]}
-    held_out = SelectionDisplay.from_selection(SimpleNamespace(table_=table, criterion="held_out"))
+    held_out = SelectionDisplay.from_selection(SimpleNamespace(table_=table, criterion="held-out"))
     assert held_out.chosen_ is table[1]
     assert SelectionDisplay.from_selection(SimpleNamespace(table_=table), "held_out").chosen_ is table[1]
 
