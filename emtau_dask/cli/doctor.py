@@ -28,7 +28,7 @@ from emtau_dask.versions import OWN
 
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
-FOR_DEVELOPMENT = {"test", "docs", "dev"}
+FOR_DEVELOPMENT = {"test", "docs", "pages", "dev"}
 DISPENSABLE = {"numba"}
 """Packages that a plain install brings where they have wheels, and that fits do without."""
 Status = Literal["ok", "note", "wrong"]

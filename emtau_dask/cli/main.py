@@ -27,6 +27,7 @@ from emtau_dask.cli.options import (
     overwrite_option,
     run_options,
 )
+from emtau_dask.cli.reporting import report
 from emtau_dask.cli.results import show_result
 from emtau_dask.cli.selecting import select
 from emtau_dask.errors import ConfigError
@@ -51,6 +52,7 @@ def main() -> None:
 main.add_command(dataset)
 main.add_command(doctor)
 main.add_command(select)
+main.add_command(report)
 
 
 @main.command()

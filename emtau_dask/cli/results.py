@@ -36,7 +36,8 @@ def _print_tables(result: RunResult) -> None:
     console = console_on(sys.stdout)
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
-    for what, path in (("model", result.outputs.model), ("labels", result.outputs.labels)):
+    outputs = result.outputs
+    for what, path in (("model", outputs.model), ("labels", outputs.labels), ("report", outputs.report)):
         if path is not None:
             click.echo(shown(f"{what} saved in {path}"))
 

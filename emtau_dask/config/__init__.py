@@ -20,7 +20,7 @@ from emtau_dask.config.schema import (
     config_values,
     load_config,
 )
-from emtau_dask.config.yaml import in_yaml, parse_yaml
+from emtau_dask.config.yaml import in_yaml, parse_yaml, to_yaml
 
 __all__ = [
     "ENDINGS",
@@ -47,4 +47,5 @@ __all__ = [
     "portable",
     "resumed_config",
     "save_config",
+    "to_yaml",
 ]

@@ -1,5 +1,6 @@
 """`GaussianMixture`, and what prepares its fits and publishes their results."""
 
+from emtau_dask.estimator.drawing import DrawnRows, drawn_rows
 from emtau_dask.estimator.fitting import fit_estimator, fit_session, is_automatic
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import checked_lazy, opened_path
@@ -13,10 +14,12 @@ from emtau_dask.progress import watching
 __all__ = [
     "MODEL_FORMAT",
     "ComponentSummary",
+    "DrawnRows",
     "FitSummary",
     "GaussianMixture",
     "Seeds",
     "checked_lazy",
+    "drawn_rows",
     "fit_estimator",
     "fit_session",
     "gap_text",

@@ -13,7 +13,7 @@ from emtau_dask.init.methods import (
     starting_parameters,
     starting_problem,
 )
-from emtau_dask.init.sampling import sample_size, sampled_rows
+from emtau_dask.init.sampling import sample_rows, sample_size, sampled_rows
 
 __all__ = [
     "KMEANS_PASSES",
@@ -25,6 +25,7 @@ __all__ = [
     "complete_problem",
     "forget",
     "lloyd",
+    "sample_rows",
     "sample_size",
     "sampled_rows",
     "start_from_responsibilities",

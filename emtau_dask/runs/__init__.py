@@ -17,11 +17,13 @@ from emtau_dask.runs.selecting import (
     selection_table,
     selection_values,
 )
+from emtau_dask.runs.report import ReportOptions, run_report
 from emtau_dask.runs.tables import component_table, fit_table
 
 __all__ = [
     "Demand",
     "LabelOptions",
+    "ReportOptions",
     "RunResult",
     "SelectionRequest",
     "SelectionResult",
@@ -37,6 +39,7 @@ __all__ = [
     "run_fit",
     "run_plan",
     "run_predict",
+    "run_report",
     "run_resume",
     "run_selection",
     "selection_lines",

@@ -82,7 +82,7 @@ def _of_output(output: OutputSection, run: str, given: Collection[str]) -> Itera
     why = "a place to write, not beside the checkpoint"
     local = plain_path(run)
     roots = [] if is_url(local) else [Path(local).absolute().parent]
-    results = {"model": output.model, "labels": output.labels}
+    results = {"model": output.model, "labels": output.labels, "report": output.report}
     wanted = {name: value for name, value in results.items() if value is not None}
     if any(not Path(value).is_absolute() for value in wanted.values()):
         folder = Path(output.directory)

@@ -12,10 +12,21 @@ from numpy.typing import NDArray
 
 from emtau_dask.config import RunConfig
 from emtau_dask.estimator import GaussianMixture, watching
-from emtau_dask.io.output import check_writable, mark_as_of, refuse_existing, replacing, run_that_wrote
+from emtau_dask.io.output import (
+    check_writable,
+    mark_as_of,
+    refuse_existing,
+    refuse_existing_page,
+    replacing,
+    run_of_page,
+    run_that_wrote,
+    write_page,
+)
 from emtau_dask.io.sources import paths_at
+from emtau_dask.plot import check_matplotlib
 from emtau_dask.runs.inputs import Inputs, data_path
 from emtau_dask.runs.predict import LabelOptions, write_labels
+from emtau_dask.runs.report import report_of_fit
 
 
 @dataclass(frozen=True)
@@ -25,11 +36,13 @@ class Outputs:
     config: RunConfig
     model: Path | None
     labels: Path | None
+    report: Path | None
     overwrite: bool
 
     def replaceable(self, path: Path, run: str | None) -> bool:
         """Return whether results at a path may be replaced; those of the run itself always may."""
-        return self.overwrite or (run is not None and run_that_wrote(path) == run)
+        wrote = run_of_page if path == self.report else run_that_wrote
+        return self.overwrite or (run is not None and wrote(path) == run)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +69,19 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
     output, data = config.output, config.data
     model = output.place(output.model) if output.model else None
     labels = output.place(output.labels) if output.labels else None
-    outputs = Outputs(config, model, labels, overwrite)
+    report = output.place(output.report) if output.report else None
+    outputs = Outputs(config, model, labels, report, overwrite)
     beside = (data.weights, data.labels, config.checkpoint.path)
     read = [*paths_at(data_path(config)), *(name for name in beside if name)]
     for path in (model, labels):
         if path is not None:
             refuse_existing(path, outputs.replaceable(path, run), inputs=read)
             check_writable(path)
+    if report is not None:
+        check_matplotlib()
+        others = [path for path in (model, labels) if path is not None]
+        refuse_existing_page(report, outputs.replaceable(report, run), inputs=[*read, *others])
+        check_writable(report)
     if model is not None and labels is not None:
         refuse_existing(labels, outputs.replaceable(labels, run), inputs=[model])
     return outputs
@@ -83,6 +102,10 @@ def write_outputs(
         options = LabelOptions(output.probabilities, output.scores, workers, overwrite)
         with watching(progress) as observer:
             counts = write_labels(model, inputs.rows, outputs.labels, options, run=run, observer=observer)
+    if outputs.report is not None:
+        with watching(progress) as observer:
+            page = report_of_fit(outputs.config, model, inputs, run=run, observer=observer)
+        write_page(outputs.report, page, overwrite=outputs.replaceable(outputs.report, run))
     return RunResult(model, inputs, outputs, counts)
 
 
@@ -95,7 +118,7 @@ def result_values(result: RunResult) -> dict[str, Any]:
     rows, features = result.inputs.rows.shape
     numbers = {"lower_bound": model.lower_bound_, "gap": model.gap_, "work": model.history_.work}
     known = {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
-    places = {"model": outputs.model, "labels": outputs.labels}
+    places = {"model": outputs.model, "labels": outputs.labels, "report": outputs.report}
     return {
         "components": outputs.config.model.n_components,
         "rows": rows,

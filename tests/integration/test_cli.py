@@ -155,7 +155,6 @@ def test_stopping_at_max_iter_exits_3_with_results() -> None:
         (["fit", "none.yaml"], "none.yaml cannot be read"),
         (["fit", "run.yaml", "--scheduler", "proceses"], "nearest valid value is processes"),
         (["fit", "run.yaml", "--scheduler", "tcp://host:1", "--workers", "2"], "without workers"),
-        (["fit", "run.yaml", "--set", "output.report=report.html"], "not available yet"),
         (["fit", "run.yaml", "--workers", "0"], "--workers"),
         (["fit"], "CONFIG"),
         (["frobnicate"], "frobnicate"),
@@ -311,7 +310,8 @@ def test_help_lists_the_commands_that_exist() -> None:
     assert result.exit_code == 0
     _, _, commands = result.stdout.partition("Commands:\n")
     listed = [line.split()[0] for line in commands.splitlines() if re.match("  [a-z]", line)]
-    assert listed == ["compare", "dataset", "doctor", "fit", "inspect", "predict", "resume", "select"]
+    expected = ["compare", "dataset", "doctor", "fit", "inspect", "predict", "report", "resume", "select"]
+    assert listed == expected
 
 
 def test_overwrite_never_replaces_what_the_run_reads(workplace: Path) -> None:
@@ -366,7 +366,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"), [("re", ["resume"]), ("fit --sch", ["--scheduler"]), ("dataset mi", ["mixture"])]
+    ("words", "completed"), [("res", ["resume"]), ("fit --sch", ["--scheduler"]), ("dataset mi", ["mixture"])]
 )
 def test_bash_completes_commands_and_options(words: str, completed: list[str]) -> None:
     """As the documentation sets it up."""

@@ -234,12 +234,6 @@ def test_an_impossible_value_names_the_limit(minimal: Path, override: str, parts
     assert all(part in message for part in parts), message
 
 
-def test_what_is_not_there_yet_is_refused_and_not_ignored(minimal: Path) -> None:
-    message = refusal(minimal, "output.report=report.html")
-    assert "output.report = 'report.html'" in message
-    assert "not available yet" in message
-
-
 def test_no_checkpoint_and_threads_by_default(minimal: Path) -> None:
     config = load_config(minimal)
     assert (config.checkpoint.path, config.checkpoint.every) == (None, 1)

@@ -1,5 +1,6 @@
-"""Results: zarr groups that appear at their place complete, or not at all."""
+"""Results: zarr groups and pages that appear at their place complete, or not at all."""
 
+from emtau_dask.io.output.pages import refuse_existing_page, run_of_page, write_page
 from emtau_dask.io.output.publishing import published
 from emtau_dask.io.output.zarr_rows import (
     RowWriter,
@@ -18,6 +19,9 @@ __all__ = [
     "new_group",
     "published",
     "refuse_existing",
+    "refuse_existing_page",
     "replacing",
+    "run_of_page",
     "run_that_wrote",
+    "write_page",
 ]

@@ -29,22 +29,14 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
     With ``overwrite`` it may replace a group that emtau wrote, and nothing else. It never replaces what the
     run reads, ``inputs``.
     """
-    if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
-        raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
+    refuse_url(path)
     kind = kind_by_ending(str(path))
     if kind is not None:
         raise EmtauError(
             f"{path} would be {kind} by its name, but results are zarr groups; give a name such as "
             f"{path.with_suffix('.zarr')}"
         )
-    for source in (plain_path(str(each)) for each in inputs):
-        if is_url(source):
-            continue
-        ours, theirs = followed(path), followed(source)
-        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
-            raise EmtauError(
-                f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
-            )
+    refuse_inputs(path, inputs)
     with writing_errors("the result", path):
         if not path.exists():
             return
@@ -54,6 +46,24 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
         raise EmtauError(
             f"{path} was not written by emtau, so --overwrite does not replace it; choose another place"
         )
+
+
+def refuse_url(path: Path) -> None:
+    """Raise `EmtauError` for a path that is made of a URL."""
+    if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
+        raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
+
+
+def refuse_inputs(path: Path, inputs: Sequence[str | Path]) -> None:
+    """Raise `EmtauError` where a result would lie at, in or around what its run reads."""
+    for source in (plain_path(str(each)) for each in inputs):
+        if is_url(source):
+            continue
+        ours, theirs = followed(path), followed(source)
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+            raise EmtauError(
+                f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
+            )
 
 
 def check_writable(path: Path) -> None:

@@ -1,0 +1,248 @@
+"""Components over the density of the data: as ellipses in a plane, or as curves over one feature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from emtau_dask.estimator import DrawnRows, GaussianMixture
+from emtau_dask.mixture.numerics import Floats
+from emtau_dask.plot.plane import Plane, plane_of
+from emtau_dask.plot.sample import FEW_ROWS, MAX_ROWS, cells_of, counted, rows_to_show
+from emtau_dask.plot.style import (
+    DENSITY,
+    INK,
+    LINES,
+    PALETTE,
+    dress,
+    figure_of,
+    legend,
+    single_axes,
+    with_grid,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
+MOST_COMPONENTS, MOST_NUMBERS = 60, 40
+"""Of more, the heaviest are drawn, and have a number."""
+CURVE_POINTS = 400
+TITLE = "Components over the data's density"
+
+
+class ComponentsDisplay:
+    """The components of a mixture over the density of a sample of the data.
+
+    In a plane each component is drawn as two ellipses, of 1 and 2 standard deviations; they hold 39 % and
+    86 % of a normal distribution. On one feature it is drawn as a curve, its share of the density.
+
+    Parameters
+    ----------
+    drawn : DrawnRows
+        The rows to show.
+    plane : Plane
+        What they are drawn on.
+    weights : ndarray of shape (K,)
+    means : ndarray of shape (K, m)
+        In the plane; m is 1 or 2.
+    covariances : ndarray of shape (K, m, m)
+        In the plane.
+
+    Attributes
+    ----------
+    shown : ndarray of int
+        The components that are drawn: all, or of more than 60 the heaviest.
+    ax_ : matplotlib Axes
+    figure_ : matplotlib Figure
+    ellipses_ : list of matplotlib Ellipse
+        Two for each component that is shown, of 1 and 2 deviations. Empty on one feature.
+    curves_ : list of matplotlib Line2D
+        One for each component, and last that of the mixture. Empty in a plane.
+    density_ : ndarray
+        The histogram's density, which is 1 as an integral; of shape (bins, bins), or (bins,) on one feature.
+        None where rows are drawn as points.
+    edges_ : tuple of ndarray
+        The edges of its bins, for each axis.
+    """
+
+    def __init__(
+        self, drawn: DrawnRows, plane: Plane, weights: Floats, means: Floats, covariances: Floats
+    ) -> None:
+        self.drawn = drawn
+        self.plane = plane
+        self.weights = weights
+        self.means = means
+        self.covariances = covariances
+        self.shown = np.sort(np.argsort(-weights, kind="stable")[:MOST_COMPONENTS])
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: GaussianMixture,
+        X: Any,
+        *,
+        features: Any = None,
+        max_rows: int = MAX_ROWS,
+        sample_weight: Any = None,
+        columns: Any = None,
+        random_state: Any = 0,
+        ax: Axes | None = None,
+    ) -> Self:
+        """Draw the components of a fitted mixture over data of any size.
+
+        Parameters
+        ----------
+        estimator : GaussianMixture
+            Fitted.
+        X, sample_weight, columns
+            As for `GaussianMixture.fit`; columns by default those of the fit. Rows are drawn at random, and
+            each chunk is read once at most.
+        features : int, str, or a sequence of one or two of these, optional
+            By default all of one or two features, else the two principal axes of the rows.
+        max_rows : int, default=20_000
+            Rows that are shown at most; the picture says how many. Of more than 419 features they are fewer,
+            so that they take 64 MiB at most.
+        random_state : int, RandomState, Generator or None, default=0
+        ax : matplotlib Axes, optional
+            By default a new figure is made.
+
+        Returns
+        -------
+        ComponentsDisplay
+
+        Raises
+        ------
+        InvalidDataError
+            The data cannot be used, or there are no such features.
+        MissingPackageError
+            matplotlib is not installed.
+        """
+        drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
+        plane, parameters = plane_of(estimator, drawn, features), estimator.parameters_
+        covariances = [plane.covariance(parameters, k) for k in range(parameters.n_components)]
+        means = plane.points(parameters.means)
+        return cls(drawn, plane, np.array(parameters.weights), means, np.array(covariances)).plot(ax)
+
+    def plot(self, ax: Axes | None = None) -> Self:
+        """Draw the picture; ``ax`` as for `from_estimator`."""
+        ax = single_axes(ax, (5.4, 4.6))
+        self.ellipses_: list[Any] = []
+        self.curves_: list[Any] = []
+        self.density_: Floats | None = None
+        self.edges_: tuple[Floats, ...] = ()
+        draw = self._on_a_line if self.plane.flat else self._in_a_plane
+        draw(ax)
+        self.ax_ = ax
+        self.figure_ = figure_of([ax])
+        return self
+
+    def _said(self) -> str:
+        k, few = len(self.weights), len(self.shown)
+        which = f"{k} components" if k == few else f"the {few} heaviest of {k} components"
+        return f"{which if k > 1 else '1 component'}; {counted(self.drawn)}"
+
+    def _in_a_plane(self, ax: Axes) -> None:
+        points = self.plane.points(self.drawn.rows)
+        low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
+        dress(ax, TITLE, self.plane.labels, self._said())
+        if len(points) <= FEW_ROWS:
+            look: dict[str, Any] = {"s": 9, "color": "#8c8c8c", "alpha": 0.7, "linewidths": 0}
+            ax.scatter(points[:, 0], points[:, 1], rasterized=True, **look)
+        else:
+            self._density(ax, points, low, high)
+        for k in self.shown:
+            self._ellipses(ax, int(k))
+        ax.set_xlim(low[0], high[0])
+        ax.set_ylim(low[1], high[1])
+        self._legend(ax)
+
+    def _density(self, ax: Axes, points: Floats, low: Floats, high: Floats) -> None:
+        from matplotlib.colors import LogNorm
+
+        bins = cells_of(len(points))
+        edges = [np.linspace(low[i], high[i], bins + 1) for i in (0, 1)]
+        density, _ = np.histogramdd(points, edges, weights=self.drawn.weights, density=True)
+        seen = density[density > 0]
+        norm = LogNorm(vmin=seen.min() * 0.4, vmax=seen.max() * 12)
+        image = np.ma.masked_equal(density.T, 0.0)
+        ax.pcolormesh(edges[0], edges[1], image, norm=norm, cmap=DENSITY, rasterized=True, zorder=0)
+        self.density_, self.edges_ = density, tuple(edges)
+
+    def _ellipses(self, ax: Axes, k: int) -> None:
+        from matplotlib.patches import Ellipse
+
+        colour = PALETTE[k % len(PALETTE)]
+        variances, vectors = np.linalg.eigh(self.covariances[k])
+        angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
+        for deviations, width in zip(DEVIATIONS, WIDTHS, strict=True):
+            height, length = 2 * deviations * np.sqrt(np.maximum(variances, 0.0))
+            shape = {"xy": tuple(self.means[k]), "width": length, "height": height, "angle": angle}
+            ellipse = Ellipse(
+                **shape, fill=False, edgecolor=colour, linewidth=width, path_effects=_halo(width), zorder=3
+            )
+            ax.add_patch(ellipse)
+            self.ellipses_.append(ellipse)
+        if len(self.shown) <= MOST_NUMBERS:
+            ax.annotate(
+                f"{k}",
+                self.means[k],
+                ha="center",
+                va="center",
+                fontsize=9,
+                fontweight="bold",
+                color=colour,
+                path_effects=_halo(1.5),
+                zorder=4,
+                annotation_clip=True,
+            )
+
+    def _legend(self, ax: Axes) -> None:
+        from matplotlib.lines import Line2D
+
+        texts = ("1 standard deviation", "2 standard deviations")
+        lines = [Line2D([], [], color=INK, linewidth=w, label=t) for w, t in zip(WIDTHS, texts, strict=True)]
+        legend(ax, handles=lines, loc="best")
+
+    def _on_a_line(self, ax: Axes) -> None:
+        points = self.plane.points(self.drawn.rows)
+        low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
+        bins = int(np.clip(2 * np.sqrt(len(points)), 12, 120))
+        edges = np.linspace(low[0], high[0], bins + 1)
+        density, _ = np.histogram(points[:, 0], edges, weights=self.drawn.weights, density=True)
+        dress(ax, TITLE, (self.plane.labels[0], "density"), self._said())
+        ax.stairs(density, edges, fill=True, color="#cfcfcf", label="data")
+        x = np.linspace(low[0], high[0], CURVE_POINTS)
+        deviations = np.sqrt(self.covariances[:, 0, 0])
+        z = (x - self.means[:, :1]) / deviations[:, np.newaxis]
+        scales = self.weights / (deviations * np.sqrt(2 * np.pi))
+        curves = scales[:, np.newaxis] * np.exp(-0.5 * z**2)
+        mixture = ax.plot(x, curves.sum(axis=0), color="#808080", linewidth=3.5, label="mixture")
+        for k in self.shown:
+            look: dict[str, Any] = {"color": PALETTE[k % len(PALETTE)], "linestyle": LINES[k % len(LINES)]}
+            label = f"component {k}" if len(self.shown) <= 8 else None
+            self.curves_ += ax.plot(x, curves[k], linewidth=1.6, label=label, **look)
+        self.curves_ += mixture
+        ax.set_xlim(low[0], high[0])
+        ax.set_ylim(bottom=0)
+        with_grid(ax, "y")
+        legend(ax, loc="best")
+        self.density_, self.edges_ = density, (edges,)
+
+
+def _halo(width: float) -> list[Any]:
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=width + 1.6, foreground="white", alpha=0.85)]
+
+
+def _limits(points: Floats, means: Floats, covariances: Floats) -> tuple[Floats, Floats]:
+    """Return the corners of what is drawn: all points, and the ellipses as far as they do not dwarf these."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    reach = 2.1 * np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
+    span = np.maximum(high - low, 1e-12 * np.maximum(np.abs(low), np.abs(high)))
+    span = np.where(span > 0, span, 1.0)
+    low = np.minimum(low, np.maximum((means - reach).min(axis=0), low - 0.5 * span))
+    high = np.maximum(high, np.minimum((means + reach).max(axis=0), high + 0.5 * span))
+    return low - 0.03 * span, high + 0.03 * span

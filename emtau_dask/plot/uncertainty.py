@@ -1,0 +1,168 @@
+"""How sure a mixture is of the rows: the largest responsibility, by component and by place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em import RESPONSIBILITIES
+from emtau_dask.estimator import DrawnRows, GaussianMixture
+from emtau_dask.mixture.estep import plan_kernel
+from emtau_dask.mixture.numerics import Floats
+from emtau_dask.plot.plane import Plane, plane_of
+from emtau_dask.plot.sample import FEW_ROWS, MAX_ROWS, cells_of, counted, rows_to_show
+from emtau_dask.plot.style import FAINT, INK, PALETTE, colours, dress, figure_of, several_axes, with_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BINS = 20
+SURE = 0.9
+MOST_COMPONENTS = 40
+"""Of more, those that label the most rows are drawn."""
+COLOURS, DOUBTS = "Blues", "YlOrBr"
+TITLE, DOUBT = "Where rows are between components", "1 − largest responsibility"
+
+
+class UncertaintyDisplay:
+    """How sure a mixture is of a sample of the rows.
+
+    Left: the distribution of the largest responsibility of the rows that each component labels. Right: one
+    minus the largest responsibility, where the rows are: its mean in each cell.
+
+    Parameters
+    ----------
+    drawn : DrawnRows
+        The rows to show.
+    plane : Plane
+        What the right picture is drawn on.
+    responsibilities : ndarray of shape (m, K)
+
+    Attributes
+    ----------
+    labels : ndarray of shape (m,), intp
+        The most probable component of each row.
+    largest : ndarray of shape (m,), float64
+        Its responsibility.
+    sure_ : float
+        The weighted share of rows whose largest responsibility is at least 0.9.
+    shown : ndarray of int
+        The components that are drawn, in the order of the left picture's lines.
+    histogram_ : ndarray of shape (shown, bins)
+        Of each component, the share of its rows in each bin; 0 where it labels none.
+    edges_ : ndarray of shape (bins + 1,)
+        From 1/K to 1.
+    axes_ : ndarray of 2 matplotlib Axes
+    figure_ : matplotlib Figure
+    """
+
+    def __init__(self, drawn: DrawnRows, plane: Plane, responsibilities: Floats) -> None:
+        self.drawn = drawn
+        self.plane = plane
+        k = responsibilities.shape[1]
+        self.labels: NDArray[np.intp] = responsibilities.argmax(axis=1)
+        self.largest: Floats = responsibilities.max(axis=1)
+        self.sure_ = float(drawn.weights @ (self.largest >= SURE) / drawn.weights.sum())
+        counts = np.bincount(self.labels, weights=drawn.weights, minlength=k)
+        self.shown = np.sort(np.argsort(-counts, kind="stable")[:MOST_COMPONENTS])
+        self.edges_: Floats = np.linspace(1 / k, 1.0, BINS + 1) if k > 1 else np.linspace(0.0, 1.0, BINS + 1)
+        cells = np.clip(np.searchsorted(self.edges_, self.largest, side="right") - 1, 0, BINS - 1)
+        joint = np.zeros((k, BINS))
+        np.add.at(joint, (self.labels, cells), drawn.weights)
+        totals = counts[:, np.newaxis]
+        self.histogram_: Floats = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
+        self.histogram_ = self.histogram_[self.shown]
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: GaussianMixture,
+        X: Any,
+        *,
+        features: Any = None,
+        max_rows: int = MAX_ROWS,
+        sample_weight: Any = None,
+        columns: Any = None,
+        random_state: Any = 0,
+        ax: Any = None,
+    ) -> Self:
+        """Draw how sure a fitted mixture is of data of any size.
+
+        Parameters
+        ----------
+        estimator, X, features, max_rows, sample_weight, columns, random_state
+            As for `ComponentsDisplay.from_estimator`, as is what is raised.
+        ax : matplotlib Axes or array of 2 of them, optional
+            One is divided into two. By default a new figure is made.
+
+        Returns
+        -------
+        UncertaintyDisplay
+        """
+        drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
+        plane = plane_of(estimator, drawn, features)
+        return cls(drawn, plane, RESPONSIBILITIES(drawn.rows, plan_kernel(estimator.parameters_), None)).plot(
+            ax
+        )
+
+    def plot(self, ax: Any = None) -> Self:
+        """Draw both pictures; ``ax`` as for `from_estimator`."""
+        left, right = axes = several_axes(ax, 2, 2, (9.4, 4.2))
+        self._by_component(left)
+        draw = self._on_a_line if self.plane.flat else self._in_a_plane
+        draw(right)
+        self.axes_ = np.array(axes, dtype=object)
+        self.figure_ = figure_of(axes)
+        return self
+
+    def _by_component(self, ax: Axes) -> None:
+        from matplotlib.colors import LogNorm
+
+        lines = np.arange(len(self.shown) + 1) - 0.5
+        shares = np.ma.masked_equal(100 * self.histogram_, 0.0)
+        norm = LogNorm(vmin=0.1, vmax=100, clip=True)
+        look: dict[str, Any] = {"cmap": colours(COLOURS), "norm": norm, "rasterized": True}
+        image = ax.pcolormesh(self.edges_, lines, shares, **look)
+        below = f"{self.sure_:.1%} of the rows are at {SURE} or above"
+        dress(ax, "How sure rows are of their component", ("largest responsibility", "component"), below)
+        every = max(1, len(self.shown) // 20)
+        ax.set_yticks(range(0, len(self.shown), every), [str(k) for k in self.shown[::every]])
+        ax.set_ylim(len(self.shown) - 0.5, -0.5)
+        for line in lines[1:-1]:
+            ax.axhline(line, color="white", linewidth=1.0)
+        _bar(ax, image, "% of the component's rows", format=lambda value, _: f"{value:g}")
+
+    def _in_a_plane(self, ax: Axes) -> None:
+        points, doubt = self.plane.points(self.drawn.rows), 1 - self.largest
+        look: dict[str, Any] = {"cmap": colours(DOUBTS), "vmin": 0, "vmax": 1 - self.edges_[0]}
+        look["rasterized"] = True
+        dress(ax, TITLE, self.plane.labels, counted(self.drawn))
+        if len(points) <= FEW_ROWS:
+            order = np.argsort(doubt)
+            look |= {"linewidths": 0.5, "edgecolors": FAINT, "s": 14, "c": doubt[order]}
+            image: Any = ax.scatter(points[order, 0], points[order, 1], **look)
+        else:
+            bins, weights = [cells_of(len(points))] * 2, self.drawn.weights
+            total, edges = np.histogramdd(points, bins, weights=weights)
+            doubtful, _ = np.histogramdd(points, edges, weights=weights * doubt)
+            mean = np.ma.masked_where(total == 0, doubtful / np.where(total == 0, 1.0, total))
+            image = ax.pcolormesh(edges[0], edges[1], mean.T, **look)
+        _bar(ax, image, DOUBT)
+
+    def _on_a_line(self, ax: Axes) -> None:
+        points, doubt = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
+        ax.scatter(points, doubt, s=6, color=PALETTE[1], alpha=0.4, linewidths=0, rasterized=True)
+        dress(ax, TITLE, (self.plane.labels[0], DOUBT), counted(self.drawn))
+        ax.set_ylim(bottom=0)
+        with_grid(ax)
+
+
+def _bar(ax: Axes, image: Any, label: str, **options: Any) -> None:
+    figure = ax.get_figure()
+    assert figure is not None
+    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.02, aspect=25, **options)
+    bar.set_label(label, fontsize=8.5, color=INK)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, length=2, color=FAINT, labelcolor=INK)

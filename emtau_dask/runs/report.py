@@ -1,0 +1,243 @@
+"""`emtau report`: from a model, a run's folder or a checkpoint to one page of HTML."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from emtau_dask.cluster import numerical_environment
+from emtau_dask.config import RunConfig, portable, resumed_config, to_yaml
+from emtau_dask.em import FitObserver
+from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, features_named
+from emtau_dask.estimator import DrawnRows, GaussianMixture, drawn_rows, mixture_in, open_saved, watching
+from emtau_dask.io.objects import holds_run, object_store
+from emtau_dask.io.output import check_writable, refuse_existing_page, run_that_wrote, write_page
+from emtau_dask.io.remote import is_url, plain_path
+from emtau_dask.io.sources import Source, columns_of_fit, is_pattern, paths_at, place_text
+from emtau_dask.messages import masked_values
+from emtau_dask.plot import MAX_ROWS, check_matplotlib
+from emtau_dask.report import Subject, report_page
+from emtau_dask.runs.authority import demands
+from emtau_dask.runs.inputs import Inputs, data_path, open_inputs, open_rows
+from emtau_dask.versions import software
+
+MODEL = "model.zarr"
+SEED = 0
+"""Of the rows that are shown."""
+AGAIN = "emtau fit fit.yaml --set output.directory=runs/again"
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What data a report shows: those at ``data``, or with ``recorded`` those that the run names.
+
+    ``array`` and ``columns`` are as for `open_rows`. With ``overwrite`` a report is replaced.
+    """
+
+    data: str | None = None
+    recorded: bool = False
+    array: str | None = None
+    columns: Sequence[str] | None = None
+    overwrite: bool = False
+
+
+def run_report(place: str, out: Path, options: ReportOptions, *, progress: TextIO) -> None:
+    """Write the report of a stored fit.
+
+    What is read may come from others: data that it names are read only where ``options`` ask for it, and
+    never by a URL.
+
+    Parameters
+    ----------
+    place : str
+        A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; a path or URL.
+    out : Path
+        The page to write.
+    options : ReportOptions
+    progress : text stream
+
+    Raises
+    ------
+    EmtauError
+        The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
+    MissingPackageError
+        matplotlib is not installed.
+    """
+    if options.data is not None and options.recorded:
+        raise ConfigError("--data and --recorded-data name two sources of rows; give one of them")
+    if options.data is None and (options.array is not None or options.columns is not None):
+        raise ConfigError("--array and --columns choose from the rows of --data; give that too")
+    check_matplotlib()
+    read = [*_read_at(place), *(paths_at(options.data) if options.data is not None else ())]
+    refuse_existing_page(out, options.overwrite, inputs=read)
+    check_writable(out)
+    subject, config = _stored(place)
+    with watching(progress) as observer:
+        if options.data is not None:
+            subject = _with_given(subject, options, observer)
+        elif options.recorded:
+            subject = _with_recorded(subject, place, config, observer)
+    write_page(out, report_page(subject), overwrite=options.overwrite)
+
+
+def report_of_fit(
+    config: RunConfig, model: GaussianMixture, inputs: Inputs, *, run: str | None, observer: FitObserver
+) -> str:
+    """Return the report of a fit that has just ended."""
+    subject = Subject(
+        model,
+        name=Path(config.output.directory).name,
+        place=config.output.directory,
+        data=place_text(paths_at(data_path(config))),
+        drawn=_drawn(model, inputs.rows, inputs.weights, observer),
+        environment=software() | numerical_environment(),
+        config=_repeating(portable(config)),
+        command=AGAIN,
+        run=run,
+    )
+    return report_page(subject)
+
+
+def _read_at(place: str) -> list[str]:
+    """Return what a report reads at a place; of a run's folder what it holds: the report may go there too."""
+    folder = Path(plain_path(place))
+    if is_url(str(folder)) or not (folder / MODEL).exists():
+        return [place]
+    return [str(path) for path in folder.iterdir() if path.is_dir()]
+
+
+def _stored(place: str) -> tuple[Subject, Mapping[str, Any] | None]:
+    """Return what is at a path or URL, without data, and the config of its run where that is known."""
+    if holds_run(object_store(place)):
+        return _of_checkpoint(place)
+    local = plain_path(place)
+    inner = Path(local, MODEL)
+    if is_url(local) or not inner.exists():
+        model = GaussianMixture.load(place)
+        return Subject(model, _name(place), place), None
+    model = GaussianMixture.load(str(inner))
+    subject = Subject(model, _name(place), str(inner))
+    checkpoint = _checkpoint_of(run_that_wrote(inner), Path(local))
+    if checkpoint is None:
+        return subject, None
+    found, config = _of_checkpoint(str(checkpoint))
+    return replace(found, model=model, name=subject.name, place=subject.place), config
+
+
+def _of_checkpoint(place: str) -> tuple[Subject, Mapping[str, Any] | None]:
+    saved = open_saved(place)
+    content = saved.config.run_config
+    subject = Subject(
+        mixture_in(GaussianMixture, place),
+        _name(place),
+        place,
+        finished=saved.state.finished,
+        written=saved.manifest.written,
+        environment=saved.manifest.environment,
+        notes=tuple(saved.passed_over),
+        run=saved.manifest.run,
+    )
+    if content is None:
+        return subject, None
+    config = resumed_config(content, place, ())
+    where = place_text(paths_at(data_path(config)))
+    return replace(subject, data=where, config=_repeating(content), command=AGAIN), content
+
+
+def _repeating(content: Mapping[str, Any]) -> str:
+    """Return the config that repeats a run; without its checkpoint, which would be in the way."""
+    sections = {name: values for name, values in content.items() if name != "checkpoint"}
+    kept = {
+        name: {key: value for key, value in values.items() if value is not None}
+        if isinstance(values, Mapping)
+        else values
+        for name, values in sections.items()
+    }
+    return to_yaml(masked_values(kept))
+
+
+def _checkpoint_of(run: object, folder: Path) -> Path | None:
+    """Return the checkpoint of a run that lies in a folder; None where none does."""
+    if not isinstance(run, str):
+        return None
+    for path in sorted(folder.iterdir()):
+        try:
+            if path.is_dir() and holds_run(object_store(str(path))) and open_saved(str(path)).log.run == run:
+                return path
+        except EmtauError:
+            continue
+    return None
+
+
+def _name(place: str) -> str:
+    """Return what to call what is at a place: the last part that says something."""
+    parts = [part for part in plain_path(place).rstrip("/").split("/") if part not in ("", ".", "..")]
+    if len(parts) > 1 and parts[-1] in (MODEL, "run.zarr"):
+        parts.pop()
+    return parts[-1].removesuffix(".zarr") if parts else "fit"
+
+
+def _with_given(subject: Subject, options: ReportOptions, observer: FitObserver) -> Subject:
+    names = getattr(subject.model, "feature_names_in_", None)
+    assert options.data is not None
+    columns = columns_of_fit(options.data, names) if options.columns is None else options.columns
+    rows = open_rows(options.data, array=options.array, columns=columns)
+    drawn = _drawn(subject.model, rows, None, observer)
+    command = subject.command or _command(subject.model, options)
+    return _noting_rows(replace(subject, data=options.data, drawn=drawn, command=command))
+
+
+def _with_recorded(
+    subject: Subject, place: str, content: Mapping[str, Any] | None, observer: FitObserver
+) -> Subject:
+    if content is None:
+        raise InvalidDataError(f"{place} does not say where its data are; give them: --data DATA")
+    config = resumed_config(dict(content), place, ())
+    urls = [each for each in demands(config, place, ()) if each.key.startswith("data.")]
+    if urls:
+        raise ConfigError(
+            f"{place} names {'; '.join(map(str, urls))}. It may come from others, so that no URL of it is "
+            "opened; give the data yourself: --data URL"
+        )
+    where = data_path(config)
+    for path in paths_at(where):
+        if not is_pattern(path) and not Path(path).exists():
+            raise InvalidDataError(f"{path}, the data of {place}, does not exist; give them: --data DATA")
+    inputs = open_inputs(config, overwrite=False, observer=observer)
+    drawn = _drawn(subject.model, inputs.rows, inputs.weights, observer)
+    return _noting_rows(replace(subject, drawn=drawn))
+
+
+def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observer: FitObserver) -> DrawnRows:
+    with features_named(getattr(model, "feature_names_in_", None)):
+        return drawn_rows(model, rows, size=MAX_ROWS, seed=SEED, sample_weight=weights, observer=observer)
+
+
+def _noting_rows(subject: Subject) -> Subject:
+    """Return the subject with a note where its data have another number of rows than the fit had."""
+    drawn, rows = subject.drawn, subject.rows
+    if drawn is None or not rows or drawn.total == rows:
+        return subject
+    note = f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}."
+    return replace(subject, notes=(*subject.notes, note))
+
+
+def _command(model: GaussianMixture, options: ReportOptions) -> str:
+    """Return the command that fits a mixture of the same shape to the given data."""
+    given = {
+        "-k": str(len(model.weights_)),
+        "--covariance": model.parameters_.covariance_type,
+        "--array": options.array,
+        "--columns": ",".join(options.columns) if options.columns else None,
+        "--tol": str(model.tol),
+        "--max-iter": str(model.max_iter),
+        "--seed": None if model.random_state is None else str(model.random_state),
+        "--set": f"model.reg_covar={model.reg_covar!r}",
+    }
+    if isinstance(model.algorithm, str):
+        given["--algorithm"] = model.algorithm
+    arguments = [part for name, value in given.items() if value is not None for part in (name, value)]
+    return shlex.join(["emtau", "fit", str(options.data), *arguments])

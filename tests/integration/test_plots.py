@@ -1,0 +1,389 @@
+"""The Displays draw what they say: known ellipses, densities of 1, so many rows, each chunk read once."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import matplotlib
+import numpy as np
+import pytest
+import zarr
+from counting import Reads
+from scipy.stats import norm
+from sklearn.decomposition import PCA
+from zarr.storage import MemoryStore
+
+from emtau_dask import EMTau, GaussianMixture, InvalidDataError
+from emtau_dask.em import FitHistory, IterationRecord
+from emtau_dask.errors import MissingPackageError
+from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, SelectionDisplay, UncertaintyDisplay
+
+TYPES = sorted(STRUCTURES)
+
+
+@pytest.fixture(autouse=True)
+def _no_screen():
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    yield
+    plt.close("all")
+
+
+def rows_of(n, d, seed=0, centres=((0, 0), (5, 1), (-3, 6))):
+    """Overlapping clouds, correlated, in the first two features."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, d))
+    rows[:, 0] += 0.7 * rows[:, 1]
+    rows[:, :2] += np.array(centres)[rng.integers(len(centres), size=n)]
+    return rows
+
+
+def full_matrices(gm):
+    """Covariances (K, d, d), written out from the shapes that scikit-learn's user guide gives."""
+    k, d = gm.means_.shape
+    c = gm.covariances_
+    return {
+        "full": lambda: c,
+        "tied": lambda: np.repeat(c[np.newaxis], k, axis=0),
+        "diag": lambda: np.array([np.diag(each) for each in c]),
+        "spherical": lambda: np.array([each * np.eye(d) for each in c]),
+        "tied_diag": lambda: np.array([np.diag(c)] * k),
+        "tied_spherical": lambda: np.array([float(c) * np.eye(d)] * k),
+    }[gm.covariance_type]()
+
+
+@pytest.mark.parametrize("covariance_type", TYPES)
+def test_ellipses_are_one_and_two_deviations_of_the_fitted_covariances(covariance_type):
+    X = rows_of(1500, 4)
+    gm = GaussianMixture(3, covariance_type=covariance_type, random_state=0).fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X, features=[1, 0])
+    for k, matrix in enumerate(full_matrices(gm)):
+        plane = matrix[np.ix_([1, 0], [1, 0])]
+        for deviations, ellipse in zip((1, 2), display.ellipses_[2 * k : 2 * k + 2], strict=True):
+            axes = 2 * deviations * np.sqrt(np.linalg.eigh(plane)[0])
+            np.testing.assert_allclose(sorted((ellipse.width, ellipse.height)), axes, rtol=1e-9)
+            corners = ellipse.get_patch_transform().transform([(1, 0), (0, 1), (0.6, 0.8)])
+            away = corners - gm.means_[k, [1, 0]]
+            distances = np.sqrt(np.einsum("ij,jk,ik->i", away, np.linalg.inv(plane), away))
+            np.testing.assert_allclose(distances, deviations, rtol=1e-6)
+
+
+def test_more_features_are_drawn_on_the_principal_axes_of_the_rows():
+    X = rows_of(900, 6) * np.array([1, 1, 3, 1, 1, 1])
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X)
+    pca = PCA(2).fit(X)
+    signs = np.sign((pca.components_.T * display.plane.directions).sum(axis=0))
+    np.testing.assert_allclose(display.plane.directions, pca.components_.T * signs, atol=1e-9)
+    np.testing.assert_allclose(display.means, pca.transform(gm.means_) * signs, atol=1e-9)
+    for k in range(2):
+        along = display.plane.directions.T @ gm.covariances_[k] @ display.plane.directions
+        np.testing.assert_allclose(display.covariances[k], along, rtol=1e-9)
+    shares = [f"{share:.0%}" for share in pca.explained_variance_ratio_]
+    assert all(share in label for share, label in zip(shares, display.plane.labels, strict=True))
+
+
+def test_the_principal_axes_of_fewer_rows_than_features():
+    X = np.random.default_rng(2).normal(size=(12, 40))
+    gm = GaussianMixture(1, covariance_type="diag").fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X)
+    expected = PCA(2).fit(X).components_.T
+    np.testing.assert_allclose(np.abs((display.plane.directions * expected).sum(axis=0)), 1, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [np.ones((5, 3)), np.arange(3.0).reshape(1, 3), np.eye(3)[:2]])
+def test_rows_that_span_no_plane_are_drawn_all_the_same(rows):
+    gm = GaussianMixture(1, covariance_type="diag", reg_covar=0.1).fit(np.eye(3))
+    display = ComponentsDisplay.from_estimator(gm, rows)
+    np.testing.assert_allclose(display.plane.directions.T @ display.plane.directions, np.eye(2), atol=1e-9)
+    display.figure_.canvas.draw()
+    UncertaintyDisplay.from_estimator(gm, rows).figure_.canvas.draw()
+
+
+def test_the_density_in_a_plane_is_that_of_the_rows():
+    X = rows_of(6000, 2)
+    gm = GaussianMixture(3, random_state=0).fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X, max_rows=5000)
+    areas = np.outer(*(np.diff(edges) for edges in display.edges_))
+    assert (display.density_ * areas).sum() == pytest.approx(1)
+    middles = [(edges[:-1] + edges[1:]) / 2 for edges in display.edges_]
+    for axis, (middle, edges) in enumerate(zip(middles, display.edges_, strict=True)):
+        marginal = (display.density_ * areas).sum(axis=1 - axis)
+        mean = display.drawn.rows[:, axis].mean()
+        assert marginal @ middle == pytest.approx(mean, abs=np.diff(edges).max() / 2)
+
+
+def test_one_feature_is_drawn_as_curves_over_a_histogram():
+    X = rows_of(3000, 3)
+    gm = GaussianMixture(3, random_state=0).fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X, features=1)
+    ((edges),) = display.edges_
+    assert (display.density_ * np.diff(edges)).sum() == pytest.approx(1)
+    *curves, mixture = display.curves_
+    deviations = np.sqrt(gm.covariances_[:, 1, 1])
+    expected = [
+        w * norm(m, s).pdf(curves[0].get_xdata())
+        for w, m, s in zip(gm.weights_, gm.means_[:, 1], deviations, strict=True)
+    ]
+    np.testing.assert_allclose([curve.get_ydata() for curve in curves], expected, rtol=1e-9)
+    np.testing.assert_allclose(mixture.get_ydata(), np.sum(expected, axis=0), rtol=1e-9)
+    assert display.ellipses_ == []
+
+
+def texts(axes):
+    return " ".join(text.get_text() for text in [axes.title, axes._left_title, *axes.texts])
+
+
+def test_each_chunk_is_read_once_and_so_many_rows_are_drawn():
+    X = rows_of(4000, 3)
+    store = Reads(MemoryStore())
+    stored = zarr.create_array(store, data=X, chunks=(400, 3))
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    store.chunks = ()
+    display = ComponentsDisplay.from_estimator(gm, stored, max_rows=1500)
+    assert sorted(store.chunks) == list(range(10))
+    assert display.drawn.rows.shape == (1500, 3)
+    assert {tuple(row) for row in display.drawn.rows} < {tuple(row) for row in X}
+    assert len({tuple(row) for row in display.drawn.rows}) == 1500
+    assert "1,500 of 4,000 rows" in texts(display.ax_)
+    store.chunks = ()
+    doubts = UncertaintyDisplay.from_estimator(gm, stored, max_rows=1500)
+    assert sorted(store.chunks) == list(range(10))
+    assert "1,500 of 4,000 rows" in texts(doubts.axes_[1])
+    np.testing.assert_array_equal(display.drawn.rows, doubts.drawn.rows)
+
+
+def test_fewer_rows_than_the_bound_are_all_drawn_and_a_seed_draws_others():
+    X = rows_of(300, 2)
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    everything = ComponentsDisplay.from_estimator(gm, X)
+    np.testing.assert_array_equal(np.sort(everything.drawn.rows, axis=0), np.sort(X, axis=0))
+    assert "all 300 rows" in texts(everything.ax_)
+    first, again, other = (
+        ComponentsDisplay.from_estimator(gm, X, max_rows=50, random_state=seed).drawn.rows
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_the_sample_is_the_same_for_arrays_dask_and_paths_and_bounded_in_values(tmp_path, monkeypatch):
+    import dask.array as da
+
+    X = rows_of(2000, 2)
+    zarr.create_array(store=tmp_path / "x.zarr", data=X, chunks=(300, 2))
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    kinds = [X, X.tolist(), da.from_array(X, chunks=(170, 2)) + 0.0, str(tmp_path / "x.zarr")]
+    drawn = [ComponentsDisplay.from_estimator(gm, data, max_rows=100).drawn.rows for data in kinds]
+    for rows in drawn[1:]:
+        np.testing.assert_array_equal(rows, drawn[0])
+    monkeypatch.setattr("emtau_dask.estimator.drawing.MAX_VALUES", 60)
+    assert ComponentsDisplay.from_estimator(gm, X, max_rows=100).drawn.rows.shape == (30, 2)
+
+
+def test_rows_of_weight_zero_are_not_drawn_and_weights_weigh():
+    X = rows_of(1500, 2)
+    weights = np.where(X[:, 0] > 0, 2.0, 0.0)
+    gm = GaussianMixture(2, random_state=0).fit(X, sample_weight=weights)
+    display = UncertaintyDisplay.from_estimator(gm, X, sample_weight=weights)
+    assert (display.drawn.rows[:, 0] > 0).all()
+    assert len(display.drawn.rows) == display.drawn.total == (weights > 0).sum()
+    assert (display.drawn.weights == 2.0).all()
+
+
+def test_uncertainty_counts_the_largest_responsibilities():
+    X = rows_of(800, 2)
+    gm = GaussianMixture(3, random_state=0).fit(X)
+    display = UncertaintyDisplay.from_estimator(gm, X)
+    twin = gm.to_sklearn().predict_proba(X)
+    assert display.sure_ == pytest.approx((twin.max(axis=1) >= 0.9).mean())
+    assert display.edges_[0] == pytest.approx(1 / 3)
+    for line, k in enumerate(display.shown):
+        own = twin[twin.argmax(axis=1) == k].max(axis=1)
+        counts, _ = np.histogram(own, display.edges_)
+        np.testing.assert_allclose(display.histogram_[line], counts / len(own), atol=1e-12)
+    np.testing.assert_allclose(display.histogram_.sum(axis=1), 1)
+
+
+def test_of_many_components_the_heaviest_are_drawn_and_the_picture_says_so():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2))
+    gm = GaussianMixture(70, covariance_type="spherical", max_iter=1, n_init=1, reg_covar=0.1, random_state=0)
+    with pytest.warns(Warning, match="converge"):
+        gm.fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X)
+    assert sorted(gm.weights_[display.shown]) == sorted(gm.weights_)[10:]
+    assert "the 60 heaviest of 70 components" in texts(display.ax_)
+    assert len(display.ellipses_) == 120
+    assert len(UncertaintyDisplay.from_estimator(gm, X).shown) == 40
+
+
+def test_convergence_is_drawn_against_work_and_iterations():
+    X = rows_of(3000, 3)
+    gm = GaussianMixture(3, algorithm=EMTau(tau=3), random_state=0).fit(X)
+    display = ConvergenceDisplay.from_estimator(gm)
+    work = [sum(r.active_rows / r.rows for r in gm.history_[: i + 1]) for i in range(gm.n_iter_)]
+    np.testing.assert_allclose(display.positions, work)
+    assert work[-1] == pytest.approx(gm.history_.work)
+    bound, _, share, read = display.axes_
+    points = np.concatenate([drawn.get_offsets() for drawn in bound.collections])
+    expected = sorted(zip(work, gm.lower_bounds_, strict=True))
+    np.testing.assert_allclose(np.array(sorted(points.tolist())), expected)
+    tops = [bar.get_height() for bar in share.patches]
+    np.testing.assert_allclose(tops, [100 * r.active_rows / r.rows for r in gm.history_])
+    np.testing.assert_allclose([bar.get_x() + bar.get_width() for bar in share.patches], work)
+    unit = {"kB": 1e3, "MB": 1e6, "bytes": 1}[read.get_ylabel()]
+    np.testing.assert_allclose(
+        [bar.get_height() * unit for bar in read.patches], [r.bytes_read for r in gm.history_]
+    )
+    by_number = ConvergenceDisplay.from_history(gm.history_, against="iteration")
+    np.testing.assert_allclose(by_number.positions, np.arange(1, gm.n_iter_ + 1))
+
+
+def test_refused_steps_estimates_and_gaps_are_told_apart():
+    def record(i, bound, **more):
+        return IterationRecord(i, bound, 100, more.pop("full", True), 1, 0, 8, 0.1, 100, **more)
+
+    history = FitHistory(
+        (
+            record(1, -3.0, full=False),
+            record(2, -2.0, gap=0.5),
+            record(3, -2.5, accepted=False),
+            record(4, -1.9, gap=1e-4),
+        )
+    )
+    display = ConvergenceDisplay.from_history(history)
+    legend = [text.get_text() for text in display.axes_[0].get_legend().get_texts()]
+    assert legend == ["of all rows", "estimate from a sample", "refused step"]
+    counts = [len(drawn.get_offsets()) for drawn in display.axes_[0].collections]
+    assert counts == [2, 1, 1]
+    gaps = [value for line in display.axes_[1].lines for value in line.get_ydata()]
+    np.testing.assert_allclose(gaps, [0.5, 1e-4, 2.0 - 1.9])
+    assert display.axes_[1].get_yscale() == "log"
+
+
+def test_first_bounds_far_below_are_left_out_and_counted():
+    bounds = [-1000.0, -900.0, *(-2.0 + 0.01 * i for i in range(30))]
+    records = [IterationRecord(i + 1, b, 9, True, 1, 0, 8, 0.1, 9) for i, b in enumerate(bounds)]
+    bound = ConvergenceDisplay.from_history(FitHistory(tuple(records))).axes_[0]
+    assert bound.get_ylim()[0] > -3
+    assert "2 iterations lower than this" in texts(bound)
+
+
+def test_given_axes_are_used_or_divided():
+    from matplotlib import pyplot as plt
+
+    gm = GaussianMixture(2, random_state=0).fit(rows_of(200, 2))
+    figure, axes = plt.subplots(2, 2)
+    display = ConvergenceDisplay.from_estimator(gm, ax=axes)
+    assert [*display.axes_] == [*axes.ravel()]
+    assert display.figure_ is figure
+    figure, (left, right) = plt.subplots(1, 2)
+    assert ConvergenceDisplay.from_estimator(gm, ax=left).figure_ is figure
+    assert ComponentsDisplay.from_estimator(gm, rows_of(200, 2), ax=right).ax_ is right
+    with pytest.raises(InvalidDataError, match="ax holds 2 axes, but 4"):
+        ConvergenceDisplay.from_estimator(gm, ax=[left, right])
+
+
+def candidate(k, covariance_type, **criteria):
+    return SimpleNamespace(n_components=k, covariance_type=covariance_type, **criteria)
+
+
+def test_selection_draws_a_line_for_each_type_and_marks_the_best():
+    table = [
+        candidate(1, "full", bic=9.0, held_out=-3.0),
+        candidate(2, "full", bic=4.0, held_out=-1.0),
+        candidate(3, "full", bic=float("nan"), held_out=None),
+        candidate(2, "diag", bic=3.0, held_out=-2.0),
+        candidate(3, "diag", bic=None, held_out=-2.5),
+    ]
+    display = SelectionDisplay.from_selection(SimpleNamespace(table_=table))
+    assert display.chosen_ is table[3]
+    lines = {name: line.get_xydata().tolist() for name, line in display.lines_.items()}
+    assert lines == {"full": [[1, 9], [2, 4]], "diag": [[2, 3]]}
+    held_out = SelectionDisplay.from_selection(SimpleNamespace(table_=table, criterion="held-out"))
+    assert held_out.chosen_ is table[1]
+    assert SelectionDisplay.from_selection(SimpleNamespace(table_=table), "held_out").chosen_ is table[1]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"), [("bicc", "'bicc' must be one of bic"), ("aic", "No mixture of the selection")]
+)
+def test_a_selection_without_the_criterion_is_refused(criterion, message):
+    with pytest.raises(InvalidDataError, match=message):
+        SelectionDisplay.from_selection(SimpleNamespace(table_=[candidate(1, "full", bic=1.0)]), criterion)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"features": ["z"]}, "no feature 'z'.*0 to 1"),
+        ({"features": 2}, "no feature 2"),
+        ({"features": -1}, "no feature -1"),
+        ({"features": [0, 0]}, "one feature or two different"),
+        ({"features": [0, 1, 1]}, "one feature or two different"),
+        ({"features": 1.5}, "no feature 1.5"),
+        ({"max_rows": 0}, "max_rows = 0 must be an integer of at least 1"),
+        ({"sample_weight": [1.0]}, "sample_weight has 1 values, X has 50 rows"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(given, message):
+    X = rows_of(50, 2)
+    gm = GaussianMixture(1).fit(X)
+    with pytest.raises(InvalidDataError, match=message):
+        ComponentsDisplay.from_estimator(gm, X, **given)
+
+
+def test_data_that_do_not_fit_the_mixture_are_refused():
+    gm = GaussianMixture(1).fit(rows_of(50, 2))
+    with pytest.raises(InvalidDataError, match="X has 3 features"):
+        ComponentsDisplay.from_estimator(gm, rows_of(50, 3))
+    bad = rows_of(50, 2)
+    bad[7, 1] = np.nan
+    with pytest.raises(InvalidDataError, match="row 7"):
+        UncertaintyDisplay.from_estimator(gm, bad)
+
+
+def test_a_fit_without_iterations_and_another_axis_are_refused():
+    with pytest.raises(InvalidDataError, match="no iteration"):
+        ConvergenceDisplay.from_history(FitHistory())
+    gm = GaussianMixture(1).fit(rows_of(50, 2))
+    with pytest.raises(InvalidDataError, match="against = 'time' must be 'work' or 'iteration'"):
+        ConvergenceDisplay.from_estimator(gm, against="time")
+
+
+@pytest.mark.parametrize("name", ["$\\frac{", "a\nb\x1b[31m", "<script>alert(1)</script>", "x" * 500])
+def test_names_of_features_are_drawn_as_they_are(name, tmp_path):
+    pd = pytest.importorskip("pandas")
+    X = pd.DataFrame(rows_of(60, 2), columns=[name, "b"])
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    for display in (
+        ComponentsDisplay.from_estimator(gm, X),
+        ComponentsDisplay.from_estimator(gm, X, features=name),
+        UncertaintyDisplay.from_estimator(gm, X),
+    ):
+        display.figure_.savefig(tmp_path / "picture.svg")
+        written = (tmp_path / "picture.svg").read_text()
+        assert "<script" not in written
+        assert "\x1b" not in written
+        assert "x" * 40 not in written
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
+    gm = GaussianMixture(1).fit(rows_of(50, 2))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for draw in (
+        lambda: ConvergenceDisplay.from_estimator(gm),
+        lambda: ComponentsDisplay.from_estimator(gm, rows_of(50, 2)),
+        lambda: UncertaintyDisplay.from_estimator(gm, rows_of(50, 2)),
+        lambda: SelectionDisplay.from_selection(SimpleNamespace(table_=[candidate(1, "full", bic=1.0)])),
+    ):
+        with pytest.raises(MissingPackageError, match=r"pip install 'emtau_dask\[plot\]'"):
+            draw()
+
+
+def test_importing_the_displays_does_not_import_matplotlib():
+    code = "import sys, emtau_dask.plot; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

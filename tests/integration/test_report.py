@@ -1,0 +1,451 @@
+"""`emtau report`: the page says what the fit was, holds all that it shows, and obeys nobody's data."""
+
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+import zarr
+from click.testing import CliRunner
+from counting import Reads
+from zarr.storage import MemoryStore
+
+from emtau_dask import GaussianMixture
+from emtau_dask.cli.main import main
+from emtau_dask.em import FitHistory
+from emtau_dask.estimator import drawn_rows, fit_estimator
+from emtau_dask.report import Subject, report_page
+from emtau_dask.report.features import tables_of, told_apart
+from emtau_dask.report.words import compared, gap_meaning, warnings_of
+
+EVIL = "<script>alert(1)</script>"
+EVIL_ATTRIBUTE = "\"><img src=x onerror='alert(2)'>"
+
+
+def emtau(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def rows_of(n=900, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, d))
+    rows[: n // 2, 0] += 6
+    rng.shuffle(rows)
+    return rows
+
+
+class Page(HTMLParser):
+    """The elements of a page in order, and its text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.words = [], []
+        self.feed(html)
+        self.text = re.sub(r"\s+", " ", " ".join(self.words))
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_at(path):
+    return Page(Path(path).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array(store=tmp_path / "points.zarr", data=rows_of(), chunks=(300, 3))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A folder with data and a run, which has a model and a checkpoint in its folder."""
+    folder = tmp_path_factory.mktemp("fitted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        zarr.create_array(store=folder / "points.zarr", data=rows_of(), chunks=(300, 3))
+        where = ["--set", "checkpoint.path=runs/points/run.zarr"]
+        assert emtau("fit", "points.zarr", "-k", 2, "-o", "runs/points", *where).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def run(fitted, workplace):
+    """A copy of that run, whose checkpoint names the data of the first one."""
+    shutil.copytree(fitted / "runs", workplace / "runs")
+    return workplace / "runs/points"
+
+
+@pytest.mark.parametrize("place", ["runs/points", "runs/points/model.zarr", "runs/points/run.zarr"])
+def test_a_report_of_a_folder_a_model_and_a_checkpoint(run, place):
+    result = emtau("report", place, "out.html")
+    assert result.exit_code == 0, result.output
+    assert "report written to out.html" in result.output
+    page, model = page_at("out.html"), GaussianMixture.load(str(run / "model.zarr"))
+    assert [
+        text for text in ("The fit converged.", "900 rows", "2 components", "passes") if text not in page.text
+    ] == []
+    assert f"{model.lower_bound_:.9g}" in page.text
+    for k in range(2):
+        assert f"{model.weights_[k]:.4f}" in page.text
+        assert f"{model.means_[k, 0]:.4g} ± {np.sqrt(model.covariances_[k, 0, 0]):.3g}" in page.text
+    assert "The data were not at hand" in page.text
+    assert len(page.of("svg")) == 4
+    knows_config = place != "runs/points/model.zarr"
+    assert ("Save this config" in page.text) == knows_config
+    assert ("Versions of the fit" in page.text) == knows_config
+
+
+def test_the_config_of_the_page_repeats_the_fit(run):
+    emtau("report", run, "out.html")
+    html = Path("out.html").read_text(encoding="utf-8")
+    (config,) = re.findall(r'<pre [^>]*aria-label="The config of the run">(.*?)</pre>', html, re.DOTALL)
+    (command,) = re.findall(r'<pre [^>]*aria-label="The command">(.*?)</pre>', html, re.DOTALL)
+    Path("fit.yaml").write_text("".join(Page(config).words))
+    result = emtau(*command.split()[1:])
+    assert result.exit_code == 0, result.output
+    again, first = (GaussianMixture.load(f"{place}/model.zarr") for place in ("runs/again", run))
+    np.testing.assert_array_equal(again.means_, first.means_)
+
+
+def test_the_python_of_the_page_repeats_the_fit(run):
+    emtau("report", run / "model.zarr", "out.html", "--data", "points.zarr")
+    html = Path("out.html").read_text(encoding="utf-8")
+    (lines,) = re.findall(r'<pre [^>]*aria-label="Python">(.*?)</pre>', html, re.DOTALL)
+    names = {}
+    code = "".join(Page(lines).words).replace("GaussianMixture(2", "fitted = GaussianMixture(2")
+    exec(code, names)
+    np.testing.assert_array_equal(
+        names["fitted"].means_, GaussianMixture.load(str(run / "model.zarr")).means_
+    )
+
+
+def test_data_are_shown_where_they_are_given(run):
+    result = emtau("report", run, "out.html", "--data", "points.zarr")
+    assert result.exit_code == 0, result.output
+    page = page_at("out.html")
+    assert len(page.of("svg")) == 7
+    assert "900 of 900 rows, drawn at random" in page.text
+    described = pd.DataFrame(rows_of()).describe()
+    for j in range(3):
+        for name in ("mean", "min", "25%", "50%", "75%", "max"):
+            assert f"{described.loc[name, j]:.4g}" in page.text
+
+
+def test_recorded_data_are_read_only_where_that_is_asked_for(run, fitted):
+    (fitted / "points.zarr").rename(fitted / "away.zarr")
+    assert emtau("report", run, "a.html").exit_code == 0
+    result = emtau("report", run, "b.html", "--recorded-data")
+    assert result.exit_code == 1
+    assert "points.zarr, the data of" in result.output
+    assert "--data DATA" in result.output
+    (fitted / "away.zarr").rename(fitted / "points.zarr")
+    assert emtau("report", run, "c.html", "--recorded-data").exit_code == 0
+    assert len(page_at("c.html").of("svg")) == 7
+
+
+@pytest.mark.parametrize("key", ["path", "weights"])
+def test_no_url_that_a_run_names_is_opened(workplace, key, monkeypatch):
+    """Even where it is asked for: who wrote the checkpoint chose it."""
+    data = {"path": str(workplace / "points.zarr")} | {
+        key: "https://user:secret@example.invalid/x.npy?sig=abc"
+    }
+    content = {"data": data, "model": {"n_components": 2}, "output": {"directory": "o"}}
+    gm = GaussianMixture(2, random_state=0, checkpoint="run.zarr")
+    fit_estimator(gm, rows_of(), None, None, run_config=content)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda *a, **k: pytest.fail("a URL was opened"))
+    result = emtau("report", "run.zarr", "out.html", "--recorded-data")
+    assert result.exit_code == 2
+    assert f"data.{key} = https://" in result.output
+    assert "--data URL" in result.output
+    assert "secret" not in result.output
+    assert not Path("out.html").exists()
+    assert emtau("report", "run.zarr", "out.html").exit_code == 0
+    written = Path("out.html").read_text(encoding="utf-8")
+    assert "secret" not in written
+    assert "sig=abc" not in written
+
+
+def test_a_model_without_a_run_has_no_recorded_data(run):
+    result = emtau("report", run / "model.zarr", "out.html", "--recorded-data")
+    assert result.exit_code == 1
+    assert "does not say where its data are" in result.output
+
+
+def test_the_page_loads_nothing_and_its_names_are_its_own(run):
+    emtau("report", run, "out.html", "--data", "points.zarr")
+    page, html = page_at("out.html"), Path("out.html").read_text(encoding="utf-8")
+    for tag in ("script", "link", "iframe", "object", "embed", "base", "form"):
+        assert page.of(tag) == []
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), key
+            if key in ("href", "xlink:href", "src"):
+                assert value.startswith(("#", "data:image/png;base64,")), value
+                assert value.startswith("data:") or value[1:] in ids
+            if key == "aria-labelledby":
+                assert set(value.split()) <= set(ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", html)) <= set(ids)
+    assert "@import" not in html
+    (policy,) = [each for each in page.of("meta") if each.get("http-equiv") == "Content-Security-Policy"]
+    assert policy["content"].startswith("default-src 'none'")
+    assert "style-src 'unsafe-inline'" in policy["content"]
+
+
+def test_the_page_has_a_structure_that_can_be_heard(run):
+    emtau("report", run, "out.html", "--data", "points.zarr")
+    page = page_at("out.html")
+    assert page.of("html") == [{"lang": "en"}]
+    assert [len(page.of(tag)) for tag in ("h1", "header", "main", "footer", "nav")] == [1] * 5
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert all(each["role"] == "img" and each["aria-labelledby"] for each in page.of("svg"))
+    assert len(page.of("caption")) == len(page.of("table"))
+    assert {each["scope"] for each in page.of("th")} == {"col", "row"}
+
+
+def test_names_of_features_cannot_become_markup(workplace):
+    names = [EVIL, EVIL_ATTRIBUTE, "{{ 7 * 7 }}", "a$b_{", *(f"f{i}" for i in range(5))]
+    frame = pd.DataFrame(rows_of(300, 9), columns=names)
+    frame.to_parquet("evil.parquet")
+    place = workplace / "<b onclick=alert(3)>"
+    assert emtau("fit", "evil.parquet", "-k", 2, "-o", place, "--covariance", "diag").exit_code == 0
+    result = emtau("report", place, "out.html", "--data", "evil.parquet")
+    assert result.exit_code == 0, result.output
+    page, html = page_at("out.html"), Path("out.html").read_text(encoding="utf-8")
+    assert page.of("script") == []
+    assert page.of("img") == []
+    assert page.of("b") == []
+    assert EVIL in page.text
+    assert "{{ 7 * 7 }}" in page.text
+    assert EVIL not in html
+    assert "<img" not in html
+
+
+def test_secrets_and_control_characters_are_left_out():
+    gm = GaussianMixture(1).fit(rows_of())
+    subject = Subject(gm, "a\x1b[31m", "s3://me:pw@bucket/x?token=abc", data="https://h/x.npy?sig=zzz")
+    html = report_page(subject)
+    assert "\x1b" not in html
+    assert "pw@" not in html
+    assert "abc" not in html
+    assert "zzz" not in html
+
+
+def test_many_features_are_folded_and_the_most_telling_come_first():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 12))
+    X[:200, 7] += 9
+    X[:200, 3] += 5
+    gm = GaussianMixture(2, covariance_type="diag", random_state=0).fit(X)
+    tables = tables_of(Subject(gm, "x", "x"))
+    assert tables.order[:2] == ("feature 7", "feature 3")
+    assert tables.components.headings[2:4] == ("feature 7", "feature 3")
+    assert len(tables.components.headings) == 2 + 6
+    assert [row[0] for row in tables.means.rows[:2]] == ["feature 7", "feature 3"]
+    assert len(tables.means.rows) == 12
+    page = Page(report_page(Subject(gm, "x", "x")))
+    assert "All features" in page.text
+    assert "tell components apart best: feature 7, feature 3" in page.text
+
+
+def test_told_apart_is_the_share_of_variance_between_components():
+    """By the law of total variance, from draws of the mixture."""
+    rng = np.random.default_rng(0)
+    weights, means = np.array([0.2, 0.3, 0.5]), rng.normal(scale=2, size=(3, 4))
+    variances = rng.uniform(0.5, 3, size=(3, 4))
+    labels = rng.choice(3, size=400_000, p=weights)
+    rows = rng.normal(means[labels], np.sqrt(variances[labels]))
+    expected = 1 - sum((labels == k).mean() * rows[labels == k].var(axis=0) for k in range(3)) / rows.var(
+        axis=0
+    )
+    np.testing.assert_allclose(told_apart(weights, means, variances), expected, atol=0.005)
+    np.testing.assert_array_equal(told_apart(np.ones(1), np.ones((1, 2)), np.ones((1, 2))), 0)
+
+
+def test_large_mixtures_make_bounded_pages():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 250))
+    gm = GaussianMixture(50, covariance_type="spherical", max_iter=2, n_init=1, random_state=0, reg_covar=1)
+    with pytest.warns(Warning, match="converge"):
+        gm.fit(X)
+    html = report_page(Subject(gm, "x", "x", drawn=drawn_rows(gm, X, size=100, seed=0)))
+    text = Page(html).text
+    assert "The 40 heaviest of 50 components are shown." in text
+    assert "200 of 250 features" in text
+    assert "100 of 300 rows" in text
+    assert len(html) < 3_000_000
+
+
+def test_the_rows_that_components_label_are_those_of_scikit_learn():
+    X = rows_of(600)
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    tables = tables_of(Subject(gm, "x", "x", drawn=drawn_rows(gm, X, size=10**6, seed=0)))
+    twin = gm.to_sklearn().predict_proba(X)
+    labels = twin.argmax(axis=1)
+    for k, row in enumerate(tables.components.rows):
+        assert row[2] == f"{(labels == k).mean():.1%}"
+        assert row[3] == f"{(twin[labels == k].max(axis=1) >= 0.9).mean():.1%}"
+
+
+def test_warnings_name_what_a_reader_must_know():
+    X = np.concatenate([rows_of(200), np.full((4, 3), 50.0) + np.eye(4, 3)])
+    gm = GaussianMixture(3, max_iter=2, random_state=0, n_init=1, tol=0)
+    with pytest.warns(Warning, match="converge"):
+        gm.fit(X)
+    told = " ".join(warnings_of(Subject(gm, "x", "x")))
+    assert "reached max_iter = 2" in told
+    assert "1 component with very few rows for 3 features" in told
+    constant = np.column_stack([rows_of(100, 1)[:, 0], np.zeros(100)])
+    flat = GaussianMixture(1).fit(constant)
+    assert "hardly more than reg_covar = 1e-06: 0" in " ".join(warnings_of(Subject(flat, "x", "x")))
+    assert warnings_of(Subject(GaussianMixture(2, random_state=0).fit(rows_of()), "x", "x")) == []
+    unfinished = Subject(gm, "x", "x", finished=False)
+    assert "The run has not ended" in " ".join(warnings_of(unfinished))
+    assert "Not finished" in Page(report_page(unfinished)).text
+
+
+def test_the_gap_is_compared_with_sampling_error():
+    gm = GaussianMixture(2, random_state=0, algorithm="em", tol=1e-6).fit(rows_of())
+    text = gap_meaning(Subject(gm, "x", "x"))
+    parameters = 2 * (3 + 6) + 1
+    assert f"{gm.gap_:.2g} nats per row below" in text
+    assert f"{parameters / (2 * 900):.2g} nats per row open" in text
+    assert compared(1e-4, 2e-8) == "5,000 times the gap"
+    assert compared(1e-6, 1e-4) == "less than the gap, by a factor of 100"
+    gm.gap_ = float("nan")
+    assert "no estimate" in gap_meaning(Subject(gm, "x", "x"))
+
+
+def test_a_fit_without_iterations_has_a_report():
+    gm = GaussianMixture(1).fit(rows_of())
+    gm.history_ = FitHistory()
+    page = Page(report_page(Subject(gm, "x", "x")))
+    assert page.of("svg") == []
+
+
+def test_a_report_reads_each_chunk_once():
+    X = rows_of(1200)
+    store = Reads(MemoryStore())
+    stored = zarr.create_array(store, data=X, chunks=(200, 3))
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    store.chunks = ()
+    report_page(Subject(gm, "x", "x", drawn=drawn_rows(gm, stored, size=500, seed=0)))
+    assert sorted(store.chunks) == list(range(6))
+
+
+CONFIG = {
+    "data": {"path": "points.zarr"},
+    "model": {"n_components": 2},
+    "checkpoint": {"path": "out/run.zarr"},
+    "output": {"directory": "out", "report": "report.html", "labels": None},
+}
+
+
+def test_fit_writes_the_report_that_its_output_asks_for(workplace):
+    Path("fit.yaml").write_text(yaml.safe_dump(CONFIG))
+    result = emtau("fit", "fit.yaml", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output[result.output.index("{") :])["report"] == "out/report.html"
+    page = page_at("out/report.html")
+    assert len(page.of("svg")) == 7
+    assert "900 of 900 rows" in page.text
+    assert "numpy" in page.text
+
+
+def test_a_report_replaces_its_own_run_or_what_is_allowed(workplace):
+    Path("fit.yaml").write_text(yaml.safe_dump(CONFIG))
+    emtau("fit", "fit.yaml")
+    again = emtau("fit", "fit.yaml", "--set", "checkpoint.path=null", "--set", "output.model=null")
+    assert again.exit_code == 1
+    assert "out/report.html already exists; use --overwrite" in again.output
+    first = Path("out/report.html").read_bytes()
+    resumed = emtau("resume", "out/run.zarr")
+    assert resumed.exit_code == 0, resumed.output
+    assert emtau("report", "out", "out/report.html").exit_code == 1
+    assert Path("out/report.html").read_bytes()[:100] == first[:100]
+    assert emtau("report", "out", "out/report.html", "--overwrite").exit_code == 0
+    Path("out/report.html").write_text("<h1>mine</h1>")
+    for command in (("report", "out", "out/report.html", "--overwrite"), ("resume", "out/run.zarr")):
+        result = emtau(*command)
+        assert result.exit_code == 1
+        assert "out/report.html" in result.output
+    assert Path("out/report.html").read_text() == "<h1>mine</h1>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["report", "runs/points", "out.txt"], "out.txt would hold a page of HTML"),
+        (["report", "runs/points", "runs/points/model.zarr/x.html"], "which this run reads"),
+        (["report", "runs/none", "out.html"], "runs/none"),
+        (["report", "points.zarr", "out.html"], "points.zarr"),
+        (["report", "runs/points", "out.html", "--data", "none.zarr"], "none.zarr"),
+        (["report", "runs/points", "out.html", "--data", "wide.npy"], "X has 5 features"),
+        (["report", "runs/points", "https://h/out.html"], "is a URL"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused(run, arguments, part):
+    np.save("wide.npy", np.zeros((10, 5)))
+    result = emtau(*arguments)
+    assert result.exit_code == 1, result.output
+    assert part in result.output
+    assert result.output.strip().count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--data", "points.zarr", "--recorded-data"], "give one of them"),
+        (["--array", "X"], "rows of --data"),
+        (["--columns", "a"], "rows of --data"),
+    ],
+)
+def test_options_that_contradict_are_refused(run, arguments, part):
+    result = emtau("report", "runs/points", "out.html", *arguments)
+    assert result.exit_code == 2
+    assert part in result.output
+
+
+def test_data_of_another_size_are_shown_with_a_note(run):
+    np.save("more.npy", rows_of(1100))
+    assert emtau("report", "runs/points", "out.html", "--data", "more.npy").exit_code == 0
+    assert "The data that are shown have 1,100 rows; the fit had 900." in page_at("out.html").text
+
+
+def test_without_matplotlib_nothing_is_begun(workplace, monkeypatch):
+    Path("fit.yaml").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = emtau("fit", "fit.yaml")
+    assert result.exit_code == 1
+    assert "pip install 'emtau_dask[plot]'" in result.output
+    assert not Path("out/run.zarr").exists()
+
+
+def test_a_resumed_run_asks_before_it_writes_a_report_elsewhere(workplace):
+    content = CONFIG | {"output": {**CONFIG["output"], "report": str(workplace / "elsewhere/report.html")}}
+    Path("fit.yaml").write_text(yaml.safe_dump(content))
+    assert emtau("fit", "fit.yaml", "--set", "stop.max_iter=1", "--set", "stop.tol=0").exit_code == 3
+    Path("out").rename("moved")
+    result = emtau("resume", "moved/run.zarr", "--set", "stop.max_iter=3", "--set", "output.directory=moved")
+    assert result.exit_code == 2
+    assert "output.report" in result.output
