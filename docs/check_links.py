@@ -2,9 +2,9 @@
 
     python docs/check_links.py docs/_build/html
 
-Of a built page every link to another page, an anchor, a picture or a file must lead somewhere. Of README.md and the
-like every relative link must lead to a file of the repository, and its anchor to a heading of that file. External
-addresses are not asked for: they are listed, and must be https with a host name.
+Of a built page every link to another page, an anchor, a picture or a file must lead somewhere. Of README.md
+and the like every relative link must lead to a file of the repository, and its anchor to a heading of that
+file. External addresses are not asked for: they are listed, and must be https with a host name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -51,12 +52,10 @@ def markdown(text: str) -> Page:
     inline = [token for token in tokens if token.type == "inline"]
     for child in (child for token in inline for child in token.children or ()):
         page.links.extend(filter(None, (child.attrGet("href"), child.attrGet("src"))))
-    for opening, content in zip(tokens, tokens[1:], strict=False):
+    for opening, content in pairwise(tokens):
         if opening.type == "heading_open":
-            texts = (
-                child.content for child in content.children or () if child.type in ("text", "code_inline")
-            )
-            anchor, number = slug("".join(texts)), 0
+            parts = (child for child in content.children or () if child.type in ("text", "code_inline"))
+            anchor, number = slug("".join(part.content for part in parts)), 0
             while (new := anchor if not number else f"{anchor}-{number}") in page.anchors:
                 number += 1
             page.anchors.add(new)
@@ -64,12 +63,12 @@ def markdown(text: str) -> Page:
 
 
 def broken(places: Iterable[Path], pages: Mapping[Path, Page], top: Path) -> tuple[list[str], set[str]]:
-    """Return what is wrong with the links of the pages at ``places``, and the external addresses that they name.
+    """Return what is wrong with the links of the pages at ``places``, and their external addresses.
 
-    Their links must lead to files below ``top``, and to anchors of ``pages``.
+    Links must lead to files below ``top``, and to anchors of ``pages``.
     """
     wrong, external = [], set()
-    for place, link in ((place, link) for place in places for link in pages[place].links):
+    for place, link in [(path, link) for path in places for link in pages[path].links]:
         parts = urlsplit(link)
         if parts.scheme in NOT_LINKS:
             continue
@@ -108,9 +107,8 @@ def main(folder: Path) -> int:
     wrong, external = broken(html, html, folder)
     more, named = broken(at_the_top, files, ROOT)
     print(*sorted(external | named), sep="\n")
-    print(
-        f"{len(html)} pages, {len(at_the_top)} files, {len(external | named)} external addresses (not asked for)"
-    )
+    addresses = len(external | named)
+    print(f"{len(html)} pages, {len(at_the_top)} files, {addresses} external addresses (not asked for)")
     for line in wrong + more:
         print(line, file=sys.stderr)
     return 1 if wrong or more else 0

@@ -1,4 +1,4 @@
-"""Compare EM with the default where clusters overlap: how far is each from the optimum, after how many passes?
+"""Compare EM with the default where clusters overlap: how far from the optimum, after how many passes?
 
 python examples/overlapping.py                # 50,000 rows
 python examples/overlapping.py 1000000 gap.png
@@ -26,7 +26,7 @@ def points(rows: int) -> np.ndarray[Any, Any]:
 
 
 def main(rows: int = 50_000) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Return, for each algorithm, the work and the gap to the best of both fits, after each pass over all rows."""
+    """Return, by algorithm, the work and the gap to the better fit after each pass over all rows."""
     X = points(rows)
     start = GaussianMixture(CLUSTERS, algorithm="em", max_iter=1, random_state=0)
     curves, bounds = {}, {}

@@ -56,7 +56,8 @@ def test_a_link_that_leads_nowhere_is_noticed(link, message, folder, capsys):
 
 def test_links_that_lead_somewhere_pass_and_external_ones_are_listed(folder, capsys):
     (folder / "page.html").write_text(
-        '<h2 id="top"></h2><a href="#top"><a href="next.html#here"><a href="next.html?q=1"><a href="mailto:a@b.org">'
+        '<h2 id="top"></h2><a href="#top"><a href="next.html#here"><a href="next.html?q=1">'
+        '<a href="mailto:a@b.org">'
         '<a href="https://example.org/a#b"><img src="data:image/png;base64,AAAA">'
     )
     assert check_links.main(folder) == 0
