@@ -12,7 +12,13 @@ from types import ModuleType
 from emtau_dask.config import load_config
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCS = ROOT / "docs"
+WRITTEN = ("_build", "api")
+"""Folders of documentation that Sphinx writes."""
+PAGES = (
+    ROOT / "README.md",
+    *sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN),
+)
 FENCE = re.compile(r"^```(.*)$")
 REASON = re.compile(r"^<!-- not run: (.+) -->$")
 DIRECTIVE = re.compile(r"^\{[a-z-]+\}")

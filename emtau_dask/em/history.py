@@ -41,7 +41,7 @@ class IterationRecord:
         Whether the parameters that were scored are kept. Those that an extrapolation led to are refused
         where they lower the bound, and the fit goes on from the last ones that were accepted.
     gap : float
-        Estimated nats per row that a stationary point lies above the bound; see `GaussianMixture.gap_`.
+        Estimated nats per row that a stationary point lies above the bound; see ``GaussianMixture.gap_``.
         NaN where there is no estimate.
     repeated : bool
         Whether the rows were scored again, since the first pass lost too many digits: a component shrank

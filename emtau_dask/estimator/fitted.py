@@ -49,7 +49,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def _doc_link_template(self) -> str:
         """Return the form of the link that scikit-learn shows in a notebook; see `documentation`."""
-        return f"{documentation()}/api.html#{{estimator_module}}.{{estimator_name}}"
+        return f"{documentation()}/api/emtau_dask.{{estimator_name}}.html"
 
     def _get_doc_link(self) -> str:
         return str(super()._get_doc_link()) if documentation() else ""

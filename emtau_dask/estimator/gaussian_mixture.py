@@ -34,7 +34,7 @@ class GaussianMixture(FollowedFits, ConditionedMixture):
         object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, `EMSampled`, or one's own with the
         methods of `emtau_dask.policies.ActivityPolicy`. ``"auto"`` begins on samples where the data are
         large, and goes on with `EMSampled` or `FullEM`: a fixed function of the numbers of rows, features
-        and components and of the covariance type (see `emtau_dask.fit.resolving`).
+        and components and of the covariance type (see ``emtau_dask.fit.resolving``).
     tol : float, "auto" or "statistical", default="auto"
         The fit stops when the lower bound changes by less from one full pass to the next; nats per row. 0
         never stops by it. ``"statistical"`` stops when the estimated gap (see ``gap_``) is below

@@ -60,7 +60,7 @@ class Evidence:
         ``ln p(x_n | Θ)``, nats.
     draws : ndarray of shape (n,), float64, or None
         Uniform in [0, 1): a function of the fit's seed, the iteration and the
-        row's number. None unless the policy has `row_weights`.
+        row's number. None unless the policy is a `WeightedPolicy`.
     unsure : float
         Mean of ``1 − responsibilities`` over the data, as last known: from a
         sample, or from the last pass over all rows. NaN where it is not known.

@@ -63,8 +63,8 @@ def test_its_link_leads_to_the_pages_that_the_package_names(site, tmp_path):
         [sys.executable, "-c", PROBE],
         env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    anchor = "emtau_dask.estimator.gaussian_mixture.GaussianMixture"
-    assert run.stdout.strip() == ("" if site is None else f"{site}/api.html#{anchor}")
+    page = "api/emtau_dask.GaussianMixture.html"
+    assert run.stdout.strip() == ("" if site is None else f"{site}/{page}")
 
 
 def test_the_history_is_short_at_a_prompt_and_whole_as_a_frame(fitted):
