@@ -24,7 +24,7 @@ from emtau_dask.em.problem import (
     first_unusable_row_named,
     make_problem,
 )
-from emtau_dask.em.settings import Climbing, EmSettings
+from emtau_dask.em.settings import RUNS_EACH, Climbing, EmSettings
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "LABELS",
     "LOG_LIKELIHOODS",
     "RESPONSIBILITIES",
+    "RUNS_EACH",
     "SCAN_ROWS",
     "Climbing",
     "Context",

@@ -11,6 +11,8 @@ TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
 """Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
 PASSES_EACH = 2
 """Annealed passes at each temperature."""
+RUNS_EACH = 2
+"""Runs from the same start where some are annealed: one that is, and one that is not."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,18 @@ class Climbing:
     samples : Samples
         Of which the run begins on the smallest; without shares it begins on all rows.
     annealed : bool
-        Whether the first passes over the smallest sample are annealed.
+        Whether every other run begins with annealed passes over the smallest sample. Where components are
+        well apart annealing merges them, so the runs between are not annealed, from the same starts.
     """
 
     memory: int
     samples: Samples
     annealed: bool = False
 
-    @property
-    def heat(self) -> int:
-        """Annealed passes that a run begins with."""
-        return len(TEMPERATURES) * PASSES_EACH if self.annealed and self.samples.shares else 0
+    def heat(self, run: int) -> int:
+        """Return how many annealed passes a run begins with, by its number."""
+        anneals = self.annealed and len(self.samples.shares) > 0 and run % RUNS_EACH == 0
+        return len(TEMPERATURES) * PASSES_EACH if anneals else 0
 
     @staticmethod
     def inverse_temperature(heat: int) -> float:

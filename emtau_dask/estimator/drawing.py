@@ -9,10 +9,10 @@ from emtau_dask.cluster import prove_access, resident, shared_source
 from emtau_dask.em import FitObserver, SilentObserver, check_counts, make_problem
 from emtau_dask.errors import features_named
 from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path, row_values_source
 from emtau_dask.execution import choose_executor, interrupts_as_they_are
 from emtau_dask.fit import FitSources, open_context
 from emtau_dask.init import sample_rows
+from emtau_dask.inputs import checked_array, checked_lazy, opened_path, row_values_source
 from emtau_dask.io.sources import as_source
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.settings import read_settings

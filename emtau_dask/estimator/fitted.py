@@ -17,13 +17,20 @@ from emtau_dask.checks import integer
 from emtau_dask.cluster import active_client, missing_workers_reported, shared_data, warn_without_workers
 from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.estimator.frames import COMPONENT, LOG_LIKELIHOOD, checked_output, with_index
-from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path
 from emtau_dask.estimator.model_file import load_model, save_model
-from emtau_dask.estimator.seeds import Seeds
 from emtau_dask.estimator.summary import FitSummary, summary_of
 from emtau_dask.execution import compute_collections
 from emtau_dask.fit import NAMED_TOL, marginalises
+from emtau_dask.inputs import (
+    COMPONENT,
+    LOG_LIKELIHOOD,
+    Seeds,
+    checked_array,
+    checked_lazy,
+    checked_output,
+    opened_path,
+    with_index,
+)
 from emtau_dask.io.sources import as_dask
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import plan_kernel
@@ -100,7 +107,10 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
         """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
-        return _with_warning(self._score(X, scoring, columns, missing=missing))
+        values = self._score(X, scoring, columns, missing=missing)
+        if isinstance(values, da.Array):
+            warn_without_workers(active_client(), "computing what this call returns")
+        return values
 
     def predict(self, X: Any, *, columns: Any = None) -> Any:
         """Return the most probable component of each row.

@@ -25,6 +25,7 @@ from emtau_dask.checkpoint import (
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
 from emtau_dask.em import (
+    RUNS_EACH,
     Climbing,
     EmSettings,
     FitObserver,
@@ -35,9 +36,6 @@ from emtau_dask.em import (
 )
 from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.estimator.inputs import opened_path
-from emtau_dask.estimator.seeds import Seeds
-from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor, PassObserver, choose_executor, interrupts_as_they_are
 from emtau_dask.fit import (
@@ -55,6 +53,7 @@ from emtau_dask.fit import (
     tolerances,
 )
 from emtau_dask.init import GivenParameters
+from emtau_dask.inputs import Seeds, opened_path, opened_sources
 from emtau_dask.io.objects import ObjectStore, check_startable, object_store, start_log, warn_unless_exclusive
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import check_means, check_precisions, check_weights, free_parameters
@@ -122,6 +121,8 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
         memory = memory_for(structure, n_components, shape[1]) if asked else 0
         shares = plan.shares if auto and sources.responsibilities is None and not warm else ()
         climbing = Climbing(memory, Samples(runs[0], shares), plan.annealed)
+        if plan.annealed and shares:
+            runs = tuple(seed for seed in runs for _ in range(RUNS_EACH))
     return FitSettings(
         n_components,
         structure_named(covariance_type),

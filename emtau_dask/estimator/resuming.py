@@ -37,8 +37,6 @@ from emtau_dask.estimator.fitting import (
     publish,
     with_notes,
 )
-from emtau_dask.estimator.inputs import opened_path
-from emtau_dask.estimator.sources import opened_sources
 from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor
 from emtau_dask.fit import (
@@ -51,6 +49,7 @@ from emtau_dask.fit import (
     row_fields,
 )
 from emtau_dask.init import GivenParameters
+from emtau_dask.inputs import opened_path, opened_sources
 from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
 from emtau_dask.messages import shown
 from emtau_dask.mixture.covariance import structure_named

@@ -229,7 +229,7 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
     if fixed.settings.em.climbing is not None:
         records = () if state.best is None or not fixed.contested else state.best.records
         chosen = not fixed.contested
-        heat = fixed.settings.em.climbing.heat
+        heat = fixed.settings.em.climbing.heat(state.run)
         progress = Progress(Ascent(parameters.means), level_began=len(records), heat=heat, chosen=chosen)
         run = replace(run, records=records, progress=progress)
     begun = replace(state, start=None, current=run)
@@ -247,7 +247,8 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
     climbing = fixed.settings.em.climbing
-    iterations = AFTER_ANNEALING if climbing is not None and climbing.heat else STARTING_ITERATIONS
+    annealed = climbing is not None and climbing.heat(state.run) > 0
+    iterations = AFTER_ANNEALING if annealed else STARTING_ITERATIONS
 
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:

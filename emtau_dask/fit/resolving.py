@@ -20,8 +20,8 @@ FINER = 4
 LARGEST_SHARE = 1 / 16
 STARTS, FEWER_STARTS, MOST_STARTING_WORK = 16, 8, 1 / 64
 """Starts that are compared on the first sample; fewer where that is a larger share of the rows than this."""
-ANNEALED_STARTS = 4
-"""Of those that are annealed on a quarter of the rows."""
+ANNEALED_STARTS = 3
+"""Of those that are annealed on a quarter of the rows, each of which also has a run that is not."""
 NAMED_TOL = 1e-5
 LEAST_ROWS = 10
 """Rows for each parameter from which on sampling error says when a fit is good enough."""
@@ -39,7 +39,7 @@ class Automatic:
     n_init : int
         Starts.
     annealed : bool
-        Whether the first passes over a sample are annealed.
+        Whether each start has two runs on the sample, of which one begins with annealed passes.
     """
 
     policy: ActivityPolicy
@@ -53,8 +53,9 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
 
     It begins on samples of 4⁻ʲ of the rows (1/16 at most) that have at least 10 rows for each parameter, and
     4,096; then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). Where a
-    sixteenth has too few rows, all passes are over all rows, after an annealed sample of a quarter of them
-    where that has at least a row for each parameter. With one component there is nothing to iterate.
+    sixteenth has too few rows, all passes are over all rows, after a sample of a quarter of them. Where that
+    has fewer than 10 rows for each parameter, runs that are annealed on it are compared with others; where it
+    has fewer than one, there is none. With one component there is nothing to iterate.
     """
     p = free_parameters(structure_named(covariance_type), n_components, n_features)
     least = max(ROWS_PER_PARAMETER * p, LEAST_SAMPLE)
@@ -69,7 +70,9 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
         return Automatic(
             EMSampled(), tuple(shares), STARTS if shares[0] <= MOST_STARTING_WORK else FEWER_STARTS
         )
-    if p <= n_rows / 4 and n_rows >= LEAST_SAMPLE:
+    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= ROWS_PER_PARAMETER * p:
+        return Automatic(FullEM(), (0.25,), FEWER_STARTS)
+    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= p:
         return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
     return Automatic(FullEM(), (), 1)
 

@@ -14,7 +14,7 @@ from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, process_id
 from emtau_dask.io.cache import CachedRows, RowCache
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
-from emtau_dask.mixture.estep import Accumulated, Observed
+from emtau_dask.mixture.estep import Accumulated, Observed, ScoredBlock
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
 from emtau_dask.rows.contents import check_contents, chunk_contents
 from emtau_dask.rows.positions import Positions
@@ -132,7 +132,7 @@ class LoadedChunk:
             feature,
         )
 
-    def check_reach(self, positions: Ints, scored: Observed | Accumulated) -> None:
+    def check_reach(self, positions: Ints, scored: Observed | Accumulated | ScoredBlock) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
         if math.isfinite(scored.total):
             return

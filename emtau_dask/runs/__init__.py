@@ -9,6 +9,7 @@ from emtau_dask.runs.inspect import inspected
 from emtau_dask.runs.outputs import RunResult, result_values
 from emtau_dask.runs.plan import check_memory, plan_table
 from emtau_dask.runs.predict import LabelOptions, run_predict
+from emtau_dask.runs.report import ReportOptions, run_report
 from emtau_dask.runs.selecting import (
     SelectionRequest,
     SelectionResult,
@@ -17,7 +18,6 @@ from emtau_dask.runs.selecting import (
     selection_table,
     selection_values,
 )
-from emtau_dask.runs.report import ReportOptions, run_report
 from emtau_dask.runs.tables import component_table, fit_table
 
 __all__ = [

@@ -41,6 +41,7 @@ LAYERS = (
     "checkpoint",
     "fit",
     "progress",
+    "inputs",
     "estimator",
     "selection",
     "outliers",

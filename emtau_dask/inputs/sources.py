@@ -8,9 +8,9 @@ from typing import Any
 
 from emtau_dask.cluster import resident, shared_source
 from emtau_dask.em import check_counts
-from emtau_dask.estimator.inputs import fit_source, row_values_source
 from emtau_dask.fit import FitSources
 from emtau_dask.init import check_responsibilities_shape
+from emtau_dask.inputs.rows import fit_source, row_values_source
 from emtau_dask.io.sources import Source
 
 
