@@ -98,7 +98,7 @@ def number(value: float | None, form: str) -> str:
 
 def active(record: IterationRecord) -> str:
     """Return the share of the rows that an iteration scored."""
-    return f"{record.active_rows / record.rows:.1%}" if record.rows else "0.0%"
+    return f"{min(1.0, record.active_rows / record.rows):.1%}" if record.rows else "0.0%"
 
 
 def rate(record: IterationRecord) -> str:
