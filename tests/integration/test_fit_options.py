@@ -207,6 +207,7 @@ def test_the_result_is_one_json_object_for_programs(place, table):
         "components": 2, "rows": 60, "features": 3, "lower_bound": model.lower_bound_, "gap": found["gap"],
         "converged": True, "stop_reason": model.stop_reason_, "iterations": model.n_iter_,
         "work": model.history_.work, "model": "runs/t/model.zarr", "labels": "runs/t/labels.zarr",
+        "report": None,
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from emtau_dask.mixture.compiled.tiles import Kernels
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.estep import KernelPlan, plan_tiles
+from emtau_dask.mixture.estep import plan_tiles
 from emtau_dask.mixture.model import m_step, zero
 
 
@@ -23,8 +23,8 @@ def compile_loops(
 ) -> None:
     """Compile the loops for rows of a shape and dtype, or load what was compiled before.
 
-    They are compiled for the form in which well-conditioned components are scored, then for mixtures of which
-    some components, or all, are ill-conditioned.
+    They are compiled for the form in which well-conditioned components are scored. Where a fit needs another
+    one, that is compiled in its first pass.
 
     Parameters
     ----------
@@ -52,20 +52,11 @@ def compile_loops(
     nothing = zero(structure, n_components, n_features)
     alike = replace(nothing, weights=np.ones(n_components))
     plan = plan_tiles(m_step(alike, structure, reg_covar=1.0), dtype)
+    kernels = Kernels(plan, compiled=True)
+    if not kernels.by_tiles:
+        return
+    rows = np.zeros((1, n_features), plan.dtype)
     with install_listener("numba:compile", Begins()):
-        for each in _forms(plan):
-            kernels = Kernels(each, compiled=True)
-            if kernels.by_tiles:
-                rows = np.zeros((1, n_features), each.dtype)
-                kernel = kernels.made(len(rows))
-                kernel.accumulate(rows, None, None)
-                kernels.finished(kernel)
-
-
-def _forms(plan: KernelPlan) -> Iterator[KernelPlan]:
-    """Yield plans by which the components of a plan may have to be scored, the likeliest first."""
-    yield plan
-    if plan.parameters.structure.own_factors and plan.together.all():
-        if len(plan.together) > 1:
-            yield replace(plan, single=False, together=np.arange(len(plan.together)) > 0)
-        yield plan.centred
+        kernel = kernels.made(len(rows))
+        kernel.accumulate(rows, None, None)
+        kernels.finished(kernel)
