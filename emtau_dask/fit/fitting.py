@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from emtau_dask.ascent import Ascent
 from emtau_dask.em import (
     Context,
@@ -42,8 +44,9 @@ STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
 HOPELESS_AFTER, HOPE = 4, 20.0
 """After so many, a start is given up that so many of its estimated gaps would not bring to the best one."""
 
-SAME = 1e-9
-"""Starts whose bounds differ by less, relatively, are at one optimum: rounding does not choose among them."""
+SAME, SAME_SINGLE = 1e-9, 1e-6
+"""Starts whose bounds differ by less, relatively, are at one optimum: rounding does not choose among them.
+The second is for rows of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +174,11 @@ class _Fixed:
         climbing = self.settings.em.climbing
         return climbing is not None and len(climbing.samples.shares) > 0 and len(self.settings.seeds) > 1
 
+    @property
+    def same(self) -> float:
+        """Relative difference of bounds below which starts are at one optimum."""
+        return SAME_SINGLE if self.problem.rows.dtype == np.float32 else SAME
+
     def contest_over(self, run: RunState) -> bool:
         """Whether the starts made the iterations that a fit may make on samples: the best one goes on."""
         return run.iteration >= self.settings.em.most_on_samples
@@ -253,30 +261,30 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
             return False
-        return fixed.contest_over(run) or _start_judged(run, iterations, state.best)
+        return fixed.contest_over(run) or _start_judged(run, iterations, state.best, fixed.same)
 
     ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
     if fixed.contested and ended.stop_reason is None:
-        return _next_run(fixed, state, _judged(ended, state.best))
+        return _next_run(fixed, state, _judged(ended, state.best, fixed.same))
     if fixed.contested:
         return replace(state, start=None, current=ended, best=None, finished=True)
     best = state.best
     return _next_run(fixed, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
 
 
-def _judged(run: RunState, best: RunState | None) -> RunState:
+def _judged(run: RunState, best: RunState | None, same: float) -> RunState:
     """Return the better of two starts by their last bounds on the first sample, with the records of both."""
     assert run.progress is not None
     made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
     bounds = [record.lower_bound for record in made if record.accepted]
     bound = max(bounds, default=-math.inf)
-    least = bound - SAME * max(1.0, abs(bound)) if math.isfinite(bound) else bound
+    least = bound - same * max(1.0, abs(bound)) if math.isfinite(bound) else bound
     if best is not None and best.bound is not None and best.bound >= least:
         return replace(best, records=run.records)
     return replace(run, bound=bound if math.isfinite(bound) else None)
 
 
-def _start_judged(run: RunState, iterations: int, best: RunState | None) -> bool:
+def _start_judged(run: RunState, iterations: int, best: RunState | None, same: float) -> bool:
     """Return whether a start has gone far enough on its sample to be compared, or cannot reach the best."""
     progress = run.progress
     assert progress is not None
@@ -288,7 +296,7 @@ def _start_judged(run: RunState, iterations: int, best: RunState | None) -> bool
     if made < HOPELESS_AFTER or best is None or best.bound is None:
         return False
     last = run.records[-1]
-    return last.accepted and last.lower_bound + HOPE * last.gap < best.bound - SAME * max(
+    return last.accepted and last.lower_bound + HOPE * last.gap < best.bound - same * max(
         1.0, abs(best.bound)
     )
 
