@@ -36,7 +36,7 @@ def check_contamination(value: Any) -> None:
 class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     """Detector of outliers: the rows that are least probable under a mixture.
 
-    It has the methods of scikit-learn's detectors, such as `sklearn.covariance.EllipticEnvelope`. The mixture
+    It has the methods of scikit-learn's detectors, such as ``sklearn.covariance.EllipticEnvelope``. The mixture
     keeps its own ``predict``, which returns components.
 
     Parameters
@@ -62,7 +62,7 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     Notes
     -----
     Beside the fit, the threshold takes one pass over the data for at most 1,048,576 rows, else two, see
-    `emtau_dask.outliers.exact_quantile`. It has the same bits for any number of threads and workers.
+    ``emtau_dask.outliers.exact_quantile``. It has the same bits for any number of threads and workers.
     Memory is bounded.
 
     Examples
