@@ -22,6 +22,8 @@ STARTS, FEWER_STARTS, MOST_STARTING_WORK = 16, 8, 1 / 64
 """Starts that are compared on the first sample; fewer where that is a larger share of the rows than this."""
 ANNEALED_STARTS = 3
 """Of those that are annealed on a quarter of the rows, each of which also has a run that is not."""
+ROWS_UNANNEALED = 10
+"""Rows of that quarter for each parameter from which on no run is annealed."""
 NAMED_TOL = 1e-5
 LEAST_ROWS = 10
 """Rows for each parameter from which on sampling error says when a fit is good enough."""
@@ -70,7 +72,7 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
         return Automatic(
             EMSampled(), tuple(shares), STARTS if shares[0] <= MOST_STARTING_WORK else FEWER_STARTS
         )
-    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= ROWS_PER_PARAMETER * p:
+    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= ROWS_UNANNEALED * p:
         return Automatic(FullEM(), (0.25,), FEWER_STARTS)
     if n_rows >= LEAST_SAMPLE and n_rows / 4 >= p:
         return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)

@@ -36,8 +36,8 @@ def check_contamination(value: Any) -> None:
 class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     """Detector of outliers: the rows that are least probable under a mixture.
 
-    It has the methods of scikit-learn's detectors, such as ``sklearn.covariance.EllipticEnvelope``. The mixture
-    keeps its own ``predict``, which returns components.
+    It has the methods of scikit-learn's detectors, such as ``sklearn.covariance.EllipticEnvelope``. The
+    mixture keeps its own ``predict``, which returns components.
 
     Parameters
     ----------

@@ -133,9 +133,10 @@ class SelectionDisplay:
         criterion = CRITERIA[self.criterion]
         dress(ax, "Number of components", ("components", criterion.label))
         self.lines_ = {}
-        types = sorted({candidate.covariance_type for candidate, _ in self.known}, key=str)
-        for number, name in enumerate(types):
-            found = [(c.n_components, value) for c, value in self.known if c.covariance_type == name]
+        by_type: dict[str, list[tuple[int, float]]] = {}
+        for candidate, value in self.known:
+            by_type.setdefault(candidate.covariance_type, []).append((candidate.n_components, value))
+        for number, (name, found) in enumerate(sorted(by_type.items(), key=str)):
             best = min if not criterion.higher else max
             curve = {k: best(value for other, value in found if other == k) for k, _ in found}
             (self.lines_[name],) = ax.plot(

@@ -110,18 +110,17 @@ def fit_candidates(
     worse optimum than there is. It is fitted once more, from other starts, and the better fit is kept.
     """
     found: dict[Candidate, CandidateFit] = {}
+    best: dict[str, float] = {}
     for candidate in settings.candidates:
         kept = None if folder is None else _kept(folder, candidate)
         if kept is None:
-            smaller = (
-                fit.mean for each, fit in found.items() if each.covariance_type == candidate.covariance_type
-            )
-            least = max(smaller, default=-math.inf)
+            least = best.get(candidate.covariance_type, -math.inf)
             with _here(executor):
                 kept = _fit_to_sample(settings, seed, candidate, sample(), least)
             if folder is not None:
                 _keep(folder, candidate, kept)
         found[candidate] = kept
+        best[candidate.covariance_type] = max(kept.mean, best.get(candidate.covariance_type, -math.inf))
         said = (
             "could not be fitted"
             if kept.parameters is None

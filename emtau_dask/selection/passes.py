@@ -17,7 +17,7 @@ from emtau_dask.execution import Executor
 from emtau_dask.fit import open_context
 from emtau_dask.init import sampled_rows
 from emtau_dask.io.sources import Source
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.policies import as_policy, describe_policy
@@ -53,6 +53,8 @@ class SelectionPass:
         Of all fits to the sample, so that a candidate's does not depend on the others.
     least : int
         Rows that the sample must have.
+    structure : CovarianceStructure
+        Of some candidate; neither the sample nor scores depend on it.
     """
 
     rows: Source
@@ -62,11 +64,11 @@ class SelectionPass:
     samples: Samples
     fit_seed: int
     least: int
+    structure: CovarianceStructure
 
     def _passed(self, run: Callable[[Problem], T]) -> T:
-        structure = structure_named("full")  # Neither the sample nor scores depend on it.
         with open_context(self.executor, self.observer, read_settings(), keeps_rows=False) as context:
-            problem = make_problem(self.rows, None, 1, structure, self.executor, context, compiled=False)
+            problem = make_problem(self.rows, None, 1, self.structure, self.executor, context, compiled=False)
             with first_unusable_row_named(problem):
                 return run(problem)
 
@@ -148,7 +150,9 @@ def begin_passes(
         )
         sample_seed, fit_seed = entry.seeds
     samples = Samples(sample_seed, (share,))
-    return SelectionPass(rows, executor, observer, folder, samples, fit_seed, settings.largest.n_components)
+    structure = structure_named(settings.candidates[0].covariance_type)
+    least = settings.largest.n_components
+    return SelectionPass(rows, executor, observer, folder, samples, fit_seed, least, structure)
 
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:

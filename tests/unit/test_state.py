@@ -46,7 +46,7 @@ PLAIN = (
     *(types.MappingProxyType, types.GenericAlias, types.UnionType, np.dtype, np.generic, np.ufunc),
 )
 TABLES = (dict, list, set)
-FOREIGN = {"typing", "numcodecs", "click", "pydantic", "numba", "llvmlite", "zarr"}
+FOREIGN = {"typing", "logging", "numcodecs", "click", "pydantic", "numba", "llvmlite", "zarr"}
 """Packages whose objects at the top of a module declare something, and keep nothing of a fit."""
 
 
