@@ -152,11 +152,15 @@ def answer(script, *arguments):
     return json.loads(run.stdout)
 
 
+DASKS_OWN = {"predict lazily": {"InvalidStateError"}}
+"""What an interrupt may come out as where the user computes: it falls into a future of dask's scheduler."""
+
+
 @pytest.mark.parametrize("script", [FITS, SCORES], ids=["fits", "scores"])
 def test_nothing_of_an_interrupt_stays(script):
     for name, (ends, changed, same) in answer(script).items():
         assert "KeyboardInterrupt" in ends, name
-        assert set(ends) <= {"", "KeyboardInterrupt"}, name
+        assert set(ends) <= {"", "KeyboardInterrupt"} | DASKS_OWN.get(name, set()), name
         assert changed == [], name
         assert same, name
 
