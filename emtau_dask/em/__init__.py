@@ -3,7 +3,7 @@
 from emtau_dask.em.compiling import COMPILES, compile_ahead, compile_setting, worth_compiling
 from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, FrozenRows
-from emtau_dask.em.history import FitHistory, IterationRecord
+from emtau_dask.em.history import FitHistory, IterationRecord, frame_of
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.em.predict import (
@@ -56,6 +56,7 @@ __all__ = [
     "compile_setting",
     "conditional_means",
     "first_unusable_row_named",
+    "frame_of",
     "imputation",
     "inliers",
     "iterate",

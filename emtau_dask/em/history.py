@@ -70,6 +70,25 @@ class IterationRecord:
         self.__post_init__()
 
 
+def frame_of(kind: type, records: Sequence[Any], called: str) -> Any:
+    """Return records of a dataclass as a pandas DataFrame: a row for each, a column for each field.
+
+    Raises
+    ------
+    MissingPackageError
+        pandas is not installed; the message names what users have ``called`` so.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{called}.to_frame() needs pandas: pip install pandas. Without it the records are those of "
+            f"list({called})."
+        ) from error
+    names = [field.name for field in fields(kind)]
+    return pd.DataFrame({name: [getattr(record, name) for record in records] for name in names})
+
+
 SHOWN = 10
 """Iterations that a notebook shows, the last ones."""
 
@@ -116,16 +135,7 @@ class FitHistory(Sequence[IterationRecord]):
         MissingPackageError
             pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingPackageError(
-                "history_.to_frame() needs pandas: pip install pandas. Without it the records are those of "
-                "list(history_)."
-            ) from error
-        names = [field.name for field in fields(IterationRecord)]
-        columns = {name: [getattr(record, name) for record in self.records] for name in names}
-        return pd.DataFrame(columns).set_index("iteration")
+        return frame_of(IterationRecord, self.records, "history_").set_index("iteration")
 
     def _repr_html_(self) -> str:
         last = self.records[-SHOWN:]

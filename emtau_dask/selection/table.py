@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, overload
 
-from emtau_dask.errors import MissingPackageError
+from emtau_dask.em import frame_of
 from emtau_dask.estimator import GaussianMixture
 from emtau_dask.messages import html_table
 
@@ -130,15 +130,7 @@ class SelectionTable(Sequence[CandidateRecord]):
         MissingPackageError
             pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingPackageError(
-                "table_.to_frame() needs pandas: pip install pandas. Without it the records are those of "
-                "list(table_)."
-            ) from error
-        names = [field.name for field in fields(CandidateRecord)]
-        return pd.DataFrame({name: [getattr(record, name) for record in self.records] for name in names})
+        return frame_of(CandidateRecord, self.records, "table_")
 
     def _repr_html_(self) -> str:
         rows = [
