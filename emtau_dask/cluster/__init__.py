@@ -1,6 +1,7 @@
 """Where tasks run: the scheduler that dask chooses, what workers see, and errors of a cluster translated."""
 
 from emtau_dask.cluster.access import differing_workers, prove_access, shared_data, shared_source
+from emtau_dask.cluster.beside import looking
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.cluster.errors import cluster_errors
 from emtau_dask.cluster.payload import Payload, in_use, opened
@@ -18,6 +19,7 @@ __all__ = [
     "in_use",
     "local_scheduler",
     "local_threads",
+    "looking",
     "missing_workers_reported",
     "numerical_environment",
     "opened",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from emtau_dask.cluster.beside import looking
 from emtau_dask.errors import line_of_user, warn_user
 from emtau_dask.messages import shown
 
@@ -50,10 +51,10 @@ def missing_workers_reported(client: Any, what: str) -> Iterator[None]:
     if client is None:
         yield
         return
-    line, over = line_of_user(), threading.Event()
+    line = line_of_user()
     errors: list[Warning] = []
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         warned = False
         while not over.wait(LOOK_SECONDS):
             none = _has_none(client)
@@ -64,13 +65,8 @@ def missing_workers_reported(client: Any, what: str) -> Iterator[None]:
                     errors.append(error)
             warned = none
 
-    looking = threading.Thread(target=look, name="emtau-workers", daemon=True)
-    looking.start()
-    try:
+    with looking(look, "emtau-workers", LEAVE_SECONDS):
         yield
-    finally:
-        over.set()
-        looking.join(LEAVE_SECONDS)
     if errors:
         raise errors[0]
 

@@ -115,6 +115,7 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
     asked = estimator.acceleration == "quasi-newton" or (
         estimator.acceleration == "auto" and (auto or weighted)
     )
+    missing = marginalises(estimator.missing)  # Patterns of missing values go by NumPy.
     climbing = None
     if asked or weighted or auto:
         structure = structure_named(covariance_type)
@@ -131,8 +132,8 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
         given,
         runs,
         float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None,
-        worth_compiling(executor.client, shape, covariance_type, n_components),
-        marginalises(estimator.missing),
+        not missing and worth_compiling(executor.client, shape, covariance_type, n_components),
+        missing,
     )
 
 

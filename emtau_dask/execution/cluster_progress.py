@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from emtau_dask.cluster import looking
 from emtau_dask.execution.graph import PassGraph
 from emtau_dask.execution.observer import PassObserver
 
@@ -39,9 +40,9 @@ def counted(client: Any, graph: PassGraph, observer: PassObserver) -> Iterator[N
     A scheduler that does not answer, or runs no functions for clients, is not asked again in this pass.
     """
     n_chunks = sum(map(len, graph.chunks_of.values()))
-    over, told = threading.Event(), 0
+    told = 0
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         nonlocal told
         question = _question()
         with suppress(Exception):
@@ -52,11 +53,6 @@ def counted(client: Any, graph: PassGraph, observer: PassObserver) -> Iterator[N
                     observer.chunks_done(done - told)
                     told = done
 
-    looking = threading.Thread(target=look, name="emtau-progress", daemon=True)
-    looking.start()
-    try:
+    with looking(look, "emtau-progress", LEAVE_SECONDS):
         yield
-    finally:
-        over.set()
-        looking.join(LEAVE_SECONDS)
     observer.chunks_done(n_chunks - told)

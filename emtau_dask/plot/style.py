@@ -126,7 +126,10 @@ def legend(ax: Axes, **options: Any) -> None:
 
 def figure_of(axes: Sequence[Axes]) -> Figure:
     """Return the figure that the first of some axes belongs to."""
+    from matplotlib.figure import SubFigure
+
     figure = axes[0].get_figure()
-    while figure is not None and getattr(figure, "figure", figure) is not figure:
-        figure = figure.figure  # of a SubFigure
-    return figure  # type: ignore[return-value]
+    while isinstance(figure, SubFigure):
+        figure = figure.figure
+    assert figure is not None
+    return figure

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, UncertaintyDisplay
+from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, UncertaintyDisplay, figure_of
 from emtau_dask.report.subject import Subject
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def _svg_of(ax: Axes, prefix: str, title: str, description: str) -> str:
 
     written = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": prefix}):
-        figure = ax.get_figure()
-        assert figure is not None
-        figure.savefig(written, format="svg", dpi=110, metadata={"Date": None})  # type: ignore[union-attr]
+        figure_of([ax]).savefig(written, format="svg", dpi=110, metadata={"Date": None})
     return inlined(written.getvalue(), prefix, title, description)
 
 

@@ -311,7 +311,6 @@ def test_passes_over_all_data(main_of):
 
 
 def test_gaps_against_work_are_drawn(main_of, tmp_path):
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "passes.svg"
     few = ["--data", "A", "--scale", "5000", "--passes", "4", "--polish", "2", "--methods", "em"]
     main_of("passes")([*few, "--picture", str(picture)])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from counting import Reads
@@ -356,7 +357,6 @@ def test_a_fit_without_iterations_and_another_axis_are_refused():
 
 @pytest.mark.parametrize("name", ["$\\frac{", "a\nb\x1b[31m", "<script>alert(1)</script>", "x" * 500])
 def test_names_of_features_are_drawn_as_they_are(name, tmp_path):
-    pd = pytest.importorskip("pandas")
     X = pd.DataFrame(rows_of(60, 2), columns=[name, "b"])
     gm = GaussianMixture(2, random_state=0).fit(X)
     for display in (

@@ -10,9 +10,11 @@ data. `KernelPlan` says which component is scored in which way: a fixed function
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -251,30 +253,18 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     where they have factors of their own.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
-    frames = frames_of(parameters)
-    first = next(frames)
+    first = next(frames_of(parameters))
     if form is Form.CENTRED:
         return KernelPlan(parameters, form, first, np.zeros(parameters.n_components, dtype=np.bool_))
     if form is Form.JOINT:
         return _joint_plan(parameters, first)
-    if dtype == np.float32:
-        everything = np.ones(parameters.n_components, dtype=np.bool_)
-        unwhitened = conditions(parameters, Frame(parameters.weights @ parameters.means, None))
-        if (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
-            # NumPy subtracts a number of float64 from rows of float32 at half the speed.
-            rounded = replace(first, centre=read_only_copy(first.centre.astype(np.float32)))
-            return KernelPlan(parameters, form, rounded, everything, True)
-    plans = []
-    for frame in (first, *frames):
-        good = EPS * conditions(parameters, frame) <= LIMIT
-        if parameters.structure.shared:
-            good = np.full_like(good, good.all())
-        plans.append(KernelPlan(parameters, form, frame, good))
-        if good.all():
-            return plans[-1]
+    single = _single_plan(parameters, first, dtype)
+    if single is not None:
+        return single
+    plans = _plans_by_features(parameters, LIMIT)
     if parameters.structure.own_factors:
-        plans.append(_joint_plan(parameters, first))
-    return max(plans, key=lambda plan: int(plan.together.sum()))
+        plans = chain(plans, map(partial(_joint_plan, parameters), [first]))
+    return _best(plans)
 
 
 def plan_tiles(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
@@ -283,23 +273,50 @@ def plan_tiles(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> 
     Where components have factors of their own, those for which features may soon lose too many digits are
     scored in the centred form, which needs no more arithmetic; with many features all are.
     """
-    plan = plan_kernel(parameters, dtype)
-    own_factors, n_features = parameters.structure.own_factors, parameters.n_features
-    if plan.single or not own_factors or n_features >= LEAST_BROKEN_OFF:
-        return plan
-    narrow = form_of(parameters.covariance_type, parameters.n_components, n_features) is Form.FEATURES
-    if not narrow or n_features > WIDEST_IN_TILES:
-        return plan.centred
-    plans = (
-        KernelPlan(
-            parameters, Form.FEATURES, frame, SPARE_DIGITS * EPS * conditions(parameters, frame) <= LIMIT
-        )
-        for frame in frames_of(parameters)
-    )
-    found = next(plans)
-    if not found.together.all():
-        found = max(found, *plans, key=lambda plan: int(plan.together.sum()))
-    return found if found.together.any() else found.centred
+    n_features = parameters.n_features
+    if not parameters.structure.own_factors or n_features >= LEAST_BROKEN_OFF:
+        return plan_kernel(parameters, dtype)
+    first = next(frames_of(parameters))
+    if form_of(parameters.covariance_type, parameters.n_components, n_features) is Form.FEATURES:
+        single = _single_plan(parameters, first, dtype)
+        if single is not None:
+            return single
+        if n_features <= WIDEST_IN_TILES:
+            found = _best(_plans_by_features(parameters, LIMIT / SPARE_DIGITS))
+            return found if found.together.any() else found.centred
+    return KernelPlan(parameters, Form.CENTRED, first, np.zeros(parameters.n_components, dtype=np.bool_))
+
+
+def _single_plan(parameters: MixtureParameters, first: Frame, dtype: np.dtype[Any]) -> KernelPlan | None:
+    """Return the plan for products in float32, None where these would lose too many digits."""
+    if dtype != np.float32:
+        return None
+    unwhitened = conditions(parameters, Frame(parameters.weights @ parameters.means, None))
+    if not (SINGLE_EPS * unwhitened <= SINGLE_LIMIT).all():
+        return None
+    everything = np.ones(parameters.n_components, dtype=np.bool_)
+    # NumPy subtracts a number of float64 from rows of float32 at half the speed.
+    rounded = replace(first, centre=read_only_copy(first.centre.astype(np.float32)))
+    return KernelPlan(parameters, Form.FEATURES, rounded, everything, True)
+
+
+def _plans_by_features(parameters: MixtureParameters, limit: float) -> Iterator[KernelPlan]:
+    """Yield a plan for each frame: components go by features up to an error of ``limit`` nats."""
+    for frame in frames_of(parameters):
+        good = EPS * conditions(parameters, frame) <= limit
+        if parameters.structure.shared:
+            good = np.full_like(good, good.all())
+        yield KernelPlan(parameters, Form.FEATURES, frame, good)
+
+
+def _best(plans: Iterable[KernelPlan]) -> KernelPlan:
+    """Return the first plan that scores all components together, else the first that scores most."""
+    found = []
+    for plan in plans:
+        if plan.together.all():
+            return plan
+        found.append(plan)
+    return max(found, key=lambda plan: int(plan.together.sum()))
 
 
 def _joint_plan(parameters: MixtureParameters, frame: Frame) -> KernelPlan:
