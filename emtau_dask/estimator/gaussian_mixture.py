@@ -49,7 +49,8 @@ class GaussianMixture(FollowedFits, ConditionedMixture):
         Number of starts; the fitted attributes are those of the start with the best final bound.
         Where all starting parameters are given there is one start. Where a fit begins on samples, the starts
         are compared on the first one, and only the best goes on. ``"auto"`` is 1, but 8 or 16 where
-        ``algorithm="auto"`` begins on a small sample, and 4 where it begins on a quarter of the rows.
+        ``algorithm="auto"`` begins on a sample. It is 3 where rows are so few for each parameter that runs
+        are annealed; each start, a given one too, then has a run that is annealed and one that is not.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
         Each needs bounded memory, and gives the same start for a seed under any chunking.
         ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
