@@ -189,7 +189,13 @@ def compare(config: Path, overrides: list[str]) -> None:
 @overwrite_option()
 @debug_option
 def predict(
-    run_or_model: str, data: str, out: Path, array: str | None, columns: str | None, **options: Any
+    run_or_model: str,
+    data: str,
+    out: Path,
+    array: str | None,
+    columns: str | None,
+    workers: int | None,
+    **options: Any,
 ) -> None:
     """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
 
@@ -206,6 +212,7 @@ def predict(
         LabelOptions(**options),
         array=array,
         columns=columns.split(",") if columns else None,
+        workers=workers,
         progress=sys.stderr,
     )
     click.echo(f"{counts.sum():,} rows labelled in {shown(out)}")

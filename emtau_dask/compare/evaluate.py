@@ -11,26 +11,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, EStepItem, Problem
+from emtau_dask.em import SCAN_ROWS, EStepItem, Problem, check_compiler
 from emtau_dask.execution import NO_SOURCE, Pass
 from emtau_dask.io.objects import ObjectStore, SlotState
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source
-from emtau_dask.mixture.estep import BlockKernel, KernelPlan, plan_kernel
+from emtau_dask.mixture.compiled import RowKernels, Scorer, scoring_kernels
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats, Ints
 from emtau_dask.policies import SCORED_AT
 from emtau_dask.rows import ChunkLoader
 
 
-def _scored(plan: KernelPlan, rows: Floats) -> tuple[Floats, Floats]:
+def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
     """Return responsibilities (n, K) and log-likelihoods (n,)."""
-    scored = BlockKernel(plan, max(1, len(rows))).score(rows)
-    return scored.responsibilities.T, scored.log_likelihoods
+    if kernels.by_tiles:
+        check_compiler()
+    kernel: Scorer = kernels.made(len(rows))
+    responsibilities = np.empty((len(rows), kernels.plan.parameters.n_components))
+    log_likelihoods = np.empty(len(rows))
+    for begin in range(0, len(rows), kernel.n_rows):
+        where = slice(begin, begin + kernel.n_rows)
+        _, parts = kernel.score(rows[where], responsibilities=True)
+        for found in parts:
+            responsibilities[where][found.places] = found.responsibilities.T
+            log_likelihoods[where][found.places] = found.log_likelihoods
+    kernels.finished(kernel)
+    return responsibilities, log_likelihoods
 
 
-def posterior(plan: KernelPlan, rows: Floats) -> Floats:
-    """Return the responsibilities (n, K) of rows (n, d) under the parameters of a plan."""
-    return _scored(plan, rows)[0]
+def posterior(kernels: RowKernels, rows: Floats) -> Floats:
+    """Return the responsibilities (n, K) of rows (n, d); see `scoring_kernels`."""
+    return _scored(kernels, rows)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +146,7 @@ class _EvaluationTask:
     classes: NDArray[Any]
     held: Held
     reference: Held
-    final: KernelPlan | None
+    final: RowKernels | None
 
     def __call__(
         self,
@@ -211,7 +222,7 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
         labels.classes,
         fit.held,
         reference,
-        None if parameters is None else plan_kernel(parameters),
+        None if parameters is None else scoring_kernels(parameters, compiled=problem.compiled),
     )
     ranges = problem.chunk_ranges.items()
     evaluation: Evaluation | None = problem.map_reduce(

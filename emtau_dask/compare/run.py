@@ -47,8 +47,8 @@ from emtau_dask.init import (
     starting_parameters,
 )
 from emtau_dask.io.sources import as_source
+from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.policies import FullEM, Traced, WeightedPolicy
 from emtau_dask.runs import computing, open_inputs, starting_responsibilities
@@ -161,7 +161,10 @@ def _fitted(common: _Common, name: str, policy: Any) -> Iterator[FinishedFit]:
         with journal.watched():
             state = iterate(problem, RunState(common.start, None), settings, journal.writer, after)
         seconds = time.perf_counter() - began
-        e_steps = tuple(partial(posterior, plan_kernel(parameters)) for parameters in scored_under[:-1])
+        e_steps = tuple(
+            partial(posterior, scoring_kernels(parameters, compiled=problem.compiled))
+            for parameters in scored_under[:-1]
+        )
         work, stop_reason = state.history.work, state.stop_reason or ""
         summary = FitSummary(name, state.iteration, work, seconds, stop_reason, state.parameters)
         yield FinishedFit(summary, Held(e_steps, journal.objects), state.slots)

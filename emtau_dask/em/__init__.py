@@ -1,12 +1,13 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
-from emtau_dask.em.compiling import COMPILES, compile_ahead, compile_setting, worth_compiling
+from emtau_dask.em.compiling import COMPILES, check_compiler, compile_ahead, compile_setting, worth_compiling
 from emtau_dask.em.context import Context
 from emtau_dask.em.estep_task import EStepItem, FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord, frame_of
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.em.predict import (
+    ENTROPIES,
     LABELS,
     LOG_LIKELIHOODS,
     RESPONSIBILITIES,
@@ -14,7 +15,9 @@ from emtau_dask.em.predict import (
     conditional_means,
     imputation,
     inliers,
+    kernels_to_score,
     score_chunk,
+    score_rows,
 )
 from emtau_dask.em.problem import (
     SCAN_ROWS,
@@ -29,6 +32,7 @@ from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunSt
 
 __all__ = [
     "COMPILES",
+    "ENTROPIES",
     "LABELS",
     "LOG_LIKELIHOODS",
     "RESPONSIBILITIES",
@@ -50,6 +54,7 @@ __all__ = [
     "RunState",
     "Scoring",
     "SilentObserver",
+    "check_compiler",
     "check_counts",
     "chunk_costs",
     "compile_ahead",
@@ -60,7 +65,9 @@ __all__ = [
     "imputation",
     "inliers",
     "iterate",
+    "kernels_to_score",
     "make_problem",
     "score_chunk",
+    "score_rows",
     "worth_compiling",
 ]

@@ -21,6 +21,8 @@ KEY = "emtau.compiled"
 WORTH_IT = 2**26
 """Fewest products of features and coefficients in an iteration for which a fit is compiled. They take some
 ten milliseconds; the import of numba takes half a second, and the first compilation a few seconds."""
+WORTH_IT_ONCE = 2**32
+"""The same of what scores rows in one pass."""
 COMPILES = "compiling loops for this machine: once, some seconds"
 
 
@@ -41,19 +43,23 @@ def compile_setting() -> str:
     return setting
 
 
-def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
-    """Return whether a fit uses the compiled loops where it can.
+def worth_compiling(
+    client: Any, shape: tuple[float, ...], covariance_type: str, n_components: int, least: int = WORTH_IT
+) -> bool:
+    """Return whether a fit, or what scores rows, uses the compiled loops where it can.
 
-    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `WORTH_IT`,
+    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used for ``least`` products or more,
     unless the form is centred, or this process or a worker cannot compile.
 
     Parameters
     ----------
     client : distributed.Client or None
-    shape : tuple of int
-        Rows and features.
+    shape : tuple of numbers
+        Rows and features; NaN for a number of rows that is not known, and taken to be large.
     covariance_type : str
     n_components : int
+    least : int
+        Products of features and coefficients in a pass.
 
     Raises
     ------
@@ -63,9 +69,9 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
     setting = compile_setting()
     if setting != "auto":
         return setting == "always"
-    n_rows, n_features = shape
+    n_rows, n_features = shape[0], int(shape[1])
     size = n_rows * n_components * structure_named(covariance_type).n_row_features(n_features)
-    if size < WORTH_IT or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
+    if size < least or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
         return False
     if why_not_compiled() is not None:
         return False

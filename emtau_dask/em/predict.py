@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import entr
 
-from emtau_dask.errors import features_named
-from emtau_dask.io.sources import check_dense
-from emtau_dask.mixture.estep import LONGER, KernelPlan, Observed, PatternKernels
-from emtau_dask.mixture.model import Conditioning, most_probable
-from emtau_dask.rows import LoadedChunk
+from emtau_dask.em.compiling import WORTH_IT_ONCE, check_compiler, worth_compiling
+from emtau_dask.em.observer import FitObserver, SilentObserver
+from emtau_dask.em.problem import chunk_costs
+from emtau_dask.errors import UnusableRowError, features_named
+from emtau_dask.execution import AheadBudget, Executor, Pass, PassObserver, ReadingTask
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, check_dense, chunk_ranges, is_stored
+from emtau_dask.mixture.compiled import RowKernels, Scorer, scoring_kernels
+from emtau_dask.mixture.estep import Observed
+from emtau_dask.mixture.model import Conditioning, MixtureParameters
+from emtau_dask.rows import LoadedChunk, loaded_bytes
+
+RESULT_BYTES = 2**26
+"""Of the results of each pass that `score_rows` makes, where that is not too few for all workers."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +40,15 @@ class Scoring:
     dtype : dtype
     row_shape : callable (K) -> tuple of int
         The shape of one row's values.
+    of_responsibilities : bool
+        Whether ``pick`` needs them.
     """
 
     name: str
     pick: Callable[[Observed], NDArray[Any]]
     dtype: np.dtype[Any]
     row_shape: Callable[[int], tuple[int, ...]]
+    of_responsibilities: bool = True
 
     @property
     def __name__(self) -> str:
@@ -44,7 +58,7 @@ class Scoring:
     def __call__(
         self,
         rows: NDArray[Any],
-        plan: KernelPlan,
+        kernels: RowKernels,
         names: Sequence[str] | None = None,
         missing: bool = False,
         block_info: Any = None,
@@ -62,29 +76,159 @@ class Scoring:
         check_dense(rows, chunk)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk, missing=missing)
         with features_named(names):
-            return score_chunk(loaded, plan, [self])[0]
+            return score_chunk(loaded, kernels, [self])[0]
 
 
-def score_chunk(loaded: LoadedChunk, plan: KernelPlan, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:
-    """Return an array (n,) or (n, K) for each of ``scorings``, from one pass by a plan for float64.
+def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:
+    """Return an array (n,) or (n, K) for each of ``scorings``, from one pass; see `scoring_kernels`.
 
     Raises
     ------
     UnusableRowError
         A row holds NaN, infinity or a number too large to be squared, or is
         beyond the reach of every component.
+    ClusterError
+        The rows are to go by tiles, and nothing can be compiled in this worker.
     """
-    n_components, n_rows = plan.parameters.n_components, len(loaded.rows)
-    results = [np.empty((n_rows, *scoring.row_shape(n_components)), scoring.dtype) for scoring in scorings]
-    positions = loaded.positions()
-    kernels = PatternKernels(plan, longer=LONGER if loaded.missing else 1)
-    kernel = kernels.made(len(positions))
-    for where, rows in loaded.blocks(positions, kernel.n_rows):
-        for found in kernel.observed(rows):
+    if kernels.by_tiles:
+        check_compiler()
+    n_components, positions = kernels.plan.parameters.n_components, loaded.positions()
+    results = [np.empty((len(positions), *each.row_shape(n_components)), each.dtype) for each in scorings]
+    wanted = any(scoring.of_responsibilities for scoring in scorings)
+    kernel: Scorer = kernels.made(len(positions))
+    for where, rows in loaded.unchecked_blocks(positions, kernel.n_rows):
+        squared, scored = kernel.score(rows, responsibilities=wanted)
+        loaded.check_values(positions[where], rows, squared)
+        for found in scored:
             loaded.check_reach(positions[where][found.places], found)
             for scoring, result in zip(scorings, results, strict=True):
                 result[where][found.places] = scoring.pick(found)
+    kernels.finished(kernel)
     return results
+
+
+def kernels_to_score(
+    client: Any, parameters: MixtureParameters, n_rows: float, *, missing: bool = False
+) -> RowKernels:
+    """Return what scores ``n_rows`` rows once, NaN if their number is not known; see `worth_compiling`."""
+    shape = n_rows, parameters.n_features
+    compiled = not missing and worth_compiling(
+        client, shape, parameters.covariance_type, parameters.n_components, WORTH_IT_ONCE
+    )
+    return scoring_kernels(parameters, compiled=compiled, missing=missing)
+
+
+Scored = list[NDArray[Any]] | UnusableRowError
+"""The results of a chunk, or what is wrong with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoringTask(ReadingTask[LoadedChunk, list[Scored]]):
+    reader: ChunkReader
+    kernels: RowKernels
+    scorings: tuple[Scoring, ...]
+    missing: bool
+
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        rows, bytes_read = self.reader.load(item, *blocks)
+        return LoadedChunk(rows, None, None, item.start, bytes_read, item.chunk, missing=self.missing)
+
+    def compute(self, item: ChunkRange, found: LoadedChunk) -> list[Scored]:
+        try:
+            return [score_chunk(found, self.kernels, self.scorings)]
+        except UnusableRowError as error:
+            return [error]
+
+
+def _one_after_the_other(parts: Iterable[list[Scored]]) -> list[Scored]:
+    return list(chain.from_iterable(parts))
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Tells an observer of the chunks of passes that are parts of one."""
+
+    observer: PassObserver
+
+    def stage(self, name: str, chunks: int) -> None:
+        """Ignore."""
+
+    def chunks_done(self, count: int) -> None:
+        self.observer.chunks_done(count)
+
+
+def score_rows(
+    rows: Source,
+    kernels: RowKernels,
+    scorings: Sequence[Scoring],
+    executor: Executor,
+    observer: FitObserver | None = None,
+    *,
+    missing: bool = False,
+    read_ahead: int = 0,
+) -> Iterator[list[list[NDArray[Any]]]]:
+    """Yield what `score_chunk` returns for chunks in their order, many at a time; each row is read once.
+
+    Chunks are scored side by side in passes over so many of them that their results take `RESULT_BYTES`, or
+    two for each worker. What a pass found is yielded together.
+
+    Parameters
+    ----------
+    rows : Source
+        (N, d).
+    kernels : RowKernels
+        See `kernels_to_score`.
+    scorings : sequence of Scoring
+    executor : Executor
+    observer : FitObserver, optional
+    missing : bool, default=False
+        Whether NaN stands for a missing value.
+    read_ahead : int, default=0
+        Bytes.
+
+    Raises
+    ------
+    UnusableRowError
+        As `score_chunk`, for the first of such rows.
+    """
+    told = _Chunks(observer or SilentObserver())
+    ranges, costs = chunk_ranges(rows.chunk_rows), chunk_costs(rows)
+    task = _ScoringTask(rows.reader(), kernels, tuple(scorings), missing)
+    ahead = None
+    if read_ahead and is_stored(rows):
+        ahead = AheadBudget(read_ahead, loaded_bytes([rows], rows.chunk_rows))
+    n_components = kernels.plan.parameters.n_components
+    width = sum(math.prod(each.row_shape(n_components)) * each.dtype.itemsize for each in scorings)
+    for chunks in _parts(list(ranges), rows.chunk_rows, width, 2 * executor.workers):
+        work = Pass(
+            task,
+            _one_after_the_other,
+            [rows],
+            {chunk: ranges[chunk] for chunk in chunks},
+            "labels",
+            "labels",
+            costs,
+            ahead,
+        )
+        results = []
+        for found in executor.map_reduce(work, told) or []:
+            if isinstance(found, UnusableRowError):
+                raise found
+            results.append(found)
+        yield results
+
+
+def _parts(
+    chunks: Sequence[int], chunk_rows: Sequence[int], width: int, least: int
+) -> Iterator[Sequence[int]]:
+    """Yield the chunks of one pass after the other; ``width`` are the bytes of a row's results."""
+    begin = size = 0
+    for end, chunk in enumerate(chunks):
+        if end - begin >= least and size + chunk_rows[chunk] * width > RESULT_BYTES:
+            yield chunks[begin:end]
+            begin, size = end, 0
+        size += chunk_rows[chunk] * width
+    yield chunks[begin:]
 
 
 def _one_value(n_components: int) -> tuple[int, ...]:
@@ -96,7 +240,7 @@ def _one_each(n_components: int) -> tuple[int, ...]:
 
 
 def _labels(found: Observed) -> NDArray[Any]:
-    return most_probable(found.responsibilities)[0].astype(np.intp)
+    return found.labels
 
 
 def _responsibilities(found: Observed) -> NDArray[Any]:
@@ -105,6 +249,11 @@ def _responsibilities(found: Observed) -> NDArray[Any]:
 
 def _log_likelihoods(found: Observed) -> NDArray[Any]:
     return found.log_likelihoods
+
+
+def _entropies(found: Observed) -> NDArray[Any]:
+    entropies: NDArray[Any] = entr(found.responsibilities).sum(axis=0)
+    return entropies
 
 
 def _imputed(found: Observed) -> NDArray[Any]:
@@ -142,7 +291,8 @@ class _Inliers:
 
 def inliers(threshold: float) -> Scoring:
     """Return the scoring of rows as outliers, -1, where their log-likelihood is below a threshold, or 1."""
-    return Scoring("inliers", _Inliers(threshold), np.dtype(np.int8), _one_value)
+    pick = _Inliers(threshold)
+    return Scoring("inliers", pick, np.dtype(np.int8), _one_value, of_responsibilities=False)
 
 
 def conditional_means(conditioning: Conditioning) -> Scoring:
@@ -160,6 +310,9 @@ def _row_of(n_features: int, n_components: int) -> tuple[int, ...]:
     return (n_features,)
 
 
-LABELS = Scoring("labels", _labels, np.dtype(np.intp), _one_value)
+LABELS = Scoring("labels", _labels, np.dtype(np.intp), _one_value, of_responsibilities=False)
 RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), _one_each)
-LOG_LIKELIHOODS = Scoring("log-likelihoods", _log_likelihoods, np.dtype(np.float64), _one_value)
+ENTROPIES = Scoring("entropies", _entropies, np.dtype(np.float64), _one_value)
+LOG_LIKELIHOODS = Scoring(
+    "log-likelihoods", _log_likelihoods, np.dtype(np.float64), _one_value, of_responsibilities=False
+)

@@ -16,7 +16,7 @@ from emtau_dask.em import RESPONSIBILITIES, FitHistory, conditional_means, imput
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.messages import short
-from emtau_dask.mixture.estep import plan_kernel
+from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.model import Conditioning, MixtureParameters
 from emtau_dask.mixture.numerics import Ints
 
@@ -93,7 +93,7 @@ class ConditionedMixture(FittedMixture):
         features, row = _parted(given, values)
         conditioning = self._conditioning(features)
         try:
-            scored = RESPONSIBILITIES(row[np.newaxis], plan_kernel(conditioning.marginal))
+            scored = RESPONSIBILITIES(row[np.newaxis], scoring_kernels(conditioning.marginal, compiled=False))
         except UnusableRowError as error:
             raise InvalidDataError(
                 f"the given values {short(row.tolist())} are too large, or so far from every component that "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from itertools import chain
 from typing import Any, Self
 
 import dask.array as da
@@ -15,11 +16,19 @@ from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.checks import integer
 from emtau_dask.cluster import active_client, missing_workers_reported, shared_data, warn_without_workers
-from emtau_dask.em import LABELS, LOG_LIKELIHOODS, RESPONSIBILITIES, FitHistory, Scoring
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.em import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    FitHistory,
+    Scoring,
+    kernels_to_score,
+    score_rows,
+)
+from emtau_dask.errors import InvalidDataError, features_named
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.summary import FitSummary, summary_of
-from emtau_dask.execution import compute_collections
+from emtau_dask.execution import compute_collections, here, interrupts_as_they_are, threads_side_by_side
 from emtau_dask.fit import NAMED_TOL, marginalises
 from emtau_dask.inputs import (
     COMPONENT,
@@ -31,9 +40,9 @@ from emtau_dask.inputs import (
     opened_path,
     with_index,
 )
-from emtau_dask.io.sources import as_dask
+from emtau_dask.io.sources import as_dask, as_source
+from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep import plan_kernel
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import read_only_copy
 from emtau_dask.versions import documentation
@@ -90,19 +99,25 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_ = stop_reason == "tol"
 
     def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
-        plan = plan_kernel(self.parameters_)
+        parameters = self.parameters_
         missing = marginalises(self.missing) if missing is None else missing
         names = getattr(self, "feature_names_in_", None)
         X = opened_path(X, columns, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
-            return scoring(checked_array(self, X, reset=False), plan, names, missing)
+            rows = checked_array(self, X, reset=False)
+            kernels = kernels_to_score(None, parameters, len(rows), missing=missing)
+            if not kernels.by_tiles:
+                return scoring(rows, kernels, names, missing)
+            with features_named(names):
+                return _scored_by_tiles(rows, kernels, scoring)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
-        shape = scoring.row_shape(plan.parameters.n_components)
+        kernels = kernels_to_score(active_client(), parameters, array.shape[0], missing=missing)
+        shape = scoring.row_shape(parameters.n_components)
         layout: dict[str, Any] = {"chunks": (array.chunks[0], shape)} if shape else {"drop_axis": 1}
         meta = np.empty((0,) * (1 + len(shape)), scoring.dtype)
         return da.map_blocks(
-            scoring, array, plan, names=names, missing=missing, dtype=scoring.dtype, meta=meta, **layout
+            scoring, array, kernels, names=names, missing=missing, dtype=scoring.dtype, meta=meta, **layout
         )
 
     def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
@@ -280,6 +295,17 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         for name in _MATRICES:
             setattr(twin, name, copy(structure.for_scikit_learn(getattr(self, name), len(self.weights_))))
         return twin
+
+
+def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) -> NDArray[Any]:
+    """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
+    values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
+    source, begin = as_source(rows, ndim=2, what="X"), 0
+    with interrupts_as_they_are(), threads_side_by_side():
+        for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here())):
+            values[begin : begin + len(part)] = part
+            begin += len(part)
+    return values
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -1,7 +1,7 @@
 """Passes over chunks: a task for each batch of them, and a fixed tree of merges."""
 
 from emtau_dask.execution.blas import hold_for_process, process_id, threads_side_by_side
-from emtau_dask.execution.choice import choose_executor, one_thread
+from emtau_dask.execution.choice import choose_executor, here, one_thread
 from emtau_dask.execution.collections import compute_collections
 from emtau_dask.execution.executor import NO_SOURCE, ChunkInput, Executor, Pass, ReadingTask
 from emtau_dask.execution.interrupts import interrupts_as_they_are
@@ -21,6 +21,7 @@ __all__ = [
     "batches_of",
     "choose_executor",
     "compute_collections",
+    "here",
     "hold_for_process",
     "interrupts_as_they_are",
     "one_thread",

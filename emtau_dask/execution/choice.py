@@ -32,3 +32,12 @@ def choose_executor() -> Executor:
     if schedule is dask.local.get_sync:
         return ThreadExecutor(1, compute_here)
     return GraphExecutor(client)
+
+
+def here() -> Executor:
+    """Return what `choose_executor` does where that computes in this process, else its threads.
+
+    Raises as `choose_executor`.
+    """
+    chosen = choose_executor()
+    return chosen if chosen.in_process else ThreadExecutor(local_threads(), compute_in_threads)

@@ -42,6 +42,14 @@ class GraphExecutor:
         """As many as dask would use in this process."""
         return local_threads()
 
+    @property
+    def workers(self) -> int:
+        """The threads of all workers now; without a client, those of this process."""
+        if self.client is None:
+            return self.threads
+        with cluster_errors():
+            return max(1, sum(int(threads) for threads in self.client.nthreads().values()))
+
     def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
         """See `Executor.map_reduce`."""
         observer.stage(work.stage, len(work.items))

@@ -124,6 +124,11 @@ class Executor(Protocol):
         """Threads that this process may use for what it does between passes."""
         ...
 
+    @property
+    def workers(self) -> int:
+        """Roughly how many tasks run at a time, at least 1."""
+        ...
+
     def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
         """Run the task of each chunk, and merge the results by the tree of chunk numbers.
 

@@ -59,6 +59,11 @@ class ThreadExecutor:
         """Yes."""
         return True
 
+    @property
+    def workers(self) -> int:
+        """As many as threads."""
+        return self.threads
+
     def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
         """See `Executor.map_reduce`."""
         observer.stage(work.stage, len(work.items))

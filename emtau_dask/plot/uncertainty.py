@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.em import RESPONSIBILITIES
 from emtau_dask.estimator import DrawnRows, GaussianMixture
-from emtau_dask.mixture.estep import plan_kernel
+from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.plot.plane import Plane, plane_of
 from emtau_dask.plot.sample import FEW_ROWS, MAX_ROWS, cells_of, counted, rows_to_show
@@ -103,9 +103,8 @@ class UncertaintyDisplay:
         """
         drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
         plane = plane_of(estimator, drawn, features)
-        return cls(drawn, plane, RESPONSIBILITIES(drawn.rows, plan_kernel(estimator.parameters_), None)).plot(
-            ax
-        )
+        kernels = scoring_kernels(estimator.parameters_, compiled=False)
+        return cls(drawn, plane, RESPONSIBILITIES(drawn.rows, kernels)).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw both pictures; ``ax`` as for `from_estimator`."""

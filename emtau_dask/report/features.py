@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.em import LABELS, RESPONSIBILITIES
 from emtau_dask.estimator import DrawnRows
-from emtau_dask.mixture.estep import plan_kernel
+from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.report.subject import Subject
@@ -114,9 +114,9 @@ def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
     k = parameters.n_components
     if drawn is None:
         return Cells((), ((),) * k)
-    plan = plan_kernel(parameters)
-    labels: NDArray[np.intp] = LABELS(drawn.rows, plan)
-    sure = RESPONSIBILITIES(drawn.rows, plan).max(axis=1) >= SURE
+    kernels = scoring_kernels(parameters, compiled=False)
+    labels: NDArray[np.intp] = LABELS(drawn.rows, kernels)
+    sure = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
     counts = np.bincount(labels, drawn.weights, minlength=k)
     certain = np.bincount(labels, drawn.weights * sure, minlength=k)
     return Cells(

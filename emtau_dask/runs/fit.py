@@ -53,7 +53,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             overwrite=overwrite,
             observer=observer,
         )
-    return write_outputs(outputs, model, inputs, run=run, progress=progress)
+        return write_outputs(outputs, model, inputs, run=run, progress=progress)
 
 
 def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
@@ -116,7 +116,7 @@ def run_resume(
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
             observer=observer,
         )
-    return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
+        return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
 
 
 def _check_present(config: RunConfig, run: str) -> None:

@@ -90,16 +90,19 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
 def write_outputs(
     outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
 ) -> RunResult:
-    """Write the results that are wanted; they store ``run``, the id of a checkpointed run."""
+    """Write the results that are wanted; they store ``run``, the id of a checkpointed run.
+
+    Labels are computed where dask computes; see `computing`.
+    """
     if outputs.model is not None:
         with replacing(outputs.model, overwrite=outputs.replaceable(outputs.model, run)) as private:
             model.save(str(private))
             mark_as_of(private, run)
     counts = None
     if outputs.labels is not None:
-        output, workers = outputs.config.output, outputs.config.cluster.workers
+        output = outputs.config.output
         overwrite = outputs.replaceable(outputs.labels, run)
-        options = LabelOptions(output.probabilities, output.scores, workers, overwrite)
+        options = LabelOptions(output.probabilities, output.scores, overwrite)
         with watching(progress) as observer:
             counts = write_labels(model, inputs.rows, outputs.labels, options, run=run, observer=observer)
     if outputs.report is not None:

@@ -1,20 +1,14 @@
-"""`emtau predict`: labels, responsibilities and log-likelihoods of any number of rows, as a zarr group.
-
-An executor's pass would not do: the chunks of the group are not those of the data, so that the results
-must be written in order. As many chunks are in memory as there are workers.
-"""
+"""`emtau predict`: labels, responsibilities and log-likelihoods of any number of rows, as a zarr group."""
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import dask
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,35 +17,32 @@ from emtau_dask.em import (
     LOG_LIKELIHOODS,
     RESPONSIBILITIES,
     FitObserver,
-    Scoring,
     inliers,
-    score_chunk,
+    kernels_to_score,
+    score_rows,
 )
 from emtau_dask.errors import features_named
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
-from emtau_dask.execution import interrupts_as_they_are, threads_side_by_side
+from emtau_dask.execution import choose_executor, interrupts_as_they_are, threads_side_by_side
 from emtau_dask.fit import marginalises
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, columns_of_fit, paths_at
-from emtau_dask.mixture.estep import KernelPlan, plan_kernel
+from emtau_dask.io.sources import Source, columns_of_fit, paths_at
 from emtau_dask.outliers import check_contamination, exact_quantile
-from emtau_dask.rows import LoadedChunk
 from emtau_dask.runs.inputs import open_rows
+from emtau_dask.settings import read_settings
 
 
 @dataclass(frozen=True)
 class LabelOptions:
     """What is written beside the labels, and how.
 
-    With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. ``workers``
-    is the number of chunks that are scored at a time; None: one for each core. With ``overwrite`` a group
-    that emtau wrote is replaced.
+    With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. With
+    ``overwrite`` a group that emtau wrote is replaced.
     """
 
     probabilities: bool = False
     scores: bool = False
-    workers: int | None = None
     overwrite: bool = False
     outliers: float | None = None
 
@@ -64,6 +55,7 @@ def run_predict(
     *,
     array: str | None,
     columns: Sequence[str] | None,
+    workers: int | None,
     progress: TextIO,
 ) -> NDArray[np.int64]:
     """Label stored rows with a stored model; return the rows of each label, shape (K,).
@@ -77,6 +69,8 @@ def run_predict(
     out : Path
         The zarr group to write; see `write_labels`.
     options : LabelOptions
+    workers : int or None
+        Threads; None for one for each core.
     progress : text stream
 
     Raises
@@ -93,7 +87,9 @@ def run_predict(
     if columns is None:
         columns = columns_of_fit(data, names)
     rows = open_rows(data, array=array, columns=columns)
-    with watching(progress) as observer, features_named(names):
+    threads = {} if workers is None else {"num_workers": workers}
+    here = dask.config.set(scheduler="threads", **threads)
+    with watching(progress) as observer, features_named(names), here:
         return write_labels(fitted, rows, out, options, observer=observer)
 
 
@@ -151,54 +147,42 @@ def write_labels(
         threshold = exact_quantile(model.score_samples(rows), options.outliers)
         scorings["outliers"] = inliers(threshold)
         of_outliers = {"outliers": {"contamination": options.outliers, "threshold": threshold}}
+    executor = choose_executor()
+    kernels = kernels_to_score(executor.client, model.parameters_, rows.shape[0], missing=missing)
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
     new = new_group(path, overwrite=options.overwrite)
-    with interrupts_as_they_are(), threads_side_by_side(), new as group:
+    with interrupts_as_they_are(), threads_side_by_side(), new as group, ThreadPoolExecutor(1) as beside:
         of_run = {} if run is None else {"run": run}
         group.attrs.update({"format": "emtau-labels", "version": 1, **of_run, **of_outliers})
         writers = []
         for name, scoring in scorings.items():
             dtype = np.dtype(np.int32) if scoring is LABELS else scoring.dtype
             writers.append(RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype))
-        score = partial(
-            _scored, rows.reader(), plan_kernel(model.parameters_), list(scorings.values()), missing
+        ahead = read_settings().read_ahead_bytes
+        scored = score_rows(
+            rows,
+            kernels,
+            list(scorings.values()),
+            executor,
+            observer,
+            missing=missing,
+            read_ahead=ahead,
         )
-        for computed in _in_order(score, chunk_ranges(rows.chunk_rows).values(), options.workers):
-            for writer, values in zip(writers, computed, strict=True):
-                writer.append(values)
-            counts += np.bincount(computed[0], minlength=k)
-            observer.chunks_done(1)
+        written: Future[None] | None = None
+        for results in scored:
+            counts += sum(np.bincount(labels, minlength=k) for labels, *_ in results)
+            if written is not None:
+                written.result()
+            written = beside.submit(_append, writers, results)
+        if written is not None:
+            written.result()
         for writer in writers:
             writer.flush()
     return counts
 
 
-def _scored(
-    reader: ChunkReader,
-    plan: KernelPlan,
-    scorings: Sequence[Scoring],
-    missing: bool,
-    chunk_range: ChunkRange,
-) -> list[NDArray[Any]]:
-    rows, bytes_read = reader.load(chunk_range, [])
-    loaded = LoadedChunk(rows, None, None, chunk_range.start, bytes_read, chunk_range.chunk, missing=missing)
-    return score_chunk(loaded, plan, scorings)
-
-
-def _in_order(
-    score: Callable[[ChunkRange], list[NDArray[Any]]], ranges: Iterable[ChunkRange], workers: int | None
-) -> Iterator[list[NDArray[Any]]]:
-    """Yield the results of all chunks in order, of which at most ``workers`` are computed at a time."""
-    workers = workers or os.cpu_count() or 1
-    with ThreadPoolExecutor(workers) as pool:
-        pending: deque[Future[list[NDArray[Any]]]] = deque()
-        try:
-            for chunk_range in ranges:
-                if len(pending) == workers:
-                    yield pending.popleft().result()
-                pending.append(pool.submit(score, chunk_range))
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _append(writers: Sequence[RowWriter], results: Iterable[list[NDArray[Any]]]) -> None:
+    for of_chunk in results:
+        for writer, values in zip(writers, of_chunk, strict=True):
+            writer.append(values)

@@ -9,12 +9,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import entr
 
-from emtau_dask.em import Problem, first_unusable_row_named
+from emtau_dask.em import (
+    ENTROPIES,
+    LOG_LIKELIHOODS,
+    Problem,
+    first_unusable_row_named,
+    kernels_to_score,
+    score_chunk,
+)
 from emtau_dask.execution import ReadingTask
 from emtau_dask.io.sources import ChunkRange
-from emtau_dask.mixture.estep import BlockKernel, KernelPlan, even_length, plan_kernel
+from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
@@ -43,7 +49,7 @@ class _ScoreTask(ReadingTask[LoadedChunk, Sums]):
 
     loader: ChunkLoader
     samples: Samples
-    plans: tuple[KernelPlan, ...]
+    kernels: tuple[RowKernels, ...]
 
     def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
         return self.loader.load(item, *blocks)
@@ -52,15 +58,12 @@ class _ScoreTask(ReadingTask[LoadedChunk, Sums]):
         positions = found.positions()
         held_out = np.ones(len(positions))
         held_out[self.samples.positions(item, positions)[0]] = 0.0
-        values = np.zeros((len(self.plans), 3))
-        for plan, row in zip(self.plans, values, strict=True):
-            kernel = BlockKernel(plan, even_length(len(positions), plan.block_rows))
-            for where, rows in found.blocks(positions, kernel.n_rows):
-                scored = kernel.score(rows)
-                found.check_reach(positions[where], scored)
-                row[LOG_LIKELIHOOD] += scored.total
-                row[ENTROPY] += entr(scored.responsibilities).sum()
-                row[HELD_OUT] += scored.log_likelihoods @ held_out[where]
+        values = np.zeros((len(self.kernels), 3))
+        for kernels, row in zip(self.kernels, values, strict=True):
+            log_likelihoods, entropies = score_chunk(found, kernels, [LOG_LIKELIHOODS, ENTROPIES])
+            row[LOG_LIKELIHOOD] = log_likelihoods.sum()
+            row[ENTROPY] = entropies.sum()
+            row[HELD_OUT] = log_likelihoods @ held_out
         return Sums(values, len(positions), int(held_out.sum()))
 
 
@@ -80,7 +83,9 @@ def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixturePara
     InvalidDataError
         A row holds NaN or infinity, or is beyond the reach of every component.
     """
-    task = _ScoreTask(problem.loader(), samples, tuple(plan_kernel(mixture) for mixture in mixtures))
+    client, n_rows = problem.executor.client, problem.rows.shape[0] * len(mixtures)
+    kernels = tuple(kernels_to_score(client, mixture, n_rows) for mixture in mixtures)
+    task = _ScoreTask(problem.loader(), samples, kernels)
     costs = {chunk: cost * len(mixtures) for chunk, cost in problem.costs.items()}
     with first_unusable_row_named(problem):
         sums = problem.map_reduce(

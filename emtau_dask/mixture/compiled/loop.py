@@ -47,6 +47,14 @@ class Results(NamedTuple):
     numbers: Floats  # (m,)
 
 
+class Observations(NamedTuple):
+    """What is written for a block of n rows of which nothing is summed."""
+
+    log_likelihoods: Floats  # (n,), nats
+    labels: Ints  # (n,), the lowest index of equals
+    responsibilities: Floats  # (K, n), or (0, n) where they are not wanted
+
+
 def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
     """Have compiled code run ``implementation`` where it calls ``generic`` for constants of this ``kind``."""
 
@@ -288,6 +296,35 @@ def add(part: Any, moments: Any) -> None:
 
 
 @loop
+def _to_responsibilities(
+    rows: Any, constants: Any, buffers: Any, relative: Any, ahead: Any, log_likelihoods: Any
+) -> Any:
+    """Turn the scores of a tile's rows (m, d) into responsibilities, and those of other columns into 0.
+
+    ``relative`` says whether exponents are relative to the largest of each row. Return whether they are now,
+    and the sum of the log-likelihoods, which are written. Meanwhile the values ``ahead`` are prefetched.
+    """
+    scores, m = buffers.scores, len(rows)
+    fill(constants, rows, buffers)
+    score(constants, buffers)
+    sums, peaks = buffers.sums[:m], buffers.peaks[: m if relative else 0]
+    if not relative and _exponentiate(scores, sums, constants.least, ahead) > 0:
+        relative = True
+        peaks = buffers.peaks[:m]
+        score(constants, buffers)
+    if relative:
+        _subtract_peaks(scores, peaks)
+        _exponentiate(scores, sums, constants.least, ahead)
+    for k in range(len(scores)):
+        of_component = scores[k]
+        for t in range(m):
+            of_component[t] /= sums[t]
+        for t in range(m, len(of_component)):
+            of_component[t] = 0
+    return relative, _sum_of_logarithms(sums, peaks, constants.ceiling, log_likelihoods)
+
+
+@loop
 def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
     """Score a block of rows (n, d) and sum its moments; weights are (n,), or (0,) where every row weighs 1.
 
@@ -303,33 +340,45 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
         results.numbers[i] = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
-        m = end - begin
         squared += _squared_length(rows[begin:end].reshape(-1))
-        fill(constants, rows[begin:end], buffers)
-        score(constants, buffers)
-        sums, peaks = buffers.sums[:m], buffers.peaks[: m if relative else 0]
-        ahead = rows[end : end + tile].reshape(-1)
-        if not relative and _exponentiate(scores, sums, constants.least, ahead) > 0:
-            relative = True
-            peaks = buffers.peaks[:m]
-            score(constants, buffers)
-        if relative:
-            _subtract_peaks(scores, peaks)
-            _exponentiate(scores, sums, constants.least, ahead)
-        for k in range(len(scores)):
-            of_component = scores[k]
-            for t in range(m):
-                of_component[t] /= sums[t]
-            for t in range(m, tile):
-                of_component[t] = 0
-        total += _sum_of_logarithms(sums, peaks, constants.ceiling, results.log_likelihoods[begin:end])
+        ahead, log_likelihoods = rows[end : end + tile].reshape(-1), results.log_likelihoods[begin:end]
+        relative, part = _to_responsibilities(
+            rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
+        )
+        total += part
         if len(results.labels) > 0:
             _most_probable(scores, results.labels[begin:end], results.largest[begin:end])
         if len(weights) > 0:
             for k in range(len(scores)):
                 of_component = scores[k]
-                for t in range(m):
+                for t in range(end - begin):
                     of_component[t] *= weights[begin + t]
         collect(constants, rows[begin:end], weights[begin:end], buffers, results.moments)
     finish(constants, buffers, results.moments)
     return squared, total + _zero_if_finite(results.numbers)
+
+
+@loop
+def observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
+    """Score a block of rows (n, d) and no more; see `accumulate`. Results are `Observations`.
+
+    Return the sum of the squares of all values of the rows, and the sum of the log-likelihoods.
+    """
+    scores = buffers.scores
+    tile = scores.shape[1]
+    relative = False
+    squared = total = 0.0
+    for begin in range(0, len(rows), tile):
+        end = min(begin + tile, len(rows))
+        squared += _squared_length(rows[begin:end].reshape(-1))
+        ahead, log_likelihoods = rows[end : end + tile].reshape(-1), results.log_likelihoods[begin:end]
+        relative, part = _to_responsibilities(
+            rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
+        )
+        total += part
+        _most_probable(scores, results.labels[begin:end], buffers.peaks[: end - begin])
+        for k in range(len(results.responsibilities)):
+            of_component, out = scores[k], results.responsibilities[k]
+            for t in range(end - begin):
+                out[begin + t] = of_component[t]
+    return squared, total

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 from uuid import uuid4
@@ -20,15 +21,20 @@ from emtau_dask.mixture.compiled.tiling import Tiling, compiled_loops, tiling_of
 from emtau_dask.mixture.estep import (
     BLOCK_BYTES,
     LEAST_BROKEN_OFF,
+    LONGER,
     MAX_BLOCK_ROWS,
     Accumulated,
     BlockKernel,
     Form,
     KernelPlan,
     MostProbable,
+    Observed,
+    PatternKernels,
     even_length,
+    plan_kernel,
+    plan_tiles,
 )
-from emtau_dask.mixture.model import SufficientStatistics, merge
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, merge
 from emtau_dask.mixture.numerics import AnyArray, Floats
 from emtau_dask.process import of_process
 
@@ -53,8 +59,25 @@ class Accumulator(Protocol):
         ...
 
 
+class Scorer(Protocol):
+    """Scores a stream of blocks of rows of float64, and sums nothing."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the largest block."""
+        ...
+
+    def score(self, rows: Floats, *, responsibilities: bool) -> tuple[float, Iterable[Observed]]:
+        """Return the sum of the squares of all values of a block (n, d), and its rows, scored.
+
+        Without ``responsibilities`` those may be left out: (0, n). Where a value is not finite, the sum is
+        not either; then the rows are not to be used.
+        """
+        ...
+
+
 class RowKernels(Protocol):
-    """Makes what sums the statistics of rows in tasks, under one plan."""
+    """Makes what scores rows in tasks, under one plan."""
 
     @property
     def plan(self) -> KernelPlan:
@@ -67,7 +90,7 @@ class RowKernels(Protocol):
         ...
 
     def made(self, n_rows: int) -> Any:
-        """Return an `Accumulator` for up to ``n_rows`` rows of all blocks together."""
+        """Return an `Accumulator`, or a `Scorer`, for up to ``n_rows`` rows of all blocks together."""
         ...
 
     def finished(self, kernel: Any) -> SufficientStatistics | None:
@@ -117,14 +140,7 @@ class TileKernel:
     ) -> Accumulated:
         """Do as `BlockKernel.accumulate`, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
-        beside = (*(seen or ()), *(() if weights is None else (weights,)))
-        if (
-            n > self.n_rows
-            or rows.shape[1] != self._plan.parameters.n_features
-            or rows.dtype != self._plan.dtype
-            or any(len(of_rows) != n for of_rows in beside)
-        ):
-            raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
+        self._check(rows, *(seen or ()), *(() if weights is None else (weights,)))
         results = tiling.loops.Results(
             np.empty(n),
             self._labels[: 0 if seen is None else n],
@@ -137,9 +153,7 @@ class TileKernel:
             _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
         )
         if not math.isfinite(total):
-            for buffer in tiling.finite:
-                buffer.fill(1.0)
-            if not np.isfinite(rows).all():
+            if not self._finite_again(rows):
                 return Accumulated.nothing(n)
             return self._accumulate_by_blocks(rows, weights, seen)
         self._sums.push(n)
@@ -147,18 +161,60 @@ class TileKernel:
             seen.labels[...] = results.labels if tiling.order is None else tiling.order[results.labels]
         return Accumulated(results.log_likelihoods, total, squared)
 
+    def _check(self, rows: Floats, *beside: AnyArray) -> None:
+        """Raise ValueError for rows, or what is of them, that would lead compiled code beyond its buffers."""
+        if (
+            len(rows) > self.n_rows
+            or rows.shape[1] != self._plan.parameters.n_features
+            or rows.dtype != self._plan.dtype
+            or any(len(of_rows) != len(rows) for of_rows in beside)
+        ):
+            raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
+
+    def _finite_again(self, rows: Floats) -> bool:
+        """Make the buffers finite again, after some that were not; return whether the rows are."""
+        for buffer in self.tiling.finite:
+            buffer.fill(1.0)
+        return bool(np.isfinite(rows).all())
+
+    def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel]]:
+        """Yield the blocks of rows in which products, or sums of squares, overflow, and what NumPy does."""
+        if self._others is None:
+            self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
+        for begin in range(0, len(rows), self._others.n_rows):
+            yield slice(begin, begin + self._others.n_rows), self._others
+
+    def score(self, rows: Floats, *, responsibilities: bool) -> tuple[float, Iterable[Observed]]:
+        """See `Scorer`; for rows of the plan's dtype in C order."""
+        n, tiling = len(rows), self.tiling
+        self._check(rows)
+        wanted = len(tiling.buffers.scores) if responsibilities else 0
+        results = tiling.loops.Observations(
+            np.empty(n), np.empty(n, np.intp), np.empty((wanted, n), self._plan.dtype)
+        )
+        squared, total = tiling.loops.observe(_read_only(rows), tiling.constants, tiling.buffers, results)
+        if not math.isfinite(total):
+            if not self._finite_again(rows):
+                return math.nan, ()
+            return squared, self._scored_by_blocks(rows)
+        labels, found = results.labels, results.responsibilities
+        if tiling.order is not None:
+            labels, found = tiling.order[labels], found[np.argsort(tiling.order)[:wanted]]
+        return squared, (Observed(slice(None), None, rows, found, results.log_likelihoods, labels),)
+
+    def _scored_by_blocks(self, rows: Floats) -> Iterator[Observed]:
+        for where, others in self._in_blocks(rows):
+            scored = others.score(rows[where])
+            yield Observed(where, None, rows[where], scored.responsibilities, scored.log_likelihoods)
+
     def _accumulate_by_blocks(
         self, rows: Floats, weights: Floats | None, seen: MostProbable | None
     ) -> Accumulated:
-        """Accumulate by NumPy a block in which products, or sums of squares, overflow for some row."""
-        if self._others is None:
-            self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
         parts = []
-        for begin in range(0, len(rows), self._others.n_rows):
-            where = slice(begin, begin + self._others.n_rows)
+        for where, others in self._in_blocks(rows):
             part_weights = None if weights is None else weights[where]
             part_seen = None if seen is None else MostProbable(seen.labels[where], seen.largest[where])
-            parts.append(self._others.accumulate(rows[where], part_weights, part_seen))
+            parts.append(others.accumulate(rows[where], part_weights, part_seen))
         return Accumulated(
             np.concatenate([part.log_likelihoods for part in parts]),
             sum(part.total for part in parts),
@@ -223,3 +279,15 @@ class Kernels:
         if isinstance(kernel, TileKernel):
             self._spare.append(kernel.tiling)
         return found
+
+
+def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: bool = False) -> RowKernels:
+    """Return what makes a `Scorer` for rows of float64.
+
+    It goes by tiles where ``compiled`` is True, they can score under the parameters, and NaN does not stand
+    for a ``missing`` value.
+    """
+    if missing or not compiled:
+        return PatternKernels(plan_kernel(parameters), longer=LONGER if missing else 1)
+    kernels = Kernels(plan_tiles(parameters), compiled=True)
+    return kernels if kernels.by_tiles else PatternKernels(kernels.plan, longer=1)

@@ -47,6 +47,8 @@ class Observed(NamedTuple):
         Valid until the next rows are scored.
     log_likelihoods : ndarray of shape (n,)
         Of what the rows have, nats; 0 for rows that have nothing.
+    known_labels : ndarray of intp, shape (n,), or None
+        Where they were found beside the responsibilities.
     """
 
     places: Ints | slice
@@ -54,6 +56,14 @@ class Observed(NamedTuple):
     rows: Floats
     responsibilities: Floats
     log_likelihoods: Floats
+    known_labels: Ints | None = None
+
+    @property
+    def labels(self) -> Ints:
+        """The most probable component of each row, (n,); ties go to the lowest index."""
+        if self.known_labels is not None:
+            return self.known_labels
+        return most_probable(self.responsibilities)[0].astype(np.intp)
 
     @property
     def total(self) -> float:
@@ -97,6 +107,10 @@ class PatternKernel:
         self._complete = BlockKernel(plan, n_rows)
         self._patterns = patterns
         self._merger = PairwiseMerger(partial(merge, parameters.structure))
+
+    def score(self, rows: Floats, *, responsibilities: bool) -> tuple[float, Iterator[Observed]]:
+        """Return the sum of the squares of all values of a block (n, d), and what `observed` yields."""
+        return squared_length(rows), self.observed(rows)
 
     def observed(self, rows: Floats) -> Iterator[Observed]:
         """Yield the rows (n, d) of a block, scored, those with the same features missing together."""

@@ -253,7 +253,8 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     where they have factors of their own.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
-    first = next(frames_of(parameters))
+    frames = frames_of(parameters)
+    first = next(frames)
     if form is Form.CENTRED:
         return KernelPlan(parameters, form, first, np.zeros(parameters.n_components, dtype=np.bool_))
     if form is Form.JOINT:
@@ -261,7 +262,7 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     single = _single_plan(parameters, first, dtype)
     if single is not None:
         return single
-    plans = _plans_by_features(parameters, LIMIT)
+    plans = _plans_by_features(parameters, chain([first], frames), LIMIT)
     if parameters.structure.own_factors:
         plans = chain(plans, map(partial(_joint_plan, parameters), [first]))
     return _best(plans)
@@ -276,13 +277,15 @@ def plan_tiles(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> 
     n_features = parameters.n_features
     if not parameters.structure.own_factors or n_features >= LEAST_BROKEN_OFF:
         return plan_kernel(parameters, dtype)
-    first = next(frames_of(parameters))
+    frames = frames_of(parameters)
+    first = next(frames)
     if form_of(parameters.covariance_type, parameters.n_components, n_features) is Form.FEATURES:
         single = _single_plan(parameters, first, dtype)
         if single is not None:
             return single
         if n_features <= WIDEST_IN_TILES:
-            found = _best(_plans_by_features(parameters, LIMIT / SPARE_DIGITS))
+            plans = _plans_by_features(parameters, chain([first], frames), LIMIT / SPARE_DIGITS)
+            found = _best(plans)
             return found if found.together.any() else found.centred
     return KernelPlan(parameters, Form.CENTRED, first, np.zeros(parameters.n_components, dtype=np.bool_))
 
@@ -300,9 +303,11 @@ def _single_plan(parameters: MixtureParameters, first: Frame, dtype: np.dtype[An
     return KernelPlan(parameters, Form.FEATURES, rounded, everything, True)
 
 
-def _plans_by_features(parameters: MixtureParameters, limit: float) -> Iterator[KernelPlan]:
+def _plans_by_features(
+    parameters: MixtureParameters, frames: Iterable[Frame], limit: float
+) -> Iterator[KernelPlan]:
     """Yield a plan for each frame: components go by features up to an error of ``limit`` nats."""
-    for frame in frames_of(parameters):
+    for frame in frames:
         good = EPS * conditions(parameters, frame) <= limit
         if parameters.structure.shared:
             good = np.full_like(good, good.all())
