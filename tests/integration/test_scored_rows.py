@@ -1,0 +1,153 @@
+"""Predictions of many rows: by compiled tiles as by NumPy, chunk after chunk, on threads, processes, a cluster."""
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from counting import Reads
+from distributed import Client, LocalCluster
+from oracles import starts
+from zarr.storage import LocalStore
+
+from emtau_dask import GaussianMixture
+from emtau_dask.em import LABELS, LOG_LIKELIHOODS, SilentObserver, kernels_to_score, predict, score_rows
+from emtau_dask.errors import UnusableRowError
+from emtau_dask.execution import choose_executor
+from emtau_dask.io.sources import as_source, open_source
+from emtau_dask.runs.predict import LabelOptions, write_labels
+
+ROWS, _ = starts.mixture(2000, 3, 3, separation=3.0, seed=3)
+METHODS = ("predict", "predict_proba", "score_samples")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return GaussianMixture(3, algorithm="em", tol=1e-3, random_state=0).fit(ROWS)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def stored(tmp_path):
+    zarr.create_array(store=tmp_path / "x.zarr", data=ROWS, chunks=(130, 3))
+    return tmp_path / "x.zarr"
+
+
+def opened(path):
+    return open_source(str(path))
+
+
+MAKES = {
+    "numpy": lambda path: ROWS,
+    "float32": lambda path: ROWS.astype("float32"),
+    "integers": lambda path: np.round(ROWS).astype(int),
+    "columns in order": lambda path: np.asfortranarray(ROWS),
+    "dask": lambda path: da.from_array(ROWS, chunks=(130, 2)),
+    "zarr": zarr.open_array,
+    "source": opened,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", MAKES)
+def test_tiles_predict_what_scikit_learn_does(model, stored, kind, method):
+    X = MAKES[kind](stored)
+    plain = np.asarray(MAKES[kind](stored), dtype=float) if kind != "source" else ROWS
+    with dask.config.set({"emtau.compiled": "always"}):
+        found = getattr(model, method)(X)
+        found = found.compute() if isinstance(found, da.Array) else found
+    assert np.allclose(found, getattr(model.to_sklearn(), method)(plain), rtol=1e-9, atol=1e-12)
+    assert found.dtype == getattr(model, method)(ROWS).dtype
+
+
+def test_large_rows_in_memory_are_labelled_by_tiles_and_few_are_not(model, monkeypatch):
+    assert not kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
+    monkeypatch.setattr(predict, "WORTH_IT_ONCE", 3 * 10 * len(ROWS))
+    assert kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
+    assert not kernels_to_score(None, model.parameters_, len(ROWS) - 1).by_tiles
+    assert kernels_to_score(None, model.parameters_, np.nan).by_tiles
+    assert not kernels_to_score(None, model.parameters_, len(ROWS), missing=True).by_tiles
+
+
+class Recorder(SilentObserver):
+    def __init__(self):
+        self.stages, self.done = [], 0
+
+    def stage(self, name, chunks):
+        self.stages.append((name, chunks))
+
+    def chunks_done(self, count):
+        self.done += count
+
+
+@pytest.fixture(params=["threads", "synchronous", "processes", "cluster"])
+def scheduler(request):
+    if request.param == "cluster":
+        with Client(request.getfixturevalue("cluster")):
+            yield request.param
+        return
+    with dask.config.set(scheduler=request.param, num_workers=2):
+        yield request.param
+
+
+@pytest.mark.parametrize("compiled", ["never", "always"])
+def test_labels_are_written_wherever_dask_computes(model, stored, tmp_path, scheduler, compiled, monkeypatch):
+    """In several passes, of which each reads its chunks once."""
+    monkeypatch.setattr(predict, "RESULT_BYTES", 1)
+    told, out = Recorder(), tmp_path / "labels.zarr"
+    options = LabelOptions(probabilities=True, scores=True)
+    with dask.config.set({"emtau.compiled": compiled}):
+        counts = write_labels(model, opened(stored), out, options, observer=told)
+    group, twin = zarr.open_group(str(out)), model.to_sklearn()
+    assert np.array_equal(group["labels"][:], twin.predict(ROWS))
+    assert np.array_equal(counts, np.bincount(twin.predict(ROWS)))
+    assert np.allclose(group["probabilities"][:], twin.predict_proba(ROWS), rtol=1e-9, atol=1e-12)
+    assert np.allclose(group["scores"][:], twin.score_samples(ROWS), rtol=1e-12)
+    assert told.stages == [("labels", 16)]
+    assert told.done == 16
+
+
+def test_each_chunk_is_read_once_for_all_outputs(model, stored, tmp_path):
+    store = Reads(LocalStore(stored, read_only=True))
+    source = as_source(zarr.open_array(store=store, mode="r"), ndim=2, what="X")
+    with dask.config.set({"emtau.direct-reads": "never"}):
+        write_labels(model, source, tmp_path / "o.zarr", LabelOptions(True, True), observer=SilentObserver())
+    assert sorted(store.chunks) == list(range(16))
+
+
+@pytest.mark.parametrize(("most", "passes"), [(1, 4), (2**26, 1)])
+def test_a_pass_is_over_as_many_chunks_as_its_results_may_take(model, stored, most, passes, monkeypatch):
+    monkeypatch.setattr(predict, "RESULT_BYTES", most)
+    with dask.config.set(scheduler="threads", num_workers=2):
+        kernels = kernels_to_score(None, model.parameters_, len(ROWS))
+        parts = list(score_rows(opened(stored), kernels, [LABELS, LOG_LIKELIHOODS], choose_executor()))
+    assert len(parts) == passes
+    labels = np.concatenate([labels for part in parts for labels, _ in part])
+    assert np.array_equal(labels, model.to_sklearn().predict(ROWS))
+
+
+@pytest.mark.parametrize("compiled", ["never", "always"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
+def test_the_first_row_that_cannot_be_scored_is_named(model, tmp_path, compiled, value):
+    spoilt = ROWS.copy()
+    spoilt[700, 1] = spoilt[1500, 0] = value
+    zarr.create_array(store=tmp_path / "x.zarr", data=spoilt, chunks=(130, 3))
+    with (
+        dask.config.set({"emtau.compiled": compiled}),
+        pytest.raises(UnusableRowError, match=r"row 700 \(chunk 5, its row 50\)"),
+    ):
+        write_labels(
+            model,
+            opened(tmp_path / "x.zarr"),
+            tmp_path / "o.zarr",
+            LabelOptions(),
+            observer=SilentObserver(),
+        )
+    with dask.config.set({"emtau.compiled": compiled}), pytest.raises(UnusableRowError, match="row 700 "):
+        model.predict(spoilt)
+    assert not (tmp_path / "o.zarr").exists()
