@@ -192,11 +192,12 @@ def _here() -> Iterator[None]:
 
 
 def hold_for_process() -> None:
-    """Hold both for the rest of this process, unless somebody holds them already.
+    """Hold both for the rest of this process, unless they are in force already.
 
-    Called by tasks in processes other than the fitting one: they take them with the first task.
+    Called by tasks in processes other than the fitting one: they take them with the first task. Tasks beside
+    it wait until it has them: one that loads a library meanwhile could wait for ever; see `compiled_loops`.
     """
-    if not _HOLDERS.holds:
+    if _HOLDERS.setting is None:
         hold = _Hold()
         hold.held.acquire()
         _HOLDERS.enter(hold)

@@ -1,4 +1,4 @@
-"""Predictions of many rows: by compiled tiles as by NumPy, chunk after chunk, on threads, processes, a cluster."""
+"""Predictions of many rows: by compiled tiles as by NumPy, chunk after chunk, wherever dask computes."""
 
 import dask
 import dask.array as da

@@ -15,7 +15,7 @@ from emtau_dask.mixture.estep import LEAST_EXPONENT, plan_tiles
 
 MIXED = 5
 FORMS = [("full", 3), ("full", MIXED), ("full", 19), ("tied", 3), ("diag", 3), ("spherical", 3)]
-"""Covariance types and features. With 19 all are scored in the centred form, with `MIXED` one component is."""
+"""Covariance types and features. With 19 all are scored in the centred form, with `MIXED` one is."""
 LENGTHS = (1, 2, 1000, 2500)
 
 

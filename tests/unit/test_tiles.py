@@ -611,6 +611,33 @@ def test_what_is_compiled_need_not_be_kept():
     assert done.stdout == "[ 9. 10.]\n"
 
 
+LATER_LIBRARIES = """
+import sys
+import numpy as np
+import numba.core.caching as caching
+for locator in caching.CacheImpl._locator_classes:
+    locator.from_function = classmethod(lambda *_: None)
+from emtau_dask.mixture.compiled import compile_loops, why_not_compiled
+from emtau_dask.mixture.covariance import structure_named
+
+def libraries():
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {file for file in files if file and file.endswith(".so")}
+
+assert why_not_compiled() is None
+before = libraries()
+compile_loops(structure_named("full"), 2, 3, np.dtype("f8"), lambda: print("compiles"))
+print(sorted(libraries() - before))
+"""
+
+
+def test_no_library_is_loaded_while_loops_are_compiled():
+    """A thread that compiles would stop for ever where threadpoolctl goes through them meanwhile."""
+    command = [sys.executable, "-c", LATER_LIBRARIES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "compiles\n[]\n"
+
+
 def test_numba_told_to_compile_nothing_is_as_good_as_none(monkeypatch):
     tiling.compiled_loops.cache_clear()
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)

@@ -49,15 +49,23 @@ class Loops(NamedTuple):
 
 @cache
 def compiled_loops() -> Loops | str:
-    """Return the compiled loops, or why there are none."""
+    """Return the compiled loops, or why there are none.
+
+    All that numba imports for its first compilation is imported here. A later import could load a library
+    (by dlopen, with the interpreter's lock held) while threadpoolctl looks through the loaded ones in another
+    thread (by dl_iterate_phdr, with the loader's lock held), and each would wait for the other for ever.
+    """
     try:
         from numba import config
+        from numba.core.registry import cpu_target
 
         from emtau_dask.mixture.compiled import centred, features, loop, mixed, products
     except Exception as error:  # numba raises all kinds where it does not fit what else is installed
         return f"{type(error).__name__}: {error}"
     if config.DISABLE_JIT:
         return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
     return Loops(loop, features, centred, mixed, products)
 
 
