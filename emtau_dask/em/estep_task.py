@@ -18,8 +18,8 @@ from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import MostProbable
-from emtau_dask.mixture.model import Merger, SufficientStatistics, expected_log_density, merge
-from emtau_dask.mixture.numerics import Bools, Floats, Ints, hashed_uniforms
+from emtau_dask.mixture.model import Merger, SufficientStatistics, expected_log_density, merge, remainder
+from emtau_dask.mixture.numerics import EPS, Bools, Floats, Ints, hashed_uniforms
 from emtau_dask.policies import (
     ACTIVE,
     ActivityPolicy,
@@ -29,6 +29,10 @@ from emtau_dask.policies import (
     checked_weights,
 )
 from emtau_dask.rows import ACTIVITY, ChunkLoader, LoadedChunk, Samples
+
+FEW = 3
+"""Rows that stay active are few where there are so many times as many in all: then they are scored again, and
+not those that become inactive."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +319,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         )
         kept = tracking.row_weights({name: values[stays] for name, values in after.items()}, stays.sum())
         if kept is None:
-            return replace(totals, leaving=self._frozen(loaded, positions[~stays], None))
+            return replace(totals, leaving=self._leaving(loaded, positions, stays, totals))
         totals = replace(totals, unsure=_unsure(evidence, _times(loaded.weights_at(positions), factors)))
         if statistics is None or (stays.all() and factors is not None and np.array_equal(kept, factors)):
             return totals
@@ -331,6 +335,23 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         return Evidence(
             self.iteration, np.empty(n_rows, dtype=label_type), np.empty(n_rows), np.empty(n_rows)
         )
+
+    def _leaving(
+        self, loaded: LoadedChunk, positions: Ints, stays: Bools, totals: PassTotals
+    ) -> FrozenRows | None:
+        """Return what rows contribute that do not stay: where few do, the rest of the chunk's totals."""
+        staying, whole = positions[stays], totals.statistics
+        if not len(staying) and whole is not None:
+            return self._with_entropy(whole, totals.log_likelihood)
+        if FEW * len(staying) < len(positions) and whole is not None:
+            part, log_likelihood = self._score(loaded, staying, None, None)
+            assert part is not None
+            parameters = self.kernels.plan.parameters
+            negligible = EPS * whole.weights.sum() * parameters.weights
+            rest = remainder(parameters.structure, whole, part, negligible)
+            if rest is not None:
+                return self._with_entropy(rest, totals.log_likelihood - log_likelihood)
+        return self._frozen(loaded, positions[~stays], None)
 
     def _frozen(self, loaded: LoadedChunk, positions: Ints, factors: Floats | None) -> FrozenRows | None:
         if not len(positions):

@@ -22,6 +22,7 @@ from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
 from emtau_dask.fit.journal import WITNESS
 from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.sources.opening import as_source
+from emtau_dask.mixture.estep import BlockKernel
 from emtau_dask.policies.base import NextPass, RowArray, Schedule
 
 CHUNKS = (40, 40, 0, 80, 40)
@@ -368,3 +369,37 @@ def test_row_state_that_does_not_change_is_not_written(monkeypatch):
     assert np.array_equal(still.means_, counted_rows.means_)
     assert still.lower_bounds_ == counted_rows.lower_bounds_
     assert [record.active_rows for record in still.history_] == [len(ROWS)] + [len(ROWS) // 2] * 5
+
+
+def fitted_rows(X, max_iter):
+    """How many rows were given to be scored in a fit of two components by EM-Lazy, and its records."""
+    scored, accumulate = [], BlockKernel.accumulate
+
+    def counted(kernel, rows, *others):
+        scored.append(len(rows))
+        return accumulate(kernel, rows, *others)
+
+    mixture = GaussianMixture(2, algorithm=EMLazy(full_every=9), max_iter=max_iter)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(BlockKernel, "accumulate", counted)
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        start = {
+            "means_init": [[0, 0], [12, 12]],
+            "precisions_init": [np.eye(2)] * 2,
+            "weights_init": [0.5, 0.5],
+        }
+        records = mixture.set_params(**start).fit(X).history_
+    return sum(scored), list(records)
+
+
+@pytest.mark.parametrize(("between", "few"), [(0, True), (100, True), (4000, False)])
+def test_where_few_rows_stay_active_they_are_scored_again_and_not_those_that_settle(between, few):
+    """Two clusters apart, whose rows settle in the first iteration, and rows between them, which do not."""
+    rng = np.random.default_rng(3)
+    apart = np.vstack([rng.normal(centre, 1, (500, 2)) for centre in (0.0, 12.0)])
+    X = rng.permutation(np.vstack([apart, rng.normal(6.0, 0.1, (between, 2))]))
+    (scored, _), (_, records) = fitted_rows(X, 1), fitted_rows(X, 2)
+    staying = records[1].active_rows if records[1:] else 0
+    assert between * 0.5 <= staying <= between
+    assert (3 * staying < len(X)) == few
+    assert scored == len(X) + (staying if few else len(X) - staying)

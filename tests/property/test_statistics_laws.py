@@ -4,12 +4,13 @@ from functools import partial, reduce
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model.statistics import PairwiseMerger, merge, merged, zero
+from emtau_dask.mixture.model.statistics import PairwiseMerger, merge, merged, remainder, zero
 
 FIELDS = ("weights", "means", "scatter")
 
@@ -144,3 +145,59 @@ def test_any_split_merged_as_a_tree_is_the_naive_sum(structure, split):
         merger.push(part)
     expected = naive_statistics(rows, responsibilities, structure.name)
     assert_close(structure, merger.total(), expected, rows, responsibilities)
+
+
+@given(structure=structures, split=splits(), seed=st.integers(0, 99))
+def test_what_is_left_of_a_whole_is_the_statistics_of_the_other_rows(structure, split, seed):
+    """Within 32 times the rounding of the whole, or it is refused; it is where less than a 16th is left."""
+    rows, responsibilities, _ = split
+    inside = np.random.default_rng(seed).random(len(rows)) < 0.3
+    whole, part, rest = (
+        statistics_of(structure, rows[which], responsibilities[which])
+        for which in (slice(None), inside, ~inside)
+    )
+    found = remainder(structure, whole, part, np.zeros(len(whole.weights)))
+    shares = rest.weights[whole.weights > 0] / whole.weights[whole.weights > 0]
+    if (shares < 0.06).any():
+        assert found is None
+    if found is None:
+        return
+    assert (shares > 0.062).all()
+    expected = naive_statistics(rows[~inside], responsibilities[~inside], structure.name)
+    assert_close(structure, found, expected, rows, 32 * responsibilities)
+
+
+CENTRES = np.array([[0.0, 0.0], [8.0, 1.0], [1e5, 1e5]])
+APART = CENTRES[np.arange(400) % 2] + np.random.default_rng(5).normal(size=(400, 2))
+
+
+def settled(covariance_type, staying, negligible=0.0):
+    """What is left of 400 rows near two of three components, where some rows stay; and what is expected."""
+    structure = structure_named(covariance_type)
+    distances = ((APART[:, np.newaxis] - CENTRES) ** 2).sum(axis=2)
+    responsibilities = np.exp(-0.5 * (distances - distances.min(axis=1, keepdims=True)))
+    responsibilities[:, 2] = 1e-30
+    whole, part = (
+        statistics_of(structure, APART[which], responsibilities[which]) for which in (slice(None), staying)
+    )
+    found = remainder(structure, whole, part, np.full(3, negligible))
+    return found, naive_statistics(APART[~staying], responsibilities[~staying], covariance_type)
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+def test_most_rows_of_a_chunk_are_left_without_being_looked_at(covariance_type):
+    found, expected = settled(covariance_type, np.arange(400) % 9 == 0)
+    assert found is not None
+    for name, reference in zip(FIELDS, expected, strict=True):
+        assert np.allclose(getattr(found, name), reference.astype(float), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+def test_a_component_that_nearly_all_its_rows_stay_with_is_refused_unless_it_is_negligible(covariance_type):
+    """The first component's rows stay, but for one in a hundred; its weight is 200."""
+    near_first = APART[:, 0] < 4
+    staying = near_first & (np.cumsum(near_first) % 100 != 0)
+    assert settled(covariance_type, staying)[0] is None
+    found, _ = settled(covariance_type, staying, negligible=300.0)
+    assert found is not None
+    assert (found.weights == 0).all()

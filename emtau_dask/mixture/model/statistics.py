@@ -27,6 +27,8 @@ from emtau_dask.mixture.numerics import (
 
 T = TypeVar("T")
 TILE_BYTES, MIN_TILE_ROWS = 2**20, 1024
+LEAST_LEFT = 2.0**-4
+"""Least share of a component's weight, and of its scatter in each feature, that `remainder` may leave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +122,41 @@ def merge(
 ) -> SufficientStatistics:
     """Return the statistics of the rows of ``a`` and ``b`` together; see `merged`."""
     return merged(structure, (a, b))
+
+
+def remainder(
+    structure: CovarianceStructure,
+    whole: SufficientStatistics,
+    part: SufficientStatistics,
+    negligible: Floats,
+) -> SufficientStatistics | None:
+    """Return the statistics of the rows of ``whole`` that are not among those of ``part``.
+
+    The inverse of `merge`. Of each component, `LEAST_LEFT` of the weight and of the scatter must be left, so
+    that rounding errors, relative to what is left, are at most so much larger than those of the whole. Of
+    components whose whole weight is ``negligible`` (K,) or less, nothing is left.
+
+    Returns
+    -------
+    SufficientStatistics or None
+        None where less is left of a component.
+    """
+    counts = whole.weights > negligible
+    left = np.where(counts, whole.weights - part.weights, 0.0)
+    if (left < LEAST_LEFT * whole.weights)[counts].any():
+        return None
+    growth = quotients(part.weights, left)
+    moved = np.where(counts[:, np.newaxis], part.means - whole.means, 0.0)
+    means = np.where(counts[:, np.newaxis], whole.means - growth[:, np.newaxis] * moved, 0.0)
+    # Without axes, the difference of two arrays is a number, which cannot be added to in place.
+    scatter = np.subtract(whole.scatter, part.scatter, out=np.empty_like(whole.scatter))
+    structure.add_outer(scatter, -(growth * whole.weights)[np.newaxis], moved[np.newaxis])
+    if not structure.shared:
+        scatter[~counts] = 0.0
+    before, after = (structure.variances(each, *means.shape) for each in (whole.scatter, scatter))
+    if (after < LEAST_LEFT * before)[counts].any():
+        return None
+    return SufficientStatistics(read_only(left), read_only(means), read_only(scatter))
 
 
 def spread_out(statistics: SufficientStatistics, components: Bools) -> SufficientStatistics:
