@@ -43,33 +43,45 @@ def compile_setting() -> str:
     return setting
 
 
-def worth_compiling(
-    client: Any, shape: tuple[float, ...], covariance_type: str, n_components: int, least: int = WORTH_IT
-) -> bool:
-    """Return whether a fit, or what scores rows, uses the compiled loops where it can.
+def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
+    """Return whether a fit uses the compiled loops where it can.
 
-    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used for ``least`` products or more,
+    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `WORTH_IT`,
     unless the form is centred, or this process or a worker cannot compile.
 
     Parameters
     ----------
     client : distributed.Client or None
-    shape : tuple of numbers
-        Rows and features; NaN for a number of rows that is not known, and taken to be large.
+    shape : tuple of int
+        Rows and features.
     covariance_type : str
     n_components : int
-    least : int
-        Products of features and coefficients in a pass.
 
     Raises
     ------
     ConfigError
         The setting cannot be used.
     """
+    n_rows, n_features = shape
+    return _worth(client, n_rows, n_features, covariance_type, n_components, WORTH_IT)
+
+
+def worth_compiling_once(
+    client: Any, n_rows: float, n_features: int, covariance_type: str, n_components: int
+) -> bool:
+    """Return the same for what scores rows in one pass; NaN is a number of rows that is not known.
+
+    That is taken to be large.
+    """
+    return _worth(client, n_rows, n_features, covariance_type, n_components, WORTH_IT_ONCE)
+
+
+def _worth(
+    client: Any, n_rows: float, n_features: int, covariance_type: str, n_components: int, least: int
+) -> bool:
     setting = compile_setting()
     if setting != "auto":
         return setting == "always"
-    n_rows, n_features = shape[0], int(shape[1])
     size = n_rows * n_components * structure_named(covariance_type).n_row_features(n_features)
     if size < least or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
         return False

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from emtau_dask.em.compiling import WORTH_IT_ONCE, check_compiler, worth_compiling
+from emtau_dask.em.compiling import check_compiler, worth_compiling_once
 from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.errors import UnusableRowError, features_named
@@ -110,11 +110,9 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
 def kernels_to_score(
     client: Any, parameters: MixtureParameters, n_rows: float, *, missing: bool = False
 ) -> RowKernels:
-    """Return what scores ``n_rows`` rows once, NaN if their number is not known; see `worth_compiling`."""
-    shape = n_rows, parameters.n_features
-    compiled = not missing and worth_compiling(
-        client, shape, parameters.covariance_type, parameters.n_components, WORTH_IT_ONCE
-    )
+    """Return what scores ``n_rows`` rows once, NaN if nobody knows; see `worth_compiling_once`."""
+    kind, n_components = parameters.covariance_type, parameters.n_components
+    compiled = not missing and worth_compiling_once(client, n_rows, parameters.n_features, kind, n_components)
     return scoring_kernels(parameters, compiled=compiled, missing=missing)
 
 

@@ -11,7 +11,15 @@ from oracles import starts
 from zarr.storage import LocalStore
 
 from emtau_dask import GaussianMixture
-from emtau_dask.em import LABELS, LOG_LIKELIHOODS, SilentObserver, kernels_to_score, predict, score_rows
+from emtau_dask.em import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    SilentObserver,
+    compiling,
+    kernels_to_score,
+    predict,
+    score_rows,
+)
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import choose_executor
 from emtau_dask.io.sources import as_source, open_source
@@ -67,7 +75,7 @@ def test_tiles_predict_what_scikit_learn_does(model, stored, kind, method):
 
 def test_large_rows_in_memory_are_labelled_by_tiles_and_few_are_not(model, monkeypatch):
     assert not kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
-    monkeypatch.setattr(predict, "WORTH_IT_ONCE", 3 * 10 * len(ROWS))
+    monkeypatch.setattr(compiling, "WORTH_IT_ONCE", 3 * 10 * len(ROWS))
     assert kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
     assert not kernels_to_score(None, model.parameters_, len(ROWS) - 1).by_tiles
     assert kernels_to_score(None, model.parameters_, np.nan).by_tiles
