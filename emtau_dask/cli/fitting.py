@@ -103,6 +103,13 @@ OPTIONS = (
         ("--tol",), "stop.tol", "TOL", "When to stop: nats per row, auto (the default), or statistical."
     ),
     FitOption(("--max-iter",), "stop.max_iter", "N", "Most iterations."),
+    FitOption(
+        ("--missing",),
+        "model.missing",
+        "HOW",
+        "What NaN means: raise (an error, the default) or marginalise (a missing value; --algorithm em).",
+        str,
+    ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),
     FitOption(
         ("-o", "--output"),

@@ -68,6 +68,9 @@ class ModelSection(Section):
         A start by given responsibilities, in place of `init_params`.
     random_state : int
         Seed of all that is random.
+    missing : str
+        What NaN means: ``raise``, an error, or ``marginalise``, a missing value, over which fits by the
+        algorithm ``em``, labels and scores integrate.
     """
 
     n_components: Annotated[int, allowed(CONSTRAINTS["n_components"])]
@@ -77,6 +80,7 @@ class ModelSection(Section):
     init_params: Annotated[str, allowed(CONSTRAINTS["init_params"])] = "kmeans"
     init: InitSection | None = None
     random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
+    missing: Annotated[str, allowed(CONSTRAINTS["missing"])] = "raise"
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:

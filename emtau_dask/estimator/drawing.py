@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from emtau_dask.cluster import prove_access, resident, shared_source
-from emtau_dask.em import FitObserver, SilentObserver, check_counts, make_problem
+from emtau_dask.em import FitObserver, SilentObserver, check_counts, imputation, make_problem
 from emtau_dask.errors import features_named
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.execution import choose_executor, interrupts_as_they_are
-from emtau_dask.fit import FitSources, open_context
+from emtau_dask.fit import FitSources, marginalises, open_context
 from emtau_dask.init import sample_rows
 from emtau_dask.inputs import checked_array, checked_lazy, opened_path, row_values_source
 from emtau_dask.io.sources import as_source
+from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.settings import read_settings
 
@@ -32,11 +35,14 @@ class DrawnRows:
         Their sample weights; 1 where there are none.
     total : int
         Rows of positive weight that they were drawn from.
+    imputed : float
+        Share of the values that were missing, and are what the mixture expects there.
     """
 
     rows: Floats
     weights: Floats
     total: int
+    imputed: float = 0.0
 
 
 def drawn_rows(
@@ -50,6 +56,8 @@ def drawn_rows(
     observer: FitObserver | None = None,
 ) -> DrawnRows:
     """Draw rows of data that a fitted mixture knows the features of; each chunk is read once at most.
+
+    Where NaN is a missing value for the mixture, drawn rows have the expected values in their place.
 
     Parameters
     ----------
@@ -69,6 +77,7 @@ def drawn_rows(
     InvalidDataError
         The data cannot be read, have other features, have no rows, or a drawn row holds NaN or infinity.
     """
+    missing = marginalises(estimator.missing)
     names = getattr(estimator, "feature_names_in_", None)
     opened = opened_path(X, columns, names)
     lazy = checked_lazy(estimator, opened)
@@ -89,6 +98,16 @@ def drawn_rows(
     ):
         prove_access(client, None, FitSources(kept, kept_weights).named())
         problem = make_problem(kept, kept_weights, 1, structure, executor, context, compiled=False)
+        problem = replace(problem, missing=missing)
         size = max(1, min(size, MAX_VALUES // problem.n_features))
         sample = sample_rows(problem, seed, size)
-    return DrawnRows(sample.rows, sample.weights, problem.n_present)
+    drawn = DrawnRows(sample.rows, sample.weights, problem.n_present)
+    return _completed(estimator, drawn) if missing else drawn
+
+
+def _completed(estimator: FittedMixture, drawn: DrawnRows) -> DrawnRows:
+    """Return the rows with expected values in the place of missing ones."""
+    parameters = estimator.parameters_
+    kernels = scoring_kernels(parameters, compiled=False, missing=True)
+    rows = imputation(parameters.n_features)(drawn.rows, kernels, missing=True)
+    return replace(drawn, rows=rows, imputed=float(np.isnan(drawn.rows).mean()))

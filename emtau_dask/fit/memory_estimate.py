@@ -14,7 +14,7 @@ from emtau_dask.init import sample_size
 from emtau_dask.io.objects import RowFields
 from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_stored
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep import block_bytes
+from emtau_dask.mixture.estep import LONGER, PATTERNS_BYTES, block_bytes
 from emtau_dask.rows import loaded_bytes
 
 PROCESS_BYTES = 280 * 10**6
@@ -88,6 +88,8 @@ class FitOutline:
         Whether the compiled loops are used where they can be.
     sampled : float
         Sum of the shares of the rows in the samples that a fit begins on, which are cached apart.
+    missing : bool
+        Whether NaN stands for a missing value.
     """
 
     n_components: int
@@ -98,6 +100,7 @@ class FitOutline:
     read_ahead_limit: int
     compiled: bool = False
     sampled: float = 0.0
+    missing: bool = False
 
 
 def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
@@ -129,6 +132,10 @@ def _memory(
     longest = max(chunk_rows, default=0)
     held = sum(_chunk_bytes(source, longest) for source in sources.values())
     beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
+    process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
+    if outline.missing:
+        beside += LONGER * block_bytes(outline.covariance_type, K, rows.shape[1], longest)
+        process += PATTERNS_BYTES
     ahead = _ahead_bytes(sources, outline, chunk_rows)
     being_read = threads * held + min(ahead, threads * held)
     beside_rows = being_read * max(0, reading - held) // held if held else 0
@@ -138,7 +145,6 @@ def _memory(
     cached = _cached(sources, outline)
     to_cache = threads * _cached_bytes(sources, outline.fields, longest) if cached else 0
     working = max(threads * (held + beside) + under_way + to_cache + ahead, sample)
-    process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
     return process + resident + working + cached
 
 

@@ -28,7 +28,7 @@ def rows_to_show(
     if not allowed.holds(max_rows):
         raise InvalidDataError(f"max_rows = {short(max_rows)} must be {allowed.words}.")
     if isinstance(X, DrawnRows):
-        return DrawnRows(X.rows[: int(max_rows)], X.weights[: int(max_rows)], X.total)
+        return DrawnRows(X.rows[: int(max_rows)], X.weights[: int(max_rows)], X.total, X.imputed)
     return drawn_rows(
         estimator,
         X,
@@ -42,9 +42,10 @@ def rows_to_show(
 def counted(drawn: DrawnRows) -> str:
     """Return how many rows are shown, of how many."""
     shown = len(drawn.rows)
+    imputed = f"; {drawn.imputed:.1%} of the values were missing" if drawn.imputed else ""
     if shown == drawn.total:
-        return f"all {shown:,} rows"
-    return f"{shown:,} of {drawn.total:,} rows, drawn at random"
+        return f"all {shown:,} rows{imputed}"
+    return f"{shown:,} of {drawn.total:,} rows, drawn at random{imputed}"
 
 
 def cells_of(rows: int) -> int:

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from emtau_dask.config import RunConfig, algorithm_of
 from emtau_dask.errors import ConfigError
 from emtau_dask.estimator import GaussianMixture
+from emtau_dask.fit import check_missing
+from emtau_dask.policies import EMSampled
 
 MAX_START_BYTES = 2**30
 
@@ -26,9 +28,18 @@ def estimator_of(config: RunConfig) -> GaussianMixture:
         n_init=model.n_init,
         init_params=model.init_params,
         random_state=model.random_state,
+        missing=model.missing,
         checkpoint=config.checkpoint.path,
         checkpoint_every=config.checkpoint.every,
     )
+
+
+def check_fittable(config: RunConfig) -> None:
+    """Raise `ConfigError` where the algorithm of a run cannot fit rows with missing values, and is to."""
+    policy, acceleration = algorithm_of(config.algorithm), config.algorithm.acceleration
+    policy = EMSampled() if isinstance(policy, str) else policy
+    given = config.model.init is not None
+    check_missing(config.model.missing, policy, acceleration, responsibilities=given)
 
 
 def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float64] | None:

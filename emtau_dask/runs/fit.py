@@ -21,7 +21,7 @@ from emtau_dask.io.remote import is_url
 from emtau_dask.io.sources import is_pattern
 from emtau_dask.runs.authority import Demand, as_arguments, demands, require
 from emtau_dask.runs.clusters import computing
-from emtau_dask.runs.estimator import estimator_of, starting_responsibilities
+from emtau_dask.runs.estimator import check_fittable, estimator_of, starting_responsibilities
 from emtau_dask.runs.inputs import Inputs, data_path, open_inputs, planned_inputs
 from emtau_dask.runs.outputs import RunResult, checked_outputs, write_outputs
 from emtau_dask.runs.plan import Plan, check_memory, plan_of
@@ -38,6 +38,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     EmtauError
         Results exist and may not be replaced, or the data or the settings cannot be used.
     """
+    check_fittable(config)
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
@@ -58,6 +59,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
 
 def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
     """Return what the fit of a config needs, and write nothing; raises as `run_fit` and `planned_inputs`."""
+    check_fittable(config)
     return plan_of(config, planned_inputs(config, overwrite=overwrite))
 
 

@@ -12,7 +12,15 @@ from emtau_dask.cluster import active_client
 from emtau_dask.config import RunConfig, algorithm_of
 from emtau_dask.em import worth_compiling
 from emtau_dask.errors import ConfigError
-from emtau_dask.fit import FitDemand, FitOutline, automatic, demand, largest_chunk, row_fields
+from emtau_dask.fit import (
+    FitDemand,
+    FitOutline,
+    automatic,
+    demand,
+    largest_chunk,
+    marginalises,
+    row_fields,
+)
 from emtau_dask.io.sources import Source
 from emtau_dask.runs.inputs import Inputs
 from emtau_dask.runs.tables import text_table
@@ -53,7 +61,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     if inputs.weights is not None:
         sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
     settings, client, shape = read_settings(), active_client(), inputs.rows.shape
-    policy = algorithm_of(config.algorithm)
+    policy, missing = algorithm_of(config.algorithm), marginalises(model.missing)
     shares: tuple[float, ...] = ()
     if isinstance(policy, str):
         chosen = automatic(shape[0], model.n_components, shape[1], model.covariance_type)
@@ -65,8 +73,9 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         threads=threads,
         cache_limit=settings.cache_bytes,
         read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
-        compiled=worth_compiling(client, shape, model.covariance_type, model.n_components),
+        compiled=not missing and worth_compiling(client, shape, model.covariance_type, model.n_components),
         sampled=sum(shares),
+        missing=missing,
     )
     found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))

@@ -98,7 +98,7 @@ def report_of_fit(
         command=AGAIN,
         run=run,
     )
-    return report_page(subject)
+    return report_page(_noting_rows(subject))
 
 
 def _read_at(place: str) -> list[str]:
@@ -217,12 +217,16 @@ def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observe
 
 
 def _noting_rows(subject: Subject) -> Subject:
-    """Return the subject with a note where its data have another number of rows than the fit had."""
-    drawn, rows = subject.drawn, subject.rows
-    if drawn is None or not rows or drawn.total == rows:
-        return subject
-    note = f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}."
-    return replace(subject, notes=(*subject.notes, note))
+    """Return the subject with notes where its data have another number of rows than the fit, or lack values."""
+    drawn, rows, notes = subject.drawn, subject.rows, list(subject.notes)
+    if drawn is not None and rows and drawn.total != rows:
+        notes.append(f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}.")
+    if drawn is not None and drawn.imputed:
+        notes.append(
+            f"{drawn.imputed:.1%} of the values of the rows that are shown were missing. What the mixture "
+            "expects there is shown in their place, which spreads less than real values."
+        )
+    return replace(subject, notes=tuple(notes))
 
 
 def _command(model: GaussianMixture, options: ReportOptions) -> str:
@@ -236,6 +240,7 @@ def _command(model: GaussianMixture, options: ReportOptions) -> str:
         "--max-iter": str(model.max_iter),
         "--seed": None if model.random_state is None else str(model.random_state),
         "--set": f"model.reg_covar={model.reg_covar!r}",
+        "--missing": None if model.missing == "raise" else model.missing,
     }
     if isinstance(model.algorithm, str):
         given["--algorithm"] = model.algorithm

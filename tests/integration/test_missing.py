@@ -1,5 +1,10 @@
 """Rows with missing values: fits, predictions and imputation against naive loops over rows and features."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -15,6 +20,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from emtau_dask import ConfigError, EMTau, GaussianMixture, InvalidDataError, MixtureOutlierDetector
 from emtau_dask.cli.main import main
+from emtau_dask.config import checked_config, complete_values
+from emtau_dask.plot import ComponentsDisplay
+from emtau_dask.runs.fit import run_plan
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
 
@@ -306,6 +314,13 @@ class TestPredictions:
         labels = zarr.open_group(tmp_path / "out.zarr", mode="r")["labels"][:]
         assert np.array_equal(labels, one_model.predict(ROWS))
 
+    def test_pictures_have_expected_values_in_the_place_of_missing_ones(self, one_model):
+        display = ComponentsDisplay.from_estimator(one_model, ROWS, features=[0, 2])
+        assert np.isfinite(display.drawn.rows).all()
+        order = np.lexsort(display.drawn.rows.T)
+        imputed = one_model.impute(ROWS)
+        assert np.allclose(display.drawn.rows[order], imputed[np.lexsort(imputed.T)])
+
     def test_outliers_among_incomplete_rows(self, one_model):
         detector = MixtureOutlierDetector(FrozenEstimator(one_model), contamination=0.1).fit(ROWS)
         assert detector.offset_ == np.quantile(one_model.score_samples(ROWS), 0.1)
@@ -314,3 +329,78 @@ class TestPredictions:
 @parametrize_with_checks([GaussianMixture(algorithm="em", missing="marginalise")])
 def test_estimator_checks(estimator, check):
     check(estimator)
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array(store="rows.zarr", data=ROWS, chunks=(50, D))
+    return "rows.zarr"
+
+
+def emtau(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+class TestCommandLine:
+    OPTIONS = ("-k", K, "--missing", "marginalise", "-o", "out")
+
+    def test_a_fit_is_pythons_and_labels_incomplete_rows(self, stored):
+        ended = emtau("fit", stored, *self.OPTIONS, "--algorithm", "em", "--save-config", "saved.yaml")
+        assert ended.exit_code == 0, ended.output
+        expected = mixture().fit(zarr.open_array(stored))
+        found = GaussianMixture.load("out/model.zarr")
+        assert np.array_equal(found.means_, expected.means_)
+        assert found.missing == "marginalise"
+        labels = zarr.open_group("out/labels.zarr", mode="r")["labels"][:]
+        assert np.array_equal(labels, expected.predict(ROWS))
+        assert emtau("fit", "saved.yaml", "--overwrite").exit_code == 0
+        assert np.array_equal(GaussianMixture.load("out/model.zarr").means_, expected.means_)
+
+    def test_its_report_is_written(self, stored):
+        ended = emtau("fit", stored, *self.OPTIONS, "--algorithm", "em", "--set", "output.report=report.html")
+        assert ended.exit_code == 0, ended.output
+        page = Path("out/report.html").read_text(encoding="utf-8")
+        share = np.isnan(ROWS).mean()
+        assert f"{share:.1%} of the values of the rows that are shown were missing" in page
+        assert "nan" not in re.sub("<[^>]*>", " ", page.lower()).split()
+
+    @pytest.mark.parametrize("plan", [[], ["--plan"]])
+    def test_an_algorithm_that_cannot_is_refused_before_anything_is_written(self, stored, plan):
+        ended = emtau("fit", stored, *self.OPTIONS, *plan)
+        assert ended.exit_code != 0
+        assert "algorithm='em'" in ended.stderr
+        assert not Path("out").exists()
+
+    def test_without_it_nan_is_an_error_that_says_so(self, stored):
+        ended = emtau("fit", stored, "-k", K, "-o", "out")
+        assert ended.exit_code != 0
+        assert "NaN" in ended.stderr
+
+
+IN_ITS_OWN_PROCESS = """
+import resource, sys, warnings
+from pathlib import Path
+import dask
+from emtau_dask import GaussianMixture
+warnings.simplefilter("ignore")
+dask.config.set(scheduler="threads", num_workers=2)
+GaussianMixture(8, algorithm="em", missing="marginalise", max_iter=3, random_state=0).fit(sys.argv[1])
+status = Path("/proc/self/status").read_text()
+print(1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux alone says what a process took")
+def test_a_plan_is_an_upper_bound(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(120_000, 12))
+    rows[np.random.default_rng(1).random(rows.shape) < 0.05] = np.nan
+    path = str(tmp_path / "rows.zarr")
+    zarr.create_array(store=path, data=rows, chunks=(30_000, 12))
+    values = {"data": {"path": path}, "model": {"n_components": 8, "missing": "marginalise"}}
+    config = checked_config(
+        complete_values({**values, "algorithm": {"name": "em"}, "cluster": {"workers": 2}}, [], "run")
+    )
+    command = [sys.executable, "-c", IN_ITS_OWN_PROCESS, path]
+    taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert taken <= run_plan(config, overwrite=False).demand.memory <= 3 * taken

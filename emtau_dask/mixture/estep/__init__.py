@@ -5,7 +5,7 @@ from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF
 from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums
-from emtau_dask.mixture.estep.patterns import LONGER, Observed, PatternKernels
+from emtau_dask.mixture.estep.patterns import LONGER, PATTERNS_BYTES, Observed, PatternKernels
 from emtau_dask.mixture.estep.plan import (
     BLOCK_BYTES,
     DOUBLE,
@@ -30,6 +30,7 @@ __all__ = [
     "LONGER",
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
+    "PATTERNS_BYTES",
     "Accumulated",
     "BlockKernel",
     "Form",
