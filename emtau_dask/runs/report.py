@@ -217,7 +217,7 @@ def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observe
 
 
 def _noting_rows(subject: Subject) -> Subject:
-    """Return the subject with notes where its data have another number of rows than the fit, or lack values."""
+    """Return the subject with notes where its data have other rows than the fit had, or lack values."""
     drawn, rows, notes = subject.drawn, subject.rows, list(subject.notes)
     if drawn is not None and rows and drawn.total != rows:
         notes.append(f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}.")

@@ -1,6 +1,8 @@
 """Row state by slot: written anew by every step, read from the last one, never shared or changed."""
 
 import pickle
+import subprocess
+import sys
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -296,6 +298,22 @@ def files_in(folder):
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
+INTERRUPTED = """
+import os, sys
+from emtau_dask.io.files import ScratchFolder
+mkdir = os.mkdir
+def interrupted(path, *arguments):
+    mkdir(path, *arguments)
+    if "emtau-state-" in str(path):
+        print("made", os.path.basename(path))
+        raise KeyboardInterrupt
+os.mkdir = interrupted
+try:
+    ScratchFolder("emtau-state-", sys.argv[1])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
 KEEPER = """
 import sys
 import dask, numpy as np
@@ -370,6 +388,15 @@ class TestTemporaryJournal:
         with pytest.raises(KeyboardInterrupt) as raised, temporary_journal(FIELDS, len(CHUNK_ROWS)):
             pass
         assert raised.traceback  # It keeps what it went through, as it does at the end of a command.
+        assert list(temporary.iterdir()) == []
+
+    def test_it_leaves_nothing_behind_where_it_is_interrupted_while_it_is_made(self, temporary):
+        """Right after the folder is there, in a process that then ends."""
+        ended = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED, str(temporary)], capture_output=True, text=True
+        )
+        assert ended.stdout.startswith("made emtau-state-"), ended.stderr
+        assert ended.returncode == 130
         assert list(temporary.iterdir()) == []
 
     def test_what_a_killed_process_left_goes_with_the_next_fit(self, temporary):

@@ -57,14 +57,14 @@ def test_arrays_with_the_name_of_a_partial_result_stay(workplace, out):
 def meanwhile(monkeypatch):
     """Let something be done once, after the next predict has begun to write."""
     calls = []
-    plain = predict._in_order
+    plain = predict.score_rows
 
-    def in_order(*arguments):
+    def score_rows(*arguments, **options):
         while calls:
             calls.pop()()
-        return plain(*arguments)
+        return plain(*arguments, **options)
 
-    monkeypatch.setattr(predict, "_in_order", in_order)
+    monkeypatch.setattr(predict, "score_rows", score_rows)
     return calls
 
 

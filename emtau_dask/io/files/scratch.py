@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import BinaryIO
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -58,10 +59,16 @@ class ScratchFolder:
         with suppress(OSError):
             prefix += f"{BOOT_ID.read_text().strip()}-{_mount(above)}-"
             _remove_leftovers(above, prefix, rescue)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+        self.path = above / f"{prefix}{token_hex(8)}"
         self._lock: BinaryIO | None = None
         self._maker, self._rescue = os.getpid(), rescue
+        # Before the folder is made: an interrupt may fall between any two steps.
         self._finalizer = weakref.finalize(self, _remove_own, self.path, self._maker, rescue)
+        try:
+            self.path.mkdir(mode=0o700)
+        except OSError:
+            self._finalizer.detach()
+            raise
         try:
             self._lock = _locked(self.path)
         except BaseException:
