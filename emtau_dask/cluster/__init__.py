@@ -6,7 +6,13 @@ from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.cluster.errors import cluster_errors
 from emtau_dask.cluster.payload import Payload, in_use, opened
 from emtau_dask.cluster.scatter import check_portable, resident
-from emtau_dask.cluster.scheduler import active_client, in_process, local_scheduler, local_threads
+from emtau_dask.cluster.scheduler import (
+    active_client,
+    in_process,
+    local_scheduler,
+    local_threads,
+    threads_of_process,
+)
 from emtau_dask.cluster.workerless import missing_workers_reported, warn_without_workers
 
 __all__ = [
@@ -27,5 +33,6 @@ __all__ = [
     "resident",
     "shared_data",
     "shared_source",
+    "threads_of_process",
     "warn_without_workers",
 ]

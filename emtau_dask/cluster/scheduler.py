@@ -73,5 +73,15 @@ def local_threads() -> int:
     """Return how many threads this process may use for what it does between passes: as many as for tasks."""
     if local_scheduler() is dask.local.get_sync:
         return 1
+    return threads_of_process()
+
+
+def threads_of_process() -> int:
+    """Return how many threads dask's settings leave this process, whatever its clients."""
+    setting = dask.config.get("scheduler", None)
+    if isinstance(setting, str):
+        setting = named_schedulers.get(setting.lower())
+    if setting is dask.local.get_sync:
+        return 1
     threads: int = dask.config.get("num_workers", None) or CPU_COUNT
     return threads

@@ -35,7 +35,6 @@ def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
         for found in parts:
             responsibilities[where][found.places] = found.responsibilities.T
             log_likelihoods[where][found.places] = found.log_likelihoods
-    kernels.finished(kernel)
     return responsibilities, log_likelihoods
 
 

@@ -36,7 +36,7 @@ from emtau_dask.em import (
 from emtau_dask.errors import ConfigError
 from emtau_dask.estimator import Seeds, watching
 from emtau_dask.execution import choose_executor, threads_side_by_side
-from emtau_dask.fit import row_fields, temporary_journal, tolerances
+from emtau_dask.fit import marginalises, row_fields, temporary_journal, tolerances
 from emtau_dask.init import (
     STARTS,
     GivenParameters,
@@ -107,7 +107,12 @@ def compare(config: RunConfig, observer: FitObserver) -> Comparison:
 
 
 def _check_comparable(config: RunConfig) -> None:
-    """Raise `ConfigError` for a policy whose rows hold no responsibilities of their own."""
+    """Raise `ConfigError` for rows with missing values, and for rows that hold no responsibilities."""
+    if marginalises(config.model.missing):
+        raise ConfigError(
+            f"model.missing is {config.model.missing!r}, but compare takes complete rows: no algorithm but em "
+            "fits incomplete ones. Set model.missing to 'raise', and leave such rows out."
+        )
     for settings in config.algorithm.compare:
         if not isinstance(settings, KMeansSettings) and isinstance(policy_of(settings), WeightedPolicy):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whether a fit uses the compiled loops, in this process and in those that run its tasks."""
+"""Whether a fit or a prediction uses the compiled loops, in this process and in those that run its tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORTH_IT = 2**26
 """Fewest products of features and coefficients in an iteration for which a fit is compiled. They take some
 ten milliseconds; the import of numba takes half a second, and the first compilation a few seconds."""
 WORTH_IT_ONCE = 2**32
-"""The same of what scores rows in one pass."""
+"""Fewest products of one pass in which rows are scored, for which it is compiled; they take NumPy seconds."""
 COMPILES = "compiling loops for this machine: once, some seconds"
 
 
@@ -69,9 +69,9 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
 def worth_compiling_once(
     client: Any, n_rows: float, n_features: int, covariance_type: str, n_components: int
 ) -> bool:
-    """Return the same for what scores rows in one pass; NaN is a number of rows that is not known.
+    """Return the same of one pass in which rows are scored; it must have `WORTH_IT_ONCE` products.
 
-    That is taken to be large.
+    A number of rows that is not known (NaN) counts as few.
     """
     return _worth(client, n_rows, n_features, covariance_type, n_components, WORTH_IT_ONCE)
 
@@ -83,7 +83,7 @@ def _worth(
     if setting != "auto":
         return setting == "always"
     size = n_rows * n_components * structure_named(covariance_type).n_row_features(n_features)
-    if size < least or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
+    if not size >= least or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
         return False
     if why_not_compiled() is not None:
         return False
@@ -95,12 +95,12 @@ def _worth(
 
 
 def check_compiler() -> None:
-    """Raise `ClusterError` in a worker that cannot compile, where the fitting process could."""
+    """Raise `ClusterError` in a worker that cannot compile, where the process that asks it to could."""
     why_not = why_not_compiled()
     if why_not is not None:
         raise ClusterError(
-            f"this worker cannot compile ({why_not}), but the process that fits can. Install numba on every "
-            f"worker (pip install numba), or set dask's {KEY} to 'never'."
+            f"this worker cannot compile ({why_not}), but the process that gave it work can. Install numba "
+            f"on every worker (pip install numba), or set dask's {KEY} to 'never'."
         )
 
 

@@ -18,14 +18,15 @@ from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.errors import UnusableRowError, features_named
 from emtau_dask.execution import AheadBudget, Executor, Pass, PassObserver, ReadingTask
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, check_dense, chunk_ranges, is_stored
+from emtau_dask.io.sources import ChunkRange, Source, check_dense, chunk_ranges, is_stored
 from emtau_dask.mixture.compiled import RowKernels, Scorer, scoring_kernels
 from emtau_dask.mixture.estep import Observed
 from emtau_dask.mixture.model import Conditioning, MixtureParameters
-from emtau_dask.rows import LoadedChunk, loaded_bytes
+from emtau_dask.rows import ChunkLoader, LoadedChunk, loaded_bytes
 
-RESULT_BYTES = 2**26
-"""Of the results of each pass that `score_rows` makes, where that is not too few for all workers."""
+RESULT_BYTES, MOST_BYTES = 2**26, 2**30
+"""Of the results of each pass that `score_rows` makes; and the most, where fewer chunks than workers would
+have so few."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +123,12 @@ Scored = list[NDArray[Any]] | UnusableRowError
 
 @dataclass(frozen=True, eq=False)
 class _ScoringTask(ReadingTask[LoadedChunk, list[Scored]]):
-    reader: ChunkReader
+    loader: ChunkLoader
     kernels: RowKernels
     scorings: tuple[Scoring, ...]
-    missing: bool
 
     def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
-        rows, bytes_read = self.reader.load(item, *blocks)
-        return LoadedChunk(rows, None, None, item.start, bytes_read, item.chunk, missing=self.missing)
+        return self.loader.load(item, *blocks)
 
     def compute(self, item: ChunkRange, found: LoadedChunk) -> list[Scored]:
         try:
@@ -168,7 +167,7 @@ def score_rows(
     """Yield what `score_chunk` returns for chunks in their order, many at a time; each row is read once.
 
     Chunks are scored side by side in passes over so many of them that their results take `RESULT_BYTES`, or
-    two for each worker. What a pass found is yielded together.
+    one for each worker, which may take `MOST_BYTES`. What a pass found is yielded together.
 
     Parameters
     ----------
@@ -191,13 +190,14 @@ def score_rows(
     """
     told = _Chunks(observer or SilentObserver())
     ranges, costs = chunk_ranges(rows.chunk_rows), chunk_costs(rows)
-    task = _ScoringTask(rows.reader(), kernels, tuple(scorings), missing)
+    loader = ChunkLoader(rows.reader(), None, missing=missing)
+    task = _ScoringTask(loader, kernels, tuple(scorings))
     ahead = None
     if read_ahead and is_stored(rows):
         ahead = AheadBudget(read_ahead, loaded_bytes([rows], rows.chunk_rows))
     n_components = kernels.plan.parameters.n_components
     width = sum(math.prod(each.row_shape(n_components)) * each.dtype.itemsize for each in scorings)
-    for chunks in _parts(list(ranges), rows.chunk_rows, width, 2 * executor.workers):
+    for chunks in _parts(list(ranges), rows.chunk_rows, width, executor.workers):
         work = Pass(
             task,
             _one_after_the_other,
@@ -222,10 +222,11 @@ def _parts(
     """Yield the chunks of one pass after the other; ``width`` are the bytes of a row's results."""
     begin = size = 0
     for end, chunk in enumerate(chunks):
-        if end - begin >= least and size + chunk_rows[chunk] * width > RESULT_BYTES:
+        added, most = chunk_rows[chunk] * width, RESULT_BYTES if end - begin >= least else MOST_BYTES
+        if end > begin and size + added > most:
             yield chunks[begin:end]
             begin, size = end, 0
-        size += chunk_rows[chunk] * width
+        size += added
     yield chunks[begin:]
 
 

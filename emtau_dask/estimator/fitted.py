@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import dask.array as da
 import numpy as np
+from dask.base import tokenize
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.mixture import GaussianMixture as SklearnMixture
@@ -116,8 +117,17 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         shape = scoring.row_shape(parameters.n_components)
         layout: dict[str, Any] = {"chunks": (array.chunks[0], shape)} if shape else {"drop_axis": 1}
         meta = np.empty((0,) * (1 + len(shape)), scoring.dtype)
+        token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
         return da.map_blocks(
-            scoring, array, kernels, names=names, missing=missing, dtype=scoring.dtype, meta=meta, **layout
+            scoring,
+            array,
+            kernels,
+            names=names,
+            missing=missing,
+            name=f"{scoring.__name__}-{token}",
+            dtype=scoring.dtype,
+            meta=meta,
+            **layout,
         )
 
     def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+from multiprocessing import parent_process
+
 import dask.local
 import dask.threaded
 
-from emtau_dask.cluster import active_client, local_scheduler, local_threads
+from emtau_dask.cluster import active_client, local_scheduler, local_threads, threads_of_process
 from emtau_dask.execution.dask_graph import GraphExecutor
 from emtau_dask.execution.executor import Executor
-from emtau_dask.execution.threads import ThreadExecutor, compute_here, compute_in_threads
+from emtau_dask.execution.threads import (
+    ThreadExecutor,
+    compute_here,
+    compute_in_own_threads,
+    compute_in_threads,
+)
 
 
 def one_thread() -> Executor:
@@ -35,9 +44,13 @@ def choose_executor() -> Executor:
 
 
 def here() -> Executor:
-    """Return what `choose_executor` does where that computes in this process, else its threads.
+    """Return an executor of this process, whatever its clients, with threads that no other task waits for.
 
-    Raises as `choose_executor`.
+    In a task of dask, and in any other thread than the main one, it is the calling thread: all of the
+    machine's threads may be at work beside it.
     """
-    chosen = choose_executor()
-    return chosen if chosen.in_process else ThreadExecutor(local_threads(), compute_in_threads)
+    first = threading.current_thread() is threading.main_thread() and parent_process() is None
+    threads = threads_of_process()
+    if not first or threads == 1:
+        return one_thread()
+    return ThreadExecutor(threads, partial(compute_in_own_threads, threads=threads))

@@ -170,17 +170,22 @@ def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int)
     """
     given = dask.config.get("pool", None)
     if given is None:
-        pool = ThreadPoolExecutor(local_threads(), thread_name_prefix="emtau")
-        try:
-            found = _computed(tasks, key, pool, per_thread)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        pool.shutdown()
-        return found
+        return compute_in_own_threads(tasks, key, per_thread, threads=local_threads())
     if isinstance(given, ThreadPoolExecutor):
         return _computed(tasks, key, given, per_thread)
     return dask.threaded.get(tasks, key)
+
+
+def compute_in_own_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, *, threads: int) -> Any:
+    """Do as `compute_in_threads` by so many threads, which are there for this call alone."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="emtau")
+    try:
+        found = _computed(tasks, key, pool, per_thread)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return found
 
 
 def _packed(error: BaseException, _: Any) -> tuple[BaseException, TracebackType | None]:

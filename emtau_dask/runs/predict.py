@@ -12,6 +12,7 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.cluster import shared_source
 from emtau_dask.em import (
     LABELS,
     LOG_LIKELIHOODS,
@@ -88,8 +89,11 @@ def run_predict(
         columns = columns_of_fit(data, names)
     rows = open_rows(data, array=array, columns=columns)
     threads = {} if workers is None else {"num_workers": workers}
-    here = dask.config.set(scheduler="threads", **threads)
-    with watching(progress) as observer, features_named(names), here:
+    with (
+        watching(progress) as observer,
+        features_named(names),
+        dask.config.set(scheduler="threads", **threads),
+    ):
         return write_labels(fitted, rows, out, options, observer=observer)
 
 
@@ -148,6 +152,7 @@ def write_labels(
         scorings["outliers"] = inliers(threshold)
         of_outliers = {"outliers": {"contamination": options.outliers, "threshold": threshold}}
     executor = choose_executor()
+    rows = shared_source(executor.client, rows, "X")
     kernels = kernels_to_score(executor.client, model.parameters_, rows.shape[0], missing=missing)
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))

@@ -41,7 +41,7 @@ class Results(NamedTuple):
     """What is written for a block of n rows."""
 
     log_likelihoods: Floats  # (n,), nats
-    labels: Ints  # (n,), the lowest index of equals; (0,) where they are not wanted
+    labels: Ints  # (n,), the first score of equals; (0,) where they are not wanted
     largest: Floats  # the responsibilities of the labels, (n,) or (0,)
     moments: Any  # a named tuple of the form, of views of the numbers
     numbers: Floats  # (m,)
@@ -51,7 +51,7 @@ class Observations(NamedTuple):
     """What is written for a block of n rows of which nothing is summed."""
 
     log_likelihoods: Floats  # (n,), nats
-    labels: Ints  # (n,), the lowest index of equals
+    labels: Ints  # (n,), the first score of equals
     responsibilities: Floats  # (K, n), or (0, n) where they are not wanted
 
 
