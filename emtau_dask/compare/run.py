@@ -110,8 +110,8 @@ def _check_comparable(config: RunConfig) -> None:
     """Raise `ConfigError` for rows with missing values, and for rows that hold no responsibilities."""
     if marginalises(config.model.missing):
         raise ConfigError(
-            f"model.missing is {config.model.missing!r}, but compare takes complete rows: no algorithm but em "
-            "fits incomplete ones. Set model.missing to 'raise', and leave such rows out."
+            f"model.missing is {config.model.missing!r}, but compare takes complete rows: no algorithm but "
+            "em fits incomplete ones. Set model.missing to 'raise', and leave such rows out."
         )
     for settings in config.algorithm.compare:
         if not isinstance(settings, KMeansSettings) and isinstance(policy_of(settings), WeightedPolicy):

@@ -372,6 +372,15 @@ class TestCommandLine:
         assert "algorithm='em'" in ended.stderr
         assert not Path("out").exists()
 
+    def test_compare_refuses_it(self, stored):
+        Path("c.yaml").write_text(
+            f"data: {{path: {stored}}}\nmodel: {{n_components: 3, missing: marginalise}}\n"
+            "algorithm: {name: em, compare: [{name: em-tau}]}\n"
+        )
+        ended = emtau("compare", "c.yaml")
+        assert ended.exit_code != 0
+        assert "model.missing is 'marginalise', but compare takes complete rows" in ended.stderr
+
     def test_without_it_nan_is_an_error_that_says_so(self, stored):
         ended = emtau("fit", stored, "-k", K, "-o", "out")
         assert ended.exit_code != 0
