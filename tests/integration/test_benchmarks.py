@@ -375,3 +375,14 @@ def test_four_rules_choose_a_number_of_components(capsys):
         assert all(counts[rule].total() == 1 for rule in module.RULES)
     assert found["even"]["select_components"] == {3: 1}
     assert "K: times" in capsys.readouterr().out
+
+
+def test_predictions(main_of, capsys, tmp_path):
+    found = main_of("predictions")(
+        ["--rows", "4000", "--components", "3", "--repeats", "1", "--folder", str(tmp_path)]
+    )
+    printed = capsys.readouterr().out
+    assert [line.split(" | ")[0].strip("| ") for line in printed.splitlines()[4:]] == list(found)
+    counts = {name: runs[0]["counts"] for name, runs in found.items() if "counts" in runs[0]}
+    assert counts["labels"] == counts["scikit-learn"] == counts["all outputs written"]
+    assert sum(counts["labels"]) == 4 * sum(counts["labels, quarter"]) == 4000
