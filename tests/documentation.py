@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -23,6 +24,8 @@ FENCE = re.compile(r"^```(.*)$")
 REASON = re.compile(r"^<!-- not run: (.+) -->$")
 DIRECTIVE = re.compile(r"^\{[a-z-]+\}")
 """Of Sphinx, such as a table of contents; it is no code."""
+MOST_SECONDS = 300
+"""After which a block of shell counts as one that never ends."""
 NAME = re.compile(r"^# (\S+\.yaml)$")
 
 
@@ -75,10 +78,22 @@ class Reader:
         """Any command that fails ends the block."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         command = ["bash", "-euo", "pipefail", "-c", block.code]
-        run = subprocess.run(
-            command, cwd=self.folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
-        assert run.returncode == 0, f"{block}\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}"
+        try:
+            output, errors = process.communicate(timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, errors = process.communicate()
+            errors += f"\nstill running after {MOST_SECONDS} s"
+        assert process.returncode == 0, f"{block}\n{output[-2000:]}\n{errors[-2000:]}"
 
     def _python(self, block):
         """The names of earlier blocks of the page are there, as in a notebook; no block warns."""

@@ -3,7 +3,9 @@
 import shutil
 import sys
 from collections import Counter
+from pathlib import Path
 
+import documentation
 import pytest
 from documentation import PAGES, ROOT, Reader, blocks_of
 
@@ -54,6 +56,17 @@ FAILING = {
     "```yaml\nmodel: {}\n```": AssertionError,
     "```fortran\nend\n```": AttributeError,
 }
+
+
+def test_a_block_that_never_ends_is_noticed(tmp_path, monkeypatch):
+    """With all that it started."""
+    monkeypatch.setattr(documentation, "MOST_SECONDS", 1)
+    page = tmp_path / "page.md"
+    page.write_text("```bash\nsleep 1000 & echo $! > child\nwait\n```\n")
+    with pytest.raises(AssertionError, match="still running after 1 s"):
+        Reader(tmp_path).run(blocks_of(page)[0])
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"
 
 
 @pytest.mark.parametrize(("block", "error"), FAILING.items())
