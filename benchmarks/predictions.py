@@ -182,9 +182,9 @@ def print_table(found: dict[str, list[dict[str, Any]]], options: argparse.Namesp
         rate, step = rows / seconds[name], options.rows / seconds["e-step"]
         peer = (options.rows / seconds["scikit-learn"]) ** -1 * rate
         memory = "-" if name == "e-step" else f"{max(one['bytes'] for one in runs) / 1e6:.0f}"
-        print(
-            f"| {name} | {seconds[name]:.2f} | {rate / 1e6:.2f} | {peer:.1f} | {rate / step:.2f} | {memory} |"
-        )
+        first = "-" if name == "e-step" else f"{statistics.median(one['first'] for one in runs):.2f}"
+        cells = f"{seconds[name]:.2f}", f"{rate / 1e6:.2f}", f"{peer:.1f}", f"{rate / step:.2f}", memory
+        print(f"| {name} | {first} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

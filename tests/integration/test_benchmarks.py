@@ -383,6 +383,7 @@ def test_predictions(main_of, capsys, tmp_path):
     )
     printed = capsys.readouterr().out
     assert [line.split(" | ")[0].strip("| ") for line in printed.splitlines()[4:]] == list(found)
+    assert len({line.count("|") for line in printed.splitlines()[2:]}) == 1
     counts = {name: runs[0]["counts"] for name, runs in found.items() if "counts" in runs[0]}
     assert counts["labels"] == counts["scikit-learn"] == counts["all outputs written"]
     assert sum(counts["labels"]) == 4 * sum(counts["labels, quarter"]) == 4000
