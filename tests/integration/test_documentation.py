@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections import Counter
-from pathlib import Path
 
 import documentation
 import pytest
@@ -59,14 +58,12 @@ FAILING = {
 
 
 def test_a_block_that_never_ends_is_noticed(tmp_path, monkeypatch):
-    """With all that it started."""
+    """With all that it started: what holds its output open is waited for."""
     monkeypatch.setattr(documentation, "MOST_SECONDS", 1)
     page = tmp_path / "page.md"
-    page.write_text("```bash\nsleep 1000 & echo $! > child\nwait\n```\n")
+    page.write_text("```bash\nsleep 1000 &\nwait\n```\n")
     with pytest.raises(AssertionError, match="still running after 1 s"):
         Reader(tmp_path).run(blocks_of(page)[0])
-    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
 
 
 @pytest.mark.parametrize(("block", "error"), FAILING.items())
