@@ -23,7 +23,11 @@ from emtau_dask.rows import ChunkLoader
 
 
 def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
-    """Return responsibilities (n, K) and log-likelihoods (n,)."""
+    """Return responsibilities (n, K) and log-likelihoods (n,).
+
+    Tiles are not handed back for later blocks: each iteration of a fit has kernels of its own, which would
+    keep theirs for as long as the evaluation lasts.
+    """
     if kernels.by_tiles:
         check_compiler()
     kernel: Scorer = kernels.made(len(rows))

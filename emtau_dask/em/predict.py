@@ -117,12 +117,12 @@ def kernels_to_score(
     return scoring_kernels(parameters, compiled=compiled, missing=missing)
 
 
-Scored = list[NDArray[Any]] | UnusableRowError
+ChunkResults = list[NDArray[Any]] | UnusableRowError
 """The results of a chunk, or what is wrong with it."""
 
 
 @dataclass(frozen=True, eq=False)
-class _ScoringTask(ReadingTask[LoadedChunk, list[Scored]]):
+class _ScoringTask(ReadingTask[LoadedChunk, list[ChunkResults]]):
     loader: ChunkLoader
     kernels: RowKernels
     scorings: tuple[Scoring, ...]
@@ -130,14 +130,14 @@ class _ScoringTask(ReadingTask[LoadedChunk, list[Scored]]):
     def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
         return self.loader.load(item, *blocks)
 
-    def compute(self, item: ChunkRange, found: LoadedChunk) -> list[Scored]:
+    def compute(self, item: ChunkRange, found: LoadedChunk) -> list[ChunkResults]:
         try:
             return [score_chunk(found, self.kernels, self.scorings)]
         except UnusableRowError as error:
             return [error]
 
 
-def _one_after_the_other(parts: Iterable[list[Scored]]) -> list[Scored]:
+def _one_after_the_other(parts: Iterable[list[ChunkResults]]) -> list[ChunkResults]:
     return list(chain.from_iterable(parts))
 
 

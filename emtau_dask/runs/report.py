@@ -98,7 +98,7 @@ def report_of_fit(
         command=AGAIN,
         run=run,
     )
-    return report_page(_noting_rows(subject))
+    return report_page(_with_notes(subject))
 
 
 def _read_at(place: str) -> list[str]:
@@ -187,7 +187,7 @@ def _with_given(subject: Subject, options: ReportOptions, observer: FitObserver)
     rows = open_rows(options.data, array=options.array, columns=columns)
     drawn = _drawn(subject.model, rows, None, observer)
     command = subject.command or _command(subject.model, options)
-    return _noting_rows(replace(subject, data=options.data, drawn=drawn, command=command))
+    return _with_notes(replace(subject, data=options.data, drawn=drawn, command=command))
 
 
 def _with_recorded(
@@ -208,7 +208,7 @@ def _with_recorded(
             raise InvalidDataError(f"{path}, the data of {place}, does not exist; give them: --data DATA")
     inputs = open_inputs(config, overwrite=False, observer=observer)
     drawn = _drawn(subject.model, inputs.rows, inputs.weights, observer)
-    return _noting_rows(replace(subject, drawn=drawn))
+    return _with_notes(replace(subject, drawn=drawn))
 
 
 def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observer: FitObserver) -> DrawnRows:
@@ -216,7 +216,7 @@ def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observe
         return drawn_rows(model, rows, size=MAX_ROWS, seed=SEED, sample_weight=weights, observer=observer)
 
 
-def _noting_rows(subject: Subject) -> Subject:
+def _with_notes(subject: Subject) -> Subject:
     """Return the subject with notes where its data have other rows than the fit had, or lack values."""
     drawn, rows, notes = subject.drawn, subject.rows, list(subject.notes)
     if drawn is not None and rows and drawn.total != rows:

@@ -210,6 +210,7 @@ class TileKernel:
     def _accumulate_by_blocks(
         self, rows: Floats, weights: Floats | None, seen: MostProbable | None
     ) -> Accumulated:
+        """Accumulate by NumPy a block in which something overflows for some row."""
         parts = []
         for where, others in self._in_blocks(rows):
             part_weights = None if weights is None else weights[where]
