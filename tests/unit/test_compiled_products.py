@@ -17,6 +17,7 @@ from emtau_dask.mixture.compiled.products import (
     add_upper_squares,
     multiply,
     multiply_transposed,
+    scatter,
     side_of,
     subtract_half_squares,
     subtract_transposed,
@@ -71,19 +72,60 @@ def test_transposed_products_are_the_sums_over_columns_from_a_row_on(rows, colum
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lines", [COLUMNS, 3 * COLUMNS])
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6, 7, 8, 17])
-def test_half_the_squares_of_triangular_products_are_subtracted(m, lines, dtype):
+def test_half_the_squares_of_triangular_products_about_a_point_are_subtracted(m, lines, dtype):
     """What is above the triangle is not looked at where it is beyond a step's four rows, and 0 elsewhere."""
     rng, t = np.random.default_rng(m), tile_rows(dtype, lines)
-    left, right = np.tril(matrix(rng, m, m, dtype)), matrix(rng, m, t, dtype)
-    before = matrix(rng, 1, t, dtype)
+    left, right = matrix(rng, m + 1, m, dtype), matrix(rng, m, t, dtype)
+    left[:m] = np.tril(left[:m])
+    before = matrix(rng, 3, t, dtype)
     out = before.copy()
-    expected = before - 0.5 * ((left.astype(np.longdouble) @ right.astype(np.longdouble)) ** 2).sum(axis=0)
+    about = right.astype(np.longdouble) - left[m, :, np.newaxis]
+    expected = before[1] - 0.5 * ((left[:m].astype(np.longdouble) @ about) ** 2).sum(axis=0)
     for row in range(m):
         left[row, row - row % 4 + 4 :] = np.nan
-    subtract_half_squares(left, right, out)
-    lengths = np.abs(np.nan_to_num(left)) @ np.abs(right)
-    bound = 2 * (m + 2) * np.finfo(dtype).eps * ((lengths**2).sum(axis=0) + np.abs(before))
-    assert (np.abs(out - expected) <= bound).all()
+    subtract_half_squares(left, right, 1, out)
+    lengths = np.abs(np.nan_to_num(left[:m])) @ np.abs(about).astype(dtype)
+    bound = 2 * (m + 3) * np.finfo(dtype).eps * ((lengths**2).sum(axis=0) + np.abs(before[1]))
+    assert (np.abs(out[1] - expected) <= bound).all()
+    assert np.array_equal(out[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lines", [1, COLUMNS, 5])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17])
+def test_scatters_about_a_point_are_the_weighted_sums_on_and_above_the_diagonal(d, lines, dtype):
+    """Other rows of the weights, and rows after the first d + 3, are not looked at."""
+    rng, t = np.random.default_rng(d), tile_rows(dtype, lines)
+    weights, coordinates = matrix(rng, 3, t, dtype), matrix(rng, d + 5, t, dtype)
+    mean, out = matrix(rng, 1, d + 4, dtype), np.full((d + 3, d + 4), np.nan, dtype)
+    weights[[0, 2]], coordinates[d + 3 :], mean[:, d + 3 :] = np.nan, np.nan, np.nan
+    scatter(weights, 1, coordinates, mean, d, out)
+    about = coordinates[:d].astype(np.longdouble) - mean[0, :d, np.newaxis]
+    factors = np.concatenate([about, np.ones((1, t))])
+    expected, size = (weights[1] * about) @ factors.T, (np.abs(weights[1] * about)) @ np.abs(factors).T
+    upper = np.triu(np.ones((d, d + 1), bool))
+    off = np.abs(out[:d, : d + 1] - expected)
+    assert (off <= 1.01 * (t + 4) * np.finfo(dtype).eps * size)[upper].all()
+
+
+@pytest.mark.parametrize(
+    ("weights", "k", "coordinates", "mean", "d", "out"),
+    [
+        ((2, 24), 2, (7, 24), (1, 7), 4, (7, 7)),
+        ((2, 24), -1, (7, 24), (1, 7), 4, (7, 7)),
+        ((2, 48), 1, (7, 24), (1, 7), 4, (7, 7)),
+        ((2, 25), 1, (7, 25), (1, 7), 4, (7, 7)),
+        ((2, 24), 1, (6, 24), (1, 7), 4, (7, 7)),
+        ((2, 24), 1, (7, 24), (1, 6), 4, (7, 7)),
+        ((2, 24), 1, (7, 24), (2, 7), 4, (7, 7)),
+        ((2, 24), 1, (7, 24), (1, 7), 4, (6, 7)),
+        ((2, 24), 1, (7, 24), (1, 7), 4, (7, 6)),
+        ((2, 24), 1, (7, 24), (1, 7), 0, (7, 7)),
+    ],
+)
+def test_shapes_of_scatters_that_do_not_fit_are_refused(weights, k, coordinates, mean, d, out):
+    with pytest.raises(ValueError, match=r"fit|too few"):
+        scatter(np.ones(weights), k, np.ones(coordinates), np.ones(mean), d, np.ones(out))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,18 +183,20 @@ def test_shapes_of_rows_to_be_transposed_that_do_not_fit_are_refused(rows, origi
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "out"),
+    ("left", "right", "first", "out"),
     [
-        ((4, 4), (5, 24), (1, 24)),
-        ((4, 5), (4, 24), (1, 24)),
-        ((4, 4), (4, 25), (1, 25)),
-        ((4, 4), (4, 24), (2, 24)),
-        ((4, 4), (4, 24), (1, 48)),
+        ((5, 4), (5, 24), 0, (1, 24)),
+        ((5, 5), (4, 24), 0, (1, 24)),
+        ((4, 4), (4, 24), 0, (1, 24)),
+        ((5, 4), (4, 25), 0, (1, 25)),
+        ((5, 4), (4, 24), 2, (2, 24)),
+        ((5, 4), (4, 24), -1, (2, 24)),
+        ((5, 4), (4, 24), 0, (1, 48)),
     ],
 )
-def test_shapes_of_triangular_products_that_do_not_fit_are_refused(left, right, out):
+def test_shapes_of_triangular_products_that_do_not_fit_are_refused(left, right, first, out):
     with pytest.raises(ValueError, match="fit"):
-        subtract_half_squares(np.ones(left), np.ones(right), np.ones(out))
+        subtract_half_squares(np.ones(left), np.ones(right), first, np.ones(out))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +320,7 @@ def test_what_numba_kept_of_other_sources_is_not_used(tmp_path):
 OTHER_WIDTHS = """
 import numpy as np
 from emtau_dask.mixture.compiled.products import VECTOR_BYTES, multiply, multiply_transposed
-from emtau_dask.mixture.compiled.products import subtract_half_squares, add_upper_squares, side_of
+from emtau_dask.mixture.compiled.products import subtract_half_squares, add_upper_squares, scatter, side_of
 print(VECTOR_BYTES)
 for dtype in ("f4", "f8"):
     rng = np.random.default_rng(0)
@@ -287,11 +331,16 @@ for dtype in ("f4", "f8"):
     assert np.allclose(out, left @ right, atol=1e-5)
     assert np.allclose(sums, left @ right @ right.T, atol=1e-3)
     corner, squares = np.ascontiguousarray(np.tril(left[:, :7])), np.zeros((1, 96), dtype)
+    origin = np.zeros((1, 11), dtype)
+    own = np.empty((11, 11), dtype)
+    scatter(left @ right, 2, right, origin, 8, own)
     side = side_of(33, np.dtype(dtype).itemsize)
     upper = np.zeros((side, side), dtype)
-    subtract_half_squares(corner, right[:7], squares)
+    subtract_half_squares(np.concatenate([corner, origin[:, :7]]), right[:7], 0, squares)
     add_upper_squares(right, 11, upper)
     assert np.allclose(squares, -0.5 * ((corner @ right[:7]) ** 2).sum(axis=0), rtol=1e-3)
+    products = ((left @ right)[2] * right[:8]) @ right[:8].T
+    assert np.allclose(np.triu(own[:8, :8]), np.triu(products), atol=1e-3)
     assert np.allclose(np.triu(upper), np.triu(right[:, :side].T @ right[:, :side]), atol=1e-3)
 """
 

@@ -5,8 +5,8 @@ others, and nothing is required of the covariances. Scatters are about a mean of
 summed over, so that nothing cancels however far a component moved or shrank during an iteration; they are
 merged as those of blocks are (Chan, Golub and LeVeque 1983, eq. 2.1).
 
-There are two ways to sum. With few features, all rows of a tile are summed for every component. With many,
-the rows for which a component has responsibility are gathered until they fill a group.
+There are two ways to sum. All rows of a tile are summed for a component. Or those for which it has
+responsibility, where they are few, are gathered until they fill a group.
 """
 
 from __future__ import annotations
@@ -19,35 +19,33 @@ from emtau_dask.mixture.compiled.products import (
     add_upper_squares,
     loop,
     multiply_transposed,
+    scatter,
     subtract_half_squares,
     subtract_transposed,
     sum_loop,
 )
-from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
+from emtau_dask.mixture.numerics import Floats, Ints
 
 
 class CentredConstants(NamedTuple):
     """What is the same for all blocks under one Θ."""
 
     origin: Floats  # zeros, (1, d)
-    means: Floats  # μ_k, (K, d)
     log_scales: Floats  # (K,), less the ceiling, nats
-    factors: Floats  # P_kᵀ, 0 above their diagonals, (K, d, d)
+    whitening: Floats  # P_kᵀ, 0 above their diagonals, and in the last row μ_k, (K, d + 1, d)
     least: float  # the exponentials of smaller numbers are taken for 0
     ceiling: float  # log-densities less scores, nats
     negligible: float  # responsibility that groups leave out, relative to the component's sum so far
+    few: int  # so many rows of a tile, or fewer, are gathered
 
 
 class CentredBuffers(NamedTuple):
     """Buffers of one thread for tiles of T rows; coordinates must be finite where a block begins.
 
-    S is what `side_of` returns for d features. Where all rows of a tile are summed, W is T and there are no
-    groups, (0, 0, 0).
+    S is what `side_of` returns for d features. Where no rows are gathered there are no groups, (0, 0, 0).
     """
 
-    coordinates: Floats  # [1, x], (1 + d, T)
-    differences: Floats  # [1, x − m] of W rows at a time, (1 + d, W)
-    densities: Floats  # of as many rows, (1, W)
+    coordinates: Floats  # x, 1, and two rows to fill up, (d + 3, T)
     scores: Floats  # (K, T)
     sums: Floats  # (T,)
     peaks: Floats  # (T,)
@@ -55,9 +53,11 @@ class CentredBuffers(NamedTuple):
     weights: Floats  # w of the rows of the groups, (K, R)
     counts: Ints  # of the rows in each group, (K,)
     totals: Floats  # responsibilities summed over the block so far, (K,)
-    part: Floats  # sums of the coordinates, (K, 1 + d)
-    weighted: Floats  # w (x − m), (d, T)
-    square: Floats  # Σ w (x − m) [1, x − m], (d, 1 + d)
+    least: Floats  # responsibility that counts as none, (K,)
+    present: Ints  # rows of a tile for which a component has more than that, (K,)
+    part: Floats  # sums of [x, 1] over a tile, (K, d + 1)
+    middle: Floats  # [m, 0] of a tile, (1, d + 3)
+    square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
     mean: Floats  # m, (d,)
     rest: Floats  # Σ w (x − m), (d,)
 
@@ -67,16 +67,6 @@ class CentredMoments(NamedTuple):
 
     sums: Floats  # (K, 1 + d)
     scatter: Floats  # (K, S, S)
-
-
-@loop
-def _subtract(coordinates: AnyArray, begin: Any, mean: Any, out: Any) -> None:
-    """Write ``coordinates`` from column ``begin`` on less ``mean`` (d,) into ``out`` after its first row."""
-    width = out.shape[1]
-    for f in range(len(mean)):
-        of_feature, difference, middle = coordinates[1 + f, begin : begin + width], out[1 + f], mean[f]
-        for t in range(width):
-            difference[t] = of_feature[t] - middle
 
 
 @loop
@@ -137,74 +127,84 @@ def _sum(values: Any) -> Any:
 
 
 @loop
-def _gather(constants: Any, rows: Any, buffers: Any, moments: Any) -> None:
-    for k in range(len(constants.means)):
-        responsibilities, group, weights = buffers.scores[k], buffers.groups[k], buffers.weights[k]
-        buffers.totals[k] += _sum(responsibilities)
-        least, count = constants.negligible * buffers.totals[k], buffers.counts[k]
-        for t in range(len(rows)):
-            if responsibilities[t] > least:
-                row, into = rows[t], group[count]
-                for f in range(len(row)):
-                    into[f] = row[f]
-                weights[count] = responsibilities[t]
-                count += 1
-                if count == len(weights):
-                    _finish_group(group, weights, buffers, moments.sums[k], moments.scatter[k])
-                    count = 0
-        buffers.counts[k] = count
+def _gather(rows: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
+    """Gather the rows (m, d) for which component k has responsibility of more than ``least``."""
+    responsibilities, group, weights = buffers.scores[k], buffers.groups[k], buffers.weights[k]
+    count = buffers.counts[k]
+    for t in range(len(rows)):
+        if responsibilities[t] > least:
+            row, into = rows[t], group[count]
+            for f in range(len(row)):
+                into[f] = row[f]
+            weights[count] = responsibilities[t]
+            count += 1
+            if count == len(weights):
+                _finish_group(group, weights, buffers, moments.sums[k], moments.scatter[k])
+                count = 0
+    buffers.counts[k] = count
 
 
 @loop
-def _sum_tile(constants: Any, buffers: Any, moments: Any) -> None:
-    differences, square, mean = buffers.differences, buffers.square, buffers.mean
-    multiply_transposed(buffers.scores, buffers.coordinates, 0, buffers.part)
-    for k in range(len(constants.means)):
-        responsibilities, weight = buffers.scores[k], buffers.part[k, 0]
-        if not weight > 0:
-            continue
-        for f in range(len(mean)):
-            mean[f] = buffers.part[k, 1 + f] / weight
-        for f in range(len(mean)):
-            of_feature, middle = buffers.coordinates[1 + f], mean[f]
-            difference, weighted = differences[1 + f], buffers.weighted[f]
-            for t in range(len(responsibilities)):
-                residual = of_feature[t] - middle
-                difference[t] = residual
-                weighted[t] = residual * responsibilities[t]
-        multiply_transposed(buffers.weighted, differences, 0, square)
-        scatter = moments.scatter[k]
-        for i in range(len(mean)):
-            moved = square[i, 0] / weight
-            for j in range(i, len(mean)):
-                scatter[i, j] += square[i, 1 + j] - moved * square[j, 0]
-        for f in range(len(mean)):
-            mean[f] += square[f, 0] / weight
-        _merge(weight, mean, moments.sums[k], scatter)
+def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
+    """Add the scatter of all rows of a tile for component k; the sums of its coordinates are in ``part``."""
+    middle, square, mean = buffers.middle, buffers.square, buffers.mean
+    d = len(mean)
+    weight = buffers.part[k, d]
+    if not weight > 0:
+        return
+    for f in range(d):
+        middle[0, f] = buffers.part[k, f] / weight
+    scatter(buffers.scores, k, buffers.coordinates, middle, d, square)
+    summed = moments.scatter[k]
+    for i in range(d):
+        moved = square[i, d] / weight
+        mean[i] = middle[0, i] + moved
+        for j in range(i, d):
+            summed[i, j] += square[i, j] - moved * square[j, d]
+    _merge(weight, mean, moments.sums[k], summed)
+
+
+@loop
+def _count_present(constants: Any, buffers: Any) -> Any:
+    """Write for how many rows of a tile each component has responsibility; return the largest number.
+
+    Write also how much responsibility counts as none.
+    """
+    most = 0
+    for k in range(len(buffers.scores)):
+        responsibilities, count = buffers.scores[k], 0
+        buffers.totals[k] += _sum(responsibilities)
+        least = constants.negligible * buffers.totals[k]
+        for t in range(len(responsibilities)):
+            count += responsibilities[t] > least
+        buffers.present[k] = count
+        buffers.least[k] = least
+        most = max(most, count)
+    return most
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
-    subtract_transposed(rows, constants.origin, 1, buffers.coordinates)
+    subtract_transposed(rows, constants.origin, 0, buffers.coordinates)
 
 
 def _score(constants: Any, buffers: Any) -> None:
-    differences, densities, scores = buffers.differences, buffers.densities, buffers.scores
-    d, width = constants.means.shape[1], differences.shape[1]
-    for k in range(len(constants.means)):
-        for begin in range(0, scores.shape[1], width):
-            _subtract(buffers.coordinates, begin, constants.means[k], differences)
-            for t in range(width):
-                densities[0, t] = constants.log_scales[k]
-            subtract_half_squares(constants.factors[k], differences[1 : 1 + d], densities)
-            for t in range(width):
-                scores[k, begin + t] = densities[0, t]
+    scores, coordinates = buffers.scores, buffers.coordinates[: len(buffers.mean)]
+    for k in range(len(scores)):
+        of_component = scores[k]
+        for t in range(len(of_component)):
+            of_component[t] = constants.log_scales[k]
+        subtract_half_squares(constants.whitening[k], coordinates, k, scores)
 
 
 def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
-    if len(buffers.groups) > 0:
-        _gather(constants, rows, buffers, moments)
-    else:
-        _sum_tile(constants, buffers, moments)
+    gathers = len(buffers.groups) > 0
+    if not gathers or _count_present(constants, buffers) > constants.few:
+        multiply_transposed(buffers.scores, buffers.coordinates, 0, buffers.part)
+    for k in range(len(buffers.scores)):
+        if gathers and buffers.present[k] <= constants.few:
+            _gather(rows, k, buffers.least[k], buffers, moments)
+        else:
+            _sum_all(k, buffers, moments)
 
 
 def _finish(constants: Any, buffers: Any, moments: Any) -> None:

@@ -235,12 +235,11 @@ def _fetch_part(values: Any, part: Any, parts: Any) -> None:
 
 
 @loop
-def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> Any:
+def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> None:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
-    Meanwhile prefetch the values ``ahead`` (a,). Return how many exponentials were taken for 0.
+    Exponentials of numbers below ``least`` are taken for 0. Meanwhile prefetch the values ``ahead`` (a,).
     """
-    vanished = 0
     nothing = sums.dtype.type(0)
     for t in range(len(sums)):
         sums[t] = nothing
@@ -252,10 +251,16 @@ def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> Any:
             far = value < least
             found = exponential(least if far else value)
             found = nothing if far else found
-            vanished += far
             of_component[t] = found
             sums[t] += found
-    return vanished
+
+
+@loop
+def _any_below(values: Any, bound: Any) -> Any:
+    found = 0
+    for t in range(len(values)):
+        found += values[t] < bound
+    return found > 0
 
 
 @loop
@@ -301,17 +306,20 @@ def _to_responsibilities(
 ) -> Any:
     """Turn the scores of a tile's rows (m, d) into responsibilities, and those of other columns into 0.
 
-    ``relative`` says whether exponents are relative to the largest of each row. Return whether they are now,
-    and the sum of the log-likelihoods, which are written. Meanwhile the values ``ahead`` are prefetched.
+    ``relative`` says whether exponents are relative to the largest of each row. They become so where a row's
+    sum is so small that an exponential which is taken for 0 could be seen beside it. Return whether they are
+    now, and the sum of the log-likelihoods, which are written. Meanwhile the values ``ahead`` are prefetched.
     """
     scores, m = buffers.scores, len(rows)
     fill(constants, rows, buffers)
     score(constants, buffers)
     sums, peaks = buffers.sums[:m], buffers.peaks[: m if relative else 0]
-    if not relative and _exponentiate(scores, sums, constants.least, ahead) > 0:
-        relative = True
-        peaks = buffers.peaks[:m]
-        score(constants, buffers)
+    if not relative:
+        _exponentiate(scores, sums, constants.least, ahead)
+        if _any_below(sums, exponential(scores.dtype.type(0.5) * constants.least)):
+            relative = True
+            peaks = buffers.peaks[:m]
+            score(constants, buffers)
     if relative:
         _subtract_peaks(scores, peaks)
         _exponentiate(scores, sums, constants.least, ahead)

@@ -10,10 +10,11 @@ Functions raise ValueError where shapes do not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +123,23 @@ class _Matrix:
 
 
 class _Sums:
-    """Vectors, rows by columns, that begin as 0; LLVM puts them into registers."""
+    """Vectors, at some rows and columns, that begin as 0; LLVM puts them into registers."""
 
-    def __init__(self, builder: Any, like: _Matrix, rows: int, columns: int) -> None:
+    def __init__(self, builder: Any, like: _Matrix, where: Iterable[tuple[int, int]]) -> None:
         self._builder, self._like = builder, like
         nothing = ir.Constant(like.vector, [0.0] * like.lanes)
-        self._places = {
-            (i, j): cgutils.alloca_once(builder, like.vector) for i in range(rows) for j in range(columns)
-        }
+        self._places = {each: cgutils.alloca_once(builder, like.vector) for each in where}
         for place in self._places.values():
             builder.store(nothing, place)
 
     def add(self, i: int, factor: Any, vectors: Sequence[Any]) -> None:
-        """Add to row i the products of a vector with one vector for each column."""
+        """Add to row i the products of a vector with one vector for each column that the row has."""
         kind = self._like.vector
         for j, vector in enumerate(vectors):
-            so_far = self._builder.load(self._places[i, j], typ=kind)
-            total = self._like.call("fmuladd", kind, factor, vector, so_far)
-            self._builder.store(total, self._places[i, j])
+            if (i, j) in self._places:
+                so_far = self._builder.load(self._places[i, j], typ=kind)
+                total = self._like.call("fmuladd", kind, factor, vector, so_far)
+                self._builder.store(total, self._places[i, j])
 
     def vectors(self) -> dict[tuple[int, int], Any]:
         """Return the sums, by row and column."""
@@ -147,25 +147,40 @@ class _Sums:
         return {where: self._builder.load(place, typ=kind) for where, place in self._places.items()}
 
 
-def _vectorised(write: Callable[..., None], lanes: int | None = None) -> Any:
-    """Return a function for compiled code, of three matrices and four numbers: places in them, and a depth.
+def _signature(matrices: Sequence[Any], write: Callable[..., None], lanes: int | None) -> tuple[Any, Any]:
+    """Return the type of a function of ``matrices`` and four numbers, and what builds it.
 
-    ``write(builder, a, b, c, *numbers)`` writes its code, for vectors of ``lanes`` or the machine's width.
+    ``write(builder, *matrices, *numbers)`` writes its code, for vectors of ``lanes`` or the machine's width.
+    The last matrix is its result.
     """
+    fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
+    if not fine or len({m.dtype for m in matrices}) > 1 or not matrices[-1].mutable:
+        raise TypingError(f"these are not matrices of one type of floats in C order: {tuple(matrices)}")
+    count = len(matrices)
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = zip(signature.args[:count], arguments[:count], strict=True)
+        seen = [_Matrix(context, builder, kind, value, lanes) for kind, value in kinds]
+        write(builder, *seen, *arguments[count:])
+        return context.get_dummy_value()
+
+    return types.void(*matrices, *[types.intp] * 4), built
+
+
+def _vectorised(write: Callable[..., None], lanes: int | None = None) -> Any:
+    """Return a function for compiled code, of three matrices and four numbers: places and a depth."""
 
     def declared(_: Any, left: Any, right: Any, out: Any, k: Any, t: Any, i: Any, depth: Any) -> Any:
-        matrices = left, right, out
-        fine = all(m.ndim == 2 and m.layout == "C" and isinstance(m.dtype, types.Float) for m in matrices)
-        if not fine or len({m.dtype for m in matrices}) > 1 or not out.mutable:
-            raise TypingError(f"these are not matrices of one type of floats in C order: {matrices}")
+        return _signature((left, right, out), write, lanes)
 
-        def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds = zip(signature.args[:3], arguments[:3], strict=True)
-            seen = [_Matrix(context, builder, kind, value, lanes) for kind, value in kinds]
-            write(builder, *seen, *arguments[3:])
-            return context.get_dummy_value()
+    return intrinsic(declared)
 
-        return types.void(*matrices, *[types.intp] * 4), built
+
+def _vectorised_about(write: Callable[..., None]) -> Any:
+    """Return the same of four matrices, of which the third has a point that is subtracted from the second."""
+
+    def declared(_: Any, w: Any, x: Any, point: Any, out: Any, k: Any, f: Any, i: Any, depth: Any) -> Any:
+        return _signature((w, x, point, out), write, None)
 
     return intrinsic(declared)
 
@@ -175,15 +190,14 @@ def _product(
     shape: tuple[int, int],
     place: Callable[..., Any],
     a: _Matrix,
-    b: _Matrix,
-    t: Any,
+    load: Callable[[Any, int], Any],
     depth: Any,
 ) -> dict[tuple[int, int], Any]:
-    """Return ``Σ_j a[place(j, row)] * b[j, t : t + columns vectors]`` over j < depth, for each row."""
+    """Return ``Σ_j a[place(j, row)] * load(j, column)``, vectors, over j < depth, for each row and column."""
     rows, columns = shape
-    sums = _Sums(builder, a, rows, columns)
+    sums = _Sums(builder, a, product(range(rows), range(columns)))
     with cgutils.for_range(builder, depth, intp=INDEX) as along:
-        vectors = [b.load(b.place(along.index, t, 0, column)) for column in range(columns)]
+        vectors = [load(along.index, column) for column in range(columns)]
         for row in range(rows):
             sums.add(row, a.repeated(place(along.index, row)), vectors)
     return sums.vectors()
@@ -193,8 +207,10 @@ def _multiply_some(rows: int) -> Any:
     """Return what writes ``left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]`` to out[i:, t:]."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
-        shape = rows, COLUMNS
-        sums = _product(builder, shape, lambda j, row: a.place(k, j, row), a, b, t, depth)
+        def load(j: Any, column: int) -> Any:
+            return b.load(b.place(j, t, 0, column))
+
+        sums = _product(builder, (rows, COLUMNS), lambda j, row: a.place(k, j, row), a, load, depth)
         for (row, column), vector in sums.items():
             c.store(vector, c.place(i, t, row, column))
 
@@ -202,11 +218,18 @@ def _multiply_some(rows: int) -> Any:
 
 
 def _subtract_some(rows: int) -> Any:
-    """Return what subtracts half the squares of that product, summed over its rows, from row i of out."""
+    """Return what subtracts half the squares of such a product, summed over its rows, from row i of out.
+
+    The last row of ``left`` is subtracted from the columns of ``right`` before.
+    """
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
-        shape = rows, COLUMNS
-        sums = _product(builder, shape, lambda j, row: a.place(k, j, row), a, b, t, depth)
+        last = builder.sub(a.height, INDEX(1))
+
+        def load(j: Any, column: int) -> Any:
+            return builder.fsub(b.load(b.place(j, t, 0, column)), a.repeated(a.place(last, j)))
+
+        sums = _product(builder, (rows, COLUMNS), lambda j, row: a.place(k, j, row), a, load, depth)
         minus_half = ir.Constant(c.vector, [-0.5] * c.lanes)
         for column in range(COLUMNS):
             total = ir.Constant(c.vector, [0.0] * c.lanes)
@@ -222,18 +245,70 @@ def _multiply_some_transposed(rows: int, columns: int) -> Any:
     """Return what writes ``left[k : k + rows, :depth] @ right[f : f + columns, :depth].T`` to out[k:, i:]."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, f: Any, i: Any, depth: Any) -> None:
-        sums = _Sums(builder, a, rows, columns)
+        sums = _Sums(builder, a, product(range(rows), range(columns)))
         ends = INDEX(0), depth, INDEX(a.lanes)
         with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
             vectors = [b.load(b.place(f, t, column)) for column in range(columns)]
             for row in range(rows):
                 sums.add(row, a.load(a.place(k, t, row)), vectors)
-        nothing = ir.Constant(c.element, 0.0)
-        for (row, column), vector in sums.vectors().items():
-            total = c.call("vector.reduce.fadd", c.element, nothing, vector, fastmath=("reassoc",))
-            builder.store(total, c.place(k, builder.add(i, INDEX(column)), row))
+        _store_totals(builder, sums, c, k, i)
 
     return _vectorised(write)
+
+
+def _store_totals(builder: Any, sums: _Sums, out: _Matrix, row: Any, column: Any) -> None:
+    """Write what each vector of the sums adds up to into ``out[row:, column:]``."""
+    nothing = ir.Constant(out.element, 0.0)
+    for (i, j), vector in sums.vectors().items():
+        total = out.call("vector.reduce.fadd", out.element, nothing, vector, fastmath=("reassoc",))
+        builder.store(total, out.place(row, builder.add(column, INDEX(j)), i))
+
+
+def _means(builder: Any, m: _Matrix, first: Any, count: int) -> list[Any]:
+    """Return vectors of each of ``m[0, first : first + count]``."""
+    places = (builder.add(first, INDEX(beyond)) for beyond in range(count))
+    return [m.repeated(m.place(INDEX(0), place)) for place in places]
+
+
+def _less(builder: Any, x: _Matrix, first: Any, t: Any, means: list[Any]) -> list[Any]:
+    """Return the vectors at column t of so many rows of x from the first on, less their means."""
+    return [builder.fsub(x.load(x.place(first, t, j)), mean) for j, mean in enumerate(means)]
+
+
+def _write_scatter(builder: Any, w: _Matrix, x: _Matrix, m: _Matrix, c: _Matrix, *places: Any) -> None:
+    """Write ``Σ_t w[k, t] (x - m)[f : f + 4, t] (x - m)[i : i + 3, t]`` over t < depth into out[f:, i:].
+
+    The column m is the first row of its matrix; the places are k, f, i and the depth.
+    """
+    k, f, i, depth = places
+    sums = _Sums(builder, x, product(range(ROWS), range(COLUMNS)))
+    of_rows, of_columns = _means(builder, m, f, ROWS), _means(builder, m, i, COLUMNS)
+    ends = INDEX(0), depth, INDEX(x.lanes)
+    with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
+        vectors, weights = _less(builder, x, i, t, of_columns), w.load(w.place(k, t))
+        for row, difference in enumerate(_less(builder, x, f, t, of_rows)):
+            sums.add(row, builder.fmul(weights, difference), vectors)
+    _store_totals(builder, sums, c, f, i)
+
+
+def _write_own_scatter(builder: Any, w: _Matrix, x: _Matrix, m: _Matrix, c: _Matrix, *places: Any) -> None:
+    """Write the same of rows f to f + 3 with themselves, on and above the diagonal.
+
+    Then write ``Σ_t w[k, t] (x - m)[f : f + 4, t]`` into ``out[f : f + 4, i]``.
+    """
+    k, f, i, depth = places
+    upper = [(row, column) for row in range(ROWS) for column in range(row, ROWS)]
+    squares, sums = _Sums(builder, x, upper), _Sums(builder, x, [(row, 0) for row in range(ROWS)])
+    means, one = _means(builder, m, f, ROWS), ir.Constant(x.vector, [1.0] * x.lanes)
+    ends = INDEX(0), depth, INDEX(x.lanes)
+    with cgutils.for_range_slice(builder, *ends, intp=INDEX) as (t, _):
+        differences, weights = _less(builder, x, f, t, means), w.load(w.place(k, t))
+        for row, difference in enumerate(differences):
+            weighted = builder.fmul(weights, difference)
+            squares.add(row, weighted, differences)
+            sums.add(row, weighted, [one])
+    _store_totals(builder, squares, c, f, f)
+    _store_totals(builder, sums, c, f, i)
 
 
 def _square_some(columns: int) -> Any:
@@ -243,7 +318,10 @@ def _square_some(columns: int) -> Any:
         def place(j: Any, row: int) -> Any:
             return a.place(j, builder.add(k, INDEX(row)))
 
-        for (row, column), vector in _product(builder, (ROWS, columns), place, a, b, t, depth).items():
+        def load(j: Any, column: int) -> Any:
+            return b.load(b.place(j, t, 0, column))
+
+        for (row, column), vector in _product(builder, (ROWS, columns), place, a, load, depth).items():
             where = c.place(i, t, row, column)
             c.store(builder.fadd(c.load(where), vector), where)
 
@@ -269,6 +347,7 @@ _one_by_one, _two_by_one, _three_by_one, _four_by_one = (
 _one_by_three, _two_by_three, _three_by_three, _four_by_three = (
     _multiply_some_transposed(rows, COLUMNS) for rows in range(1, 5)
 )
+_scatter_some, _scatter_own = map(_vectorised_about, (_write_scatter, _write_own_scatter))
 _square_one, _square_two, _square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
 
 
@@ -319,28 +398,29 @@ def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
 
 
 @loop
-def subtract_half_squares(left: Any, right: Any, out: Any) -> None:
-    """Subtract from ``out`` half the squared lengths of the columns of ``left @ right``.
+def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
+    """Subtract from ``out[first]`` half the squared lengths of the columns of ``left[:m] @ (right - p)``.
 
-    They are of shapes (1, T), (m, m) and (m, T); T numbers fill a multiple of `COLUMNS` cache lines. ``left``
-    is 0 above its diagonal; what is beyond the end of a group of four rows is not read.
+    The column p is ``left[m]``. They are of shapes (m + 1, m), (m, T) and (K, T); T numbers fill a multiple
+    of `COLUMNS` cache lines. The square of ``left`` is 0 above its diagonal; what is beyond the end of a
+    group of four rows is not read.
     """
-    m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
+    m, step = len(right), COLUMNS * VECTOR_BYTES // right.itemsize
     rest = m % ROWS
     k = m - rest
-    if left.shape[1] != m or len(right) != m or right.shape[1] % step:
+    if left.shape[1] != m or len(left) != m + 1 or right.shape[1] % step:
         raise ValueError("the factors do not fit each other, or vectors do not fit them")
-    if out.shape[0] != 1 or out.shape[1] != right.shape[1]:
+    if first < 0 or first >= len(out) or out.shape[1] != right.shape[1]:
         raise ValueError("the result does not fit the factors")
     for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
-            _subtract_four(left, right, out, row, t, 0, row + ROWS)
+            _subtract_four(left, right, out, row, t, first, row + ROWS)
         if rest == 1:
-            _subtract_one(left, right, out, k, t, 0, m)
+            _subtract_one(left, right, out, k, t, first, m)
         elif rest == 2:
-            _subtract_two(left, right, out, k, t, 0, m)
+            _subtract_two(left, right, out, k, t, first, m)
         elif rest == 3:
-            _subtract_three(left, right, out, k, t, 0, m)
+            _subtract_three(left, right, out, k, t, first, m)
 
 
 @loop
@@ -389,6 +469,25 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
         _three_columns(left, right, first + i, i, depth, out)
     for i in range(whole, n):
         _one_column(left, right, first + i, i, depth, out)
+
+
+@loop
+def scatter(weights: Any, k: Any, coordinates: Any, mean: Any, d: Any, out: Any) -> None:
+    """Write ``Σ_t weights[k, t] (x_i - m_i) (x_j - m_j)`` into ``out[i, j]``, for i <= j < d.
+
+    Without the last factor, it is written into ``out[i, d]``. Weights are (K, T), coordinates x at least
+    (d + 3, T), the mean m (1, at least d + 3), and the result has at least d + 3 rows and columns; what else
+    there is of it is left undefined. T numbers fill a multiple of cache lines.
+    """
+    least, tile = d + COLUMNS, coordinates.shape[1]
+    if k < 0 or k >= len(weights) or weights.shape[1] != tile or tile % (VECTOR_BYTES // weights.itemsize):
+        raise ValueError("weights and coordinates do not fit each other, or vectors do not fit them")
+    if d < 1 or min(len(coordinates), mean.shape[1], len(out), out.shape[1]) < least or len(mean) != 1:
+        raise ValueError("coordinates, mean or result have too few rows or columns")
+    for i in range(0, d, ROWS):
+        for j in range(i + ROWS, d, COLUMNS):
+            _scatter_some(weights, coordinates, mean, out, k, i, j, tile)
+        _scatter_own(weights, coordinates, mean, out, k, i, d, tile)
 
 
 @loop

@@ -21,7 +21,13 @@ from emtau_dask.mixture.estep import (
     group_rows,
     statistics_of_moments,
 )
-from emtau_dask.mixture.model import PairwiseMerger, SufficientStatistics, merge, spread_out
+from emtau_dask.mixture.model import (
+    MixtureParameters,
+    PairwiseMerger,
+    SufficientStatistics,
+    merge,
+    spread_out,
+)
 from emtau_dask.mixture.numerics import AnyArray, Bools, Floats, Ints, read_only
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
@@ -29,8 +35,9 @@ LINE_BYTES, LINES_AT_ONCE = 64, 3
 TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
 """Bytes of a tile's features (or coordinates), and cache lines of each feature: with more, sums over rows are
 longer; with up to 27, the responsibilities of 16 components stay in the nearest cache."""
-MOST_SUMMED = 8
-"""Most features d for which the centred form sums all rows of a tile; with more, rows are gathered."""
+MOST_SUMMED = 12
+"""Most features d for which the centred form always sums all rows of a tile. With more, a component's rows
+are gathered where they are at most 1 - 12 / d of a tile: gathering costs less the more features there are."""
 ADDED_ROWS = 8192
 """Rows whose moments about means are merged block by block."""
 DOUBLE = np.dtype(np.float64)
@@ -256,6 +263,15 @@ def _feature_parts(
     return constants, buffers, (differences, features)
 
 
+def _whitening(parameters: MixtureParameters, some: Bools) -> Floats:
+    """Return transposed precision factors of some components, and the means below them, (K', d + 1, d)."""
+    K, d = parameters.means[some].shape
+    found = np.empty((K, d + 1, d))
+    found[:, :d] = parameters.precisions_cholesky[some].swapaxes(1, 2)
+    found[:, d] = parameters.means[some]
+    return found
+
+
 def _centred_parts(
     plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, beside: Floats
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
@@ -264,23 +280,21 @@ def _centred_parts(
     some, gathers = ~plan.together, d > MOST_SUMMED
     constants = loops.CentredConstants(
         np.zeros((1, d)),
-        parameters.means[some],
         plan.log_scales[some].ravel(),
-        np.ascontiguousarray(parameters.precisions_cholesky[some].swapaxes(1, 2)),
+        _whitening(parameters, some),
         LEAST_EXPONENT[DOUBLE],
         float(plan.ceiling),
         NEGLIGIBLE / MAX_BLOCK_ROWS,
+        (d - MOST_SUMMED) * tile // d if gathers else 0,
     )
     rows, room = group_rows(K, d) if gathers else 0, _odd_lines(side, DOUBLE.itemsize)
     groups = lines(K * rows, room, DOUBLE).reshape(K if gathers else 0, rows, room)
     groups.fill(0.0)
-    width = LINE_BYTES // DOUBLE.itemsize * LINES_AT_ONCE if gathers else tile
-    coordinates = lines(1 + d, tile, DOUBLE)
+    wide = d + LINES_AT_ONCE
+    coordinates = lines(wide, tile, DOUBLE)
     sums, peaks = beside
     buffers = loops.CentredBuffers(
         coordinates=coordinates,
-        differences=lines(1 + d, width, DOUBLE),
-        densities=lines(1, width, DOUBLE),
         scores=scores,
         sums=sums,
         peaks=peaks,
@@ -288,9 +302,11 @@ def _centred_parts(
         weights=np.empty((K, rows)),
         counts=np.zeros(K, np.intp),
         totals=np.zeros(K),
-        part=np.empty((K, 1 + d)),
-        weighted=lines(0 if gathers else d, tile, DOUBLE),
-        square=np.empty((d, 1 + d)),
+        least=np.zeros(K),
+        present=np.zeros(K, np.intp),
+        part=np.empty((K, d + 1)),
+        middle=np.zeros((1, wide)),
+        square=np.empty((wide, wide)),
         mean=np.empty(d),
         rest=np.empty(d),
     )

@@ -40,7 +40,7 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Most features d for which components with factors of their own use quadratic features: 10 + 2 K, but 96 at
 most (`benchmarks/kernels.py`). All components share the cost of forming them."""
 BLOCK_BYTES = 2**23
-WIDEST_IN_TILES = 23
+WIDEST_IN_TILES = 19
 """The same for compiled tiles, which in the centred form are faster beyond (`benchmarks/compiled.py`)."""
 SPARE_DIGITS = 4.0
 """Compiled tiles score a component by features only as long as rounding may grow so many times before it
