@@ -8,12 +8,14 @@ import math
 from emtau_dask.checkpoint.progress import ORIGINS, moments_kept
 from emtau_dask.checkpoint.schema import ArrayRef, ConfigEntry
 from emtau_dask.em import IterationRecord
-from emtau_dask.io.objects import ArrayLayout, SlotState
+from emtau_dask.io.objects import ArrayLayout, StateObject
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.rows import CONTENTS_BYTES
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
-CHUNK_COLUMNS = ("attempt", "step", "remaining")
+CHUNK_COLUMNS = ("attempt", "step", "first_chunk", "first_row", "remaining")
+PLACE_COLUMNS = 4
+"""Of these, those that say where the row state of a chunk is."""
 DIGEST_BYTES = 32
 PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
 STATISTICS = ("weights", "means", "scatter")
@@ -56,12 +58,13 @@ def array_layouts(config: ConfigEntry, n_chunks: int, prefix: str, n_steps: int)
     }
 
 
-def place_of(slot: SlotState) -> tuple[str, int]:
-    """Return the attempt and the step in which the row state of a chunk was written."""
-    _, attempt, _, name = slot.key.split("/")
-    return attempt, int(name.split(".")[1])
+def place_of(stored: StateObject) -> tuple[str, int, int]:
+    """Return the attempt and the step in which row state was written, and the first chunk that it is of."""
+    _, attempt, _, name = stored.key.split("/")
+    _, step, first, *_ = name.split(".")
+    return attempt, int(step), int(first)
 
 
-def slot_key(attempt: str, step: int, chunk: int) -> str:
-    """Return the key of the row state of a chunk."""
-    return f"attempts/{attempt}/rows/c.{step}.{chunk}.0.0"
+def state_key(attempt: str, step: int, first: int) -> str:
+    """Return the key of an object of row state, of which `place_of` returns this."""
+    return f"attempts/{attempt}/rows/c.{step}.{first}.0.0"

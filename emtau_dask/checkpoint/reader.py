@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from emtau_dask.checkpoint.layout import COLUMNS, PARAMETERS, STATISTICS, Stored, array_layouts, slot_key
+from emtau_dask.checkpoint.layout import (
+    COLUMNS,
+    PARAMETERS,
+    PLACE_COLUMNS,
+    STATISTICS,
+    Stored,
+    array_layouts,
+    state_key,
+)
 from emtau_dask.checkpoint.progress import unpacked
 from emtau_dask.checkpoint.schema import (
     MAX_CHUNKS,
@@ -36,10 +44,19 @@ from emtau_dask.em import FitState, FrozenRows, IterationRecord, KMeansProgress,
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.files import each
-from emtau_dask.io.objects import ArrayLayout, CommitLog, RowFields, SlotState, decode, read_verified
+from emtau_dask.io.objects import (
+    ArrayLayout,
+    CommitLog,
+    RowFields,
+    SlotState,
+    StateObject,
+    decode,
+    most_object_rows,
+    read_verified,
+)
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
 
-MAX_SLOT_ROWS = 2**40
+MAX_OBJECT_ROWS = 2**40
 MAX_FIELDS = 16
 
 
@@ -82,25 +99,27 @@ class WholeCommit:
     log: CommitLog
     manifest: Manifest
     layouts: Mapping[str, ArrayLayout]
-    slot_rows: int
+    most_object_rows: int
     objects: Mapping[ArrayRef, bytes]
     stored: list[Stored] = field(default_factory=list)
 
     @cached_property
     def slots(self) -> dict[tuple[ArrayRef, ArrayRef | None], dict[int, SlotState]]:
         """Where the row state of each run is, by chunk; the references of its two tables identify a run."""
+        self._check_attempts()
         runs = (self.manifest.fit.current, self.manifest.fit.best)
         return {(run.chunks, run.digests): self._slots_of(run) for run in runs if run is not None}
 
     @property
-    def row_state(self) -> dict[str, SlotState]:
-        """Where all row state is, by key."""
-        return {slot.key: slot for slots in self.slots.values() for slot in slots.values()}
+    def row_state(self) -> frozenset[StateObject]:
+        """The objects that hold all row state."""
+        by_id = {id(slot.object): slot.object for slots in self.slots.values() for slot in slots.values()}
+        return frozenset(by_id.values())
 
     @property
     def references(self) -> frozenset[str]:
         """Keys of all objects that the commit refers to."""
-        return frozenset({ref.key for ref in self.objects} | self.row_state.keys())
+        return frozenset({ref.key for ref in self.objects} | {stored.key for stored in self.row_state})
 
     def saved(self, passed_over: Sequence[str] = ()) -> SavedFit:
         """Return the fit; raises `CheckpointCorruptError` where the content is impossible."""
@@ -154,7 +173,8 @@ class WholeCommit:
         if entry.history.iteration != list(range(1, n_iter + 1)) or entry.since_reset > n_iter:
             raise self._impossible("its iterations are not numbered from 1")
         frozen = None if entry.frozen is None else self._frozen(entry.frozen)
-        remaining = {chunk: rows for chunk, rows in enumerate(self._table(entry)[:, 2].tolist()) if rows}
+        left = self._table(entry)[:, PLACE_COLUMNS].tolist()
+        remaining = {chunk: rows for chunk, rows in enumerate(left) if rows}
         cycle = entry.progress is not None and entry.progress.cycle is not None
         if not entry.afresh and frozen is None and not remaining and not cycle:
             raise self._impossible("no row is active and none is inactive")
@@ -206,30 +226,55 @@ class WholeCommit:
         except EmtauError as error:
             raise self._impossible(str(error)) from error
 
+    def _check_attempts(self) -> None:
+        for attempt in self.manifest.attempts:
+            n_fields = len(set(attempt.fields))
+            if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
+                raise self._impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
+            if attempt.object_rows > self.most_object_rows:
+                raise self._impossible(
+                    f"an object of row state has {attempt.object_rows:,} rows, where chunks like these need "
+                    f"{self.most_object_rows:,} at most"
+                )
+
     def _slots_of(self, entry: RunEntry) -> dict[int, SlotState]:
         if entry.digests is None:
             return {}
         table, digests = self._table(entry), self._array("digests", entry.digests)
         attempts = self.manifest.attempts
-        for attempt in attempts:
-            n_fields = len(set(attempt.fields))
-            if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
-                raise self._impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
-        fields = [RowFields(tuple(one.fields), tuple(one.dtypes), self.slot_rows) for one in attempts]
+        fields = [RowFields(tuple(one.fields), tuple(one.dtypes), one.object_rows) for one in attempts]
+        found: dict[tuple[int, int, int, bytes], StateObject] = {}
         slots = {}
-        for chunk, (number, step, _) in enumerate(table.tolist()):
-            if number >= 0:
-                key = slot_key(attempts[number].id, step, chunk)
-                slots[chunk] = SlotState(key, digests[chunk].tobytes().hex(), fields[number])
+        for chunk, (number, step, first, row, _) in enumerate(table.tolist()):
+            if number < 0:
+                continue
+            place = number, step, first, digests[chunk].tobytes()
+            if place not in found:
+                key = state_key(attempts[number].id, step, first)
+                found[place] = StateObject(key, place[-1].hex(), fields[number])
+            slots[chunk] = SlotState(found[place], row)
         return slots
 
     def _table(self, entry: RunEntry) -> NDArray[np.int64]:
-        """Return who wrote the state of each chunk, in which step, and how many rows it has active."""
+        """Return where the state of each chunk is, see `PLACE_COLUMNS`, and how many rows it has active."""
         table = self._array("chunks", entry.chunks)
         lengths, counts = zip(*self.manifest.data.chunks, strict=True) if len(table) else ((), ())
         rows = np.repeat(np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64))
-        within = (table >= [-1, -1, 0]).all() and (table[:, 2] <= rows).all()
-        if not within or (table[:, :2] > [len(self.manifest.attempts) - 1, MAX_COUNT]).any():
+        places, left = table[:, :PLACE_COLUMNS], table[:, PLACE_COLUMNS]
+        stored = places[:, 0] >= 0
+        here, kept = places[stored], rows[stored]
+        longest = np.array([attempt.object_rows for attempt in self.manifest.attempts], dtype=np.int64)
+        most = [len(longest) - 1, MAX_COUNT, len(table) - 1, MAX_COUNT]
+        within = (
+            (places >= -1).all()
+            and (places <= most).all()
+            and (here >= 0).all()
+            and (here[:, 2] <= np.flatnonzero(stored)).all()
+            and (here[:, 3] + kept <= longest[here[:, 0]]).all()
+            and (left >= 0).all()
+            and (left <= rows).all()
+        )
+        if not within or _overlap(here, kept):
             raise self._impossible("its table of chunks is out of range")
         return table
 
@@ -247,6 +292,14 @@ class WholeCommit:
         return CheckpointCorruptError(
             f"commit {self.manifest.number} in {self.log.objects.location} cannot be: {why}."
         )
+
+
+def _overlap(places: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+    """Return whether chunks of so many rows have rows of an object in common."""
+    order = np.lexsort(places.T[::-1])
+    ordered, ends = places[order], (places[:, -1] + rows)[order]
+    together = (ordered[1:, :-1] == ordered[:-1, :-1]).all(axis=1)
+    return bool((ordered[1:, -1] < ends[:-1])[together].any())
 
 
 def _without_none(column: list[Any]) -> list[Any]:
@@ -277,11 +330,11 @@ def read_commit(log: CommitLog, number: int) -> WholeCommit:
     manifest = _manifest(log, number)
     config, data = manifest.config, manifest.data
     n_chunks = sum(count for _, count in data.chunks)
-    slot_rows = max((rows for rows, count in data.chunks if count), default=0)
+    most_rows = most_object_rows((rows, count) for rows, count in data.chunks)
     consistent = (
         data.shape == [sum(rows * count for rows, count in data.chunks), config.n_features]
         and n_chunks <= MAX_CHUNKS
-        and slot_rows <= MAX_SLOT_ROWS
+        and most_rows <= MAX_OBJECT_ROWS
         and len(config.seeds) == config.n_init
     )
     if not consistent:
@@ -292,13 +345,13 @@ def read_commit(log: CommitLog, number: int) -> WholeCommit:
     layouts = array_layouts(config, n_chunks, prefix="", n_steps=1)
     limit = 2 * max(8 * math.prod(layout.chunks) for layout in layouts.values()) + 1024
 
-    def read(place: ArrayRef | SlotState) -> bytes:
+    def read(place: ArrayRef | StateObject) -> bytes:
         most = limit if isinstance(place, ArrayRef) else place.fields.most_bytes
         return read_verified(log.objects, place.key, place.sha256, most)
 
     refs = set(references_of(manifest))
-    commit = WholeCommit(log, manifest, layouts, slot_rows, dict(zip(refs, each(read, refs), strict=True)))
-    each(lambda slot: len(read(slot)), commit.row_state.values())  # Without keeping the bytes.
+    commit = WholeCommit(log, manifest, layouts, most_rows, dict(zip(refs, each(read, refs), strict=True)))
+    each(lambda stored: len(read(stored)), commit.row_state)  # Without keeping the bytes.
     return commit
 
 

@@ -165,6 +165,7 @@ class AttemptEntry(_Entry):
     id: Attempt
     fields: list[str]
     dtypes: list[Literal["bool", "uint8", "uint16", "uint32", "uint64"]]
+    object_rows: Count
 
 
 class AlgorithmEntry(_Entry):

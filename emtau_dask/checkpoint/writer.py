@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from emtau_dask.checkpoint.layout import (
-    CHUNK_COLUMNS,
     COLUMNS,
     PARAMETERS,
+    PLACE_COLUMNS,
     STATISTICS,
     Stored,
     array_layouts,
@@ -51,7 +51,7 @@ from emtau_dask.io.objects import (
     ObjectStore,
     RowFields,
     RowStateWriter,
-    SlotState,
+    StateObject,
     Witness,
     digest,
     encode,
@@ -68,9 +68,10 @@ STEPS_PER_PASS = 8
 LOG = logging.getLogger(__name__)
 
 
-def _slots_of(state: FitState) -> list[SlotState]:
-    """Return where the row state of a commit is."""
-    return [slot for run in (state.current, state.best) if run is not None for slot in run.slots.values()]
+def _stored_by(state: FitState) -> dict[str, StateObject]:
+    """Return the objects that hold the row state of a commit, by key."""
+    runs = (run for run in (state.current, state.best) if run is not None)
+    return {slot.object.key: slot.object for run in runs for slot in run.slots.values()}
 
 
 class CheckpointJournal:
@@ -143,7 +144,7 @@ class CheckpointJournal:
                 )
         self.state, self.contents = state, ReadContents(saved.contents)
         self._log.keep(saved.number, saved.references)
-        self._seen = {slot.key for slot in _slots_of(saved.state)}
+        self._seen = set(_stored_by(saved.state))
         self._stored = saved.stored
         self._attempts = [attempt.id for attempt in saved.manifest.attempts]
 
@@ -199,14 +200,14 @@ class CheckpointJournal:
         `CheckpointError` where the store failed, or where a commit cannot have such a state.
         """
         self.state = state
-        slots = {slot.key for slot in _slots_of(state)}
-        self._log.written(slots)
-        self._unsynced |= slots - self._seen
-        self._seen = slots
+        keys = set(_stored_by(state))
+        self._log.written(keys)
+        self._unsynced |= keys - self._seen
+        self._seen = keys
         if commit:
-            self._commit(state, slots)
+            self._commit(state, keys)
 
-    def _commit(self, state: FitState, slots: set[str]) -> None:
+    def _commit(self, state: FitState, row_state: set[str]) -> None:
         self._begun()
         self._step += 1
         entries = _Entries(self._layouts, self._step, self._stored, self._attempts)
@@ -230,7 +231,7 @@ class CheckpointJournal:
             ) from error
         each(lambda item: self.objects.put(*item), entries.writes.items())
         self._log.written(entries.writes)
-        references = {ref.key for ref in references_of(manifest)} | slots
+        references = {ref.key for ref in references_of(manifest)} | row_state
         self.objects.sync([*entries.writes, *(self._unsynced & references)])
         self._log.append(manifest.model_dump(mode="json", exclude={"run", "number"}), references)
         LOG.debug("commit %d", self._log.last)
@@ -258,14 +259,19 @@ class _Entries:
 
     def attempts_of(self, state: FitState) -> list[AttemptEntry]:
         """Return who wrote the row state of ``state``, in a fixed order; to be called before `fit`."""
-        fields = {place_of(slot)[0]: slot.fields for slot in _slots_of(state)}
+        fields = {place_of(stored)[0]: stored.fields for stored in _stored_by(state).values()}
         attempts = sorted(fields)
         if attempts != list(self.attempts):
             self._known = [entry for entry in self._known if entry[0] != "chunks"]
         self.attempts = attempts
         return [
             AttemptEntry.model_validate(
-                {"id": name, "fields": list(fields[name].names), "dtypes": list(fields[name].dtypes)}
+                {
+                    "id": name,
+                    "fields": list(fields[name].names),
+                    "dtypes": list(fields[name].dtypes),
+                    "object_rows": fields[name].object_rows,
+                }
             )
             for name in attempts
         ]
@@ -303,7 +309,7 @@ class _Entries:
             frozen = FrozenEntry(entropy=run.frozen.entropy, **refs)
         columns = {name: [getattr(record, name) for record in run.records] for name in COLUMNS}
         columns["gap"] = [gap if math.isfinite(gap) else None for gap in columns["gap"]]
-        digests = {chunk: bytes.fromhex(slot.sha256) for chunk, slot in run.slots.items()}
+        digests = {chunk: bytes.fromhex(slot.object.sha256) for chunk, slot in run.slots.items()}
         return RunEntry.model_validate(
             {
                 "parameters": self._parameters(run.parameters),
@@ -333,19 +339,25 @@ class _Entries:
 
     def _chunks(self, run: RunState) -> NDArray[np.int64]:
         table = np.full(self._layouts["chunks"].chunks[1:], -1, dtype=np.int64)
-        table[:, CHUNK_COLUMNS.index("remaining")] = 0
+        table[:, PLACE_COLUMNS] = 0
         numbers = {attempt: number for number, attempt in enumerate(self.attempts)}
-        for chunk, slot in run.slots.items():
-            attempt, step = place_of(slot)
-            table[chunk, :2] = numbers[attempt], step
-        for chunk, remaining in run.remaining.items():
-            table[chunk, 2] = remaining
+        places: dict[str, tuple[int, int, int]] = {}
+        found = []
+        for slot in run.slots.values():
+            key = slot.object.key
+            if key not in places:
+                attempt, step, first = place_of(slot.object)
+                places[key] = numbers[attempt], step, first
+            found.append((*places[key], slot.first_row))
+        if found:
+            table[list(run.slots), :PLACE_COLUMNS] = found
+        if run.remaining:
+            table[list(run.remaining), PLACE_COLUMNS] = list(run.remaining.values())
         return table
 
     def _bytes_table(self, name: str, source: object, rows: Mapping[int, bytes]) -> ArrayRef:
         table = np.zeros(self._layouts[name].chunks[1:], dtype=np.uint8)
-        for chunk, row in rows.items():
-            table[chunk] = np.frombuffer(row, dtype=np.uint8)
+        table[list(rows)] = np.frombuffer(b"".join(rows.values()), dtype=np.uint8).reshape(len(rows), -1)
         return self._array(name, source, table)
 
     def _itself(self, name: str, values: NDArray[Any]) -> ArrayRef:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from emtau_dask.em.compiling import check_compiler
 from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
-from emtau_dask.io.objects import RowStateWriter, SlotState
+from emtau_dask.io.objects import SHARING_ROWS, RowStateWriter, SlotState
 from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
@@ -51,14 +51,17 @@ class FrozenRows:
     entropy: float
 
 
-@dataclass(frozen=True)
-class ChunkOutcome:
-    """A chunk after a partial E-step: how many rows remain active, and where its row state is, if any."""
+class ChunkOutcome(NamedTuple):
+    """A chunk after a partial E-step: how many rows remain active, and where its row state is, if any.
+
+    Until the task ends, ``unwritten`` is row state that is not stored yet; after that it is None.
+    """
 
     chunk: int
     remaining: int
     state: SlotState | None
     contents: bytes
+    unwritten: Mapping[str, NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,37 +179,49 @@ class RowTracking:
 
     def last(self, chunk_range: ChunkRange, slot: SlotState) -> Mapping[str, NDArray[Any]]:
         """Return the arrays at ``slot``, by name; `CheckpointCorruptError` where they cannot be read."""
-        found = None if self.cache is None else self.cache.find_state(chunk_range.chunk, slot.sha256)
+        found = None if self.cache is None else self.cache.find_state(chunk_range.chunk, slot.place)
         if found is None:
             stored = self.writer.read(slot, chunk_range.n_rows)
             dtypes = self.writer.fields.by_name
             found = {name: stored[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
             if self.cache is not None:
-                self.cache.keep_state(chunk_range.chunk, slot.sha256, found)
+                self.cache.keep_state(chunk_range.chunk, slot.place, found)
         return found
 
-    def write(
+    def changed(
         self,
-        chunk: int,
         state: Mapping[str, NDArray[Any]],
         after: Mapping[str, NDArray[Any]],
         positions: Ints,
         stays: Bools,
-    ) -> SlotState:
-        """Write a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
-        written = {ACTIVE: np.zeros_like(state[ACTIVE])}
-        written[ACTIVE][positions] = stays
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
+        changed = {ACTIVE: np.zeros_like(state[ACTIVE])}
+        changed[ACTIVE][positions] = stays
         for name, values in after.items():
             kept = name in self.kept
-            written[name] = state[name].copy() if kept else np.zeros_like(state[name])
-            written[name][positions] = values if kept else np.where(stays, values, 0)
-        slot = self.writer.write(chunk, written)
-        if self.cache is not None:
-            if stays.any():
-                self.cache.keep_state(chunk, slot.sha256, written)
-            else:
-                self.cache.drop_state(chunk)
-        return slot
+            changed[name] = state[name].copy() if kept else np.zeros_like(state[name])
+            changed[name][positions] = values if kept else np.where(stays, values, 0)
+        return changed
+
+    def written(self, outcomes: Iterable[ChunkOutcome]) -> Iterator[ChunkOutcome]:
+        """Write the unwritten row state of chunks; yield their outcomes with its places."""
+        outcomes = list(outcomes)
+        unwritten = {
+            outcome.chunk: outcome.unwritten for outcome in outcomes if outcome.unwritten is not None
+        }
+        slots = self.writer.write(unwritten) if unwritten else {}
+        for outcome in outcomes:
+            slot = slots.get(outcome.chunk)
+            if slot is None:
+                yield outcome
+                continue
+            if self.cache is not None:
+                if outcome.remaining:
+                    self.cache.keep_state(outcome.chunk, slot.place, unwritten[outcome.chunk])
+                else:
+                    self.cache.drop_state(outcome.chunk)
+            yield outcome._replace(state=slot, unwritten=None)
 
 
 class SampleLevel(NamedTuple):
@@ -285,7 +300,10 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         return FoundRows(loaded, positions, self.tracking.fresh(item.chunk_range.n_rows, positions))
 
     def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
-        """Score the chunk's active rows, and write row state where it changes; again, it does the same."""
+        """Score the chunk's active rows; called again, it does the same.
+
+        Row state that changes is written by `finish`, or here, where the chunk shares no object with others.
+        """
         loaded, positions, state = found.loaded, found.positions, found.state
         n = len(positions)
         if self.tracking is None or state is None:
@@ -305,16 +323,18 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         statistics, log_likelihood = self._score(loaded, positions, evidence, factors)
         after, stays = checked_update(tracking.policy, before, evidence)
         unchanged = stays.all() and all(np.array_equal(before[name], after[name]) for name in before)
-        written = item.state
-        if written is None or not unchanged:
-            written = tracking.write(loaded.chunk, state, after, positions, stays)
+        outcome = ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), item.state, loaded.contents)
+        if item.state is None or not unchanged:
+            outcome = outcome._replace(unwritten=tracking.changed(state, after, positions, stays))
+        if item.chunk_range.n_rows > SHARING_ROWS:
+            (outcome,) = tracking.written((outcome,))
         self.loader.keep_active(loaded, positions[stays])
         totals = PassTotals(
             statistics,
             log_likelihood,
             None,
             n,
-            (ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), written, loaded.contents),),
+            (outcome,),
             loaded.bytes_read,
         )
         kept = tracking.row_weights({name: values[stays] for name, values in after.items()}, stays.sum())
@@ -329,6 +349,12 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             staying=self._frozen(loaded, positions[stays], kept),
             rescored=len(kept),
         )
+
+    def finish(self, result: PassTotals) -> PassTotals:
+        """Write the row state that changes in the chunks of a task; called again, it does the same."""
+        if self.tracking is None:
+            return result
+        return replace(result, chunks=tuple(self.tracking.written(result.chunks)))
 
     def _evidence(self, n_rows: int) -> Evidence:
         label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)

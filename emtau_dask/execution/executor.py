@@ -49,7 +49,10 @@ NO_SOURCE: ChunkInput = _NoSource()
 
 
 class ReadingTask(ABC, Generic[L, T]):
-    """A task of a chunk, ``task(item, *blocks) -> T``, in two steps, of which the first may be done ahead."""
+    """A task of a chunk, ``task(item, *blocks) -> T``, in two steps, of which the first may be done ahead.
+
+    What chunks that share a task leave to be done together is the third step.
+    """
 
     @abstractmethod
     def read(self, item: Any, *blocks: Any) -> L:
@@ -59,8 +62,12 @@ class ReadingTask(ABC, Generic[L, T]):
     def compute(self, item: Any, found: L) -> T:
         """Return the task's result from what ``read`` returned."""
 
+    def finish(self, result: T) -> T:
+        """Do what is left to do for all chunks of a task, whose merged ``result`` this is; return it."""
+        return result
+
     def __call__(self, item: Any, *blocks: Sequence[Any]) -> T:
-        """Do both steps."""
+        """Do the first two steps."""
         return self.compute(item, self.read(item, *blocks))
 
 

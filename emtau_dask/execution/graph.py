@@ -40,12 +40,16 @@ class SharedWork(Generic[T]):
             return self.task(item, *blocks)
         return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
 
+    def finish(self, result: T) -> T:
+        """Return the result of all chunks of a task, once what they leave to be done is done."""
+        return self.task.finish(result) if isinstance(self.task, ReadingTask) else result
+
 
 def _run_chunk(
     chunk: int, item: Any, shared: SharedWork[T] | Payload[SharedWork[T]], *blocks: Sequence[Any]
 ) -> T:
     with in_use(shared) as needed:
-        return needed.run(chunk, item, *blocks)
+        return needed.finish(needed.run(chunk, item, *blocks))
 
 
 def _run_batch(
@@ -55,7 +59,7 @@ def _run_batch(
     shared: SharedWork[T] | Payload[SharedWork[T]],
 ) -> T:
     with in_use(shared) as needed:
-        return _run_node(level, opened(items), n_sources, needed)
+        return needed.finish(_run_node(level, opened(items), n_sources, needed))
 
 
 def _run_node(level: int, items: Mapping[int, Any], n_sources: int, shared: SharedWork[T]) -> T:

@@ -14,7 +14,14 @@ import numpy as np
 from emtau_dask.em import FitState, RunState
 from emtau_dask.errors import CheckpointError, ConfigError, StorageError
 from emtau_dask.io.files import ScratchFolder
-from emtau_dask.io.objects import LocalObjects, RowFields, RowStateWriter, Witness, rows_layout
+from emtau_dask.io.objects import (
+    LocalObjects,
+    RowFields,
+    RowStateWriter,
+    Witness,
+    most_object_rows,
+    rows_layout,
+)
 from emtau_dask.io.sources import Source
 from emtau_dask.policies import ACTIVE, ActivityPolicy, checked_row_arrays
 from emtau_dask.rows import ReadContents
@@ -64,7 +71,10 @@ def row_fields(rows: Source, n_components: int, policy: ActivityPolicy, max_iter
     if arrays is None:
         return None
     dtypes = {ACTIVE: np.dtype(np.bool_)} | {array.name: array.dtype for array in arrays}
-    return RowFields.of(dtypes, max(rows.chunk_rows, default=1))
+    longest = max(rows.chunk_rows, default=1)
+    if not rows.addressable:  # Each chunk has a task of its own.
+        return RowFields.of(dtypes, longest)
+    return RowFields.of(dtypes, max(1, most_object_rows((rows, 1) for rows in rows.chunk_rows)))
 
 
 class TemporaryJournal:
@@ -102,7 +112,7 @@ class TemporaryJournal:
 
     def retain(self, *runs: RunState) -> None:
         """Remove all row state but that of ``runs``."""
-        keys = {slot.key for run in runs for slot in run.slots.values()}
+        keys = {slot.object.key for run in runs for slot in run.slots.values()}
         if self.objects is not None:
             self.objects.delete(self._keys - keys)
         self._keys = keys

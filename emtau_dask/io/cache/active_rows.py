@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,9 +112,9 @@ class _File:
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """A chunk's row state, and the digest of the object that it is stored in."""
+    """A chunk's row state, and where it is stored."""
 
-    sha256: str
+    stored: Hashable
     values: Mapping[str, NDArray[Any]]
 
     @property
@@ -288,20 +288,20 @@ class RowCache:
         """Remove the rows of a chunk."""
         self._drop(ROWS, chunk)
 
-    def find_state(self, chunk: int, sha256: str) -> Mapping[str, NDArray[Any]] | None:
-        """Return a chunk's row state by name; None unless that of the object with this digest is cached."""
+    def find_state(self, chunk: int, stored: Hashable) -> Mapping[str, NDArray[Any]] | None:
+        """Return a chunk's row state by name; None unless that which is ``stored`` there is cached."""
         found = self._look(STATE, chunk)
-        return found.values if isinstance(found, _State) and found.sha256 == sha256 else None
+        return found.values if isinstance(found, _State) and found.stored == stored else None
 
-    def keep_state(self, chunk: int, sha256: str, values: Mapping[str, NDArray[Any]]) -> None:
+    def keep_state(self, chunk: int, stored: Hashable, values: Mapping[str, NDArray[Any]]) -> None:
         """Cache a chunk's row state, made read-only, in place of that cached before.
 
-        ``sha256`` is the digest of the object that stores it. Where the quarter of the limit has no room,
-        nothing is cached.
+        ``stored`` identifies what is stored of it. Where the quarter of the limit has no room, nothing is
+        cached.
         """
         for array in values.values():
             array.setflags(write=False)
-        state, key, store = _State(sha256, values), (STATE, chunk), _store()
+        state, key, store = _State(stored, values), (STATE, chunk), _store()
         with store.lock:
             cached = store.of(self.token)
             if cached:

@@ -7,12 +7,22 @@ from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
 from emtau_dask.io.objects.local import LocalObjects
 from emtau_dask.io.objects.opening import object_store, try_store, warn_unless_exclusive
-from emtau_dask.io.objects.row_state import RowFields, RowStateWriter, SlotState, Witness, rows_layout
+from emtau_dask.io.objects.row_state import (
+    SHARING_ROWS,
+    RowFields,
+    RowStateWriter,
+    SlotState,
+    StateObject,
+    Witness,
+    most_object_rows,
+    rows_layout,
+)
 from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
 __all__ = [
     "FORMAT",
     "ROOT_DOCUMENT",
+    "SHARING_ROWS",
     "VERSION",
     "ArrayLayout",
     "CommitLog",
@@ -21,6 +31,7 @@ __all__ = [
     "RowFields",
     "RowStateWriter",
     "SlotState",
+    "StateObject",
     "Witness",
     "ZarrStoreObjects",
     "begun_elsewhere",
@@ -31,6 +42,7 @@ __all__ = [
     "encode",
     "group_document",
     "holds_run",
+    "most_object_rows",
     "new_attempt",
     "object_store",
     "open_log",

@@ -1,0 +1,143 @@
+"""What an iteration takes over very many small chunks of an array in memory, with and without row state.
+
+    python benchmarks/small_chunks.py                        # 10,000 chunks of 100 x 8, and 100,000
+    python benchmarks/small_chunks.py --chunks 40 --many 80 --chunk-rows 20
+
+EM, which keeps no row state; EM-Tau with every row active, whose row state goes to a temporary folder; and
+EM-Tau with a checkpoint that is committed after each iteration. Over the larger number of chunks EM alone.
+Each fit runs in a process of its own. Seconds are those between two decisions of the policy, commits
+included, the first pass left out. Objects are those of row state that an iteration writes to the checkpoint.
+Memory is the most that the process has while it fits, less what it had before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import psutil
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask import EMTau, FullEM, GaussianMixture
+from emtau_dask.io.objects import LocalObjects
+from emtau_dask.policies import PassSummary, Schedule
+
+MARKS: list[float] = []
+"""When the policy of the fit in this process decided."""
+
+
+class TimedEM(FullEM):
+    """EM that notes when an iteration ends."""
+
+    def schedule(self, summary: PassSummary) -> Schedule:
+        MARKS.append(time.perf_counter())
+        return super().schedule(summary)
+
+
+class TimedTau(EMTau):
+    """EM-Tau that notes when an iteration ends."""
+
+    def schedule(self, summary: PassSummary) -> Schedule:
+        MARKS.append(time.perf_counter())
+        return super().schedule(summary)
+
+
+@dataclass(frozen=True)
+class CountedObjects(LocalObjects):
+    """A folder that counts the objects of row state written there."""
+
+    written: list[str] = field(default_factory=list)
+
+    def put(self, key: str, data: bytes) -> None:
+        if "/rows/c." in key:
+            self.written.append(key)
+        super().put(key, data)
+
+
+EM, TAU, CHECKPOINT = "em", "em-tau", "em-tau, checkpoint"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an iteration took: seconds, objects of row state, and bytes beside the data at most."""
+
+    case: str
+    chunks: int
+    seconds: float
+    objects: float
+    peak: int
+
+
+def cost(case: str, chunks: int, options: argparse.Namespace) -> Cost:
+    """Fit in this process, which is a new one."""
+    rng = np.random.default_rng(0)
+    K, d, n = options.components, options.features, options.chunk_rows
+    centres = rng.normal(size=(K, d)) * 3
+    rows = rng.normal(size=(chunks * n, d))
+    rows += centres[rng.integers(K, size=len(rows))]
+    X = da.from_array(rows, chunks=(n, d))
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as place,
+        dask.config.set(
+            {"scheduler": "threads", "num_workers": options.workers, "temporary-directory": place}
+        ),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        objects = CountedObjects(str(Path(place, "run.zarr")))
+        mixture = GaussianMixture(
+            K,
+            algorithm=TimedEM() if case == EM else TimedTau(tau=100, revisit=None),
+            tol=0,
+            max_iter=options.iterations + 1,
+            weights_init=np.full(K, 1 / K),
+            means_init=centres,
+            precisions_init=np.array([np.eye(d)] * K),
+            checkpoint=objects if case == CHECKPOINT else None,
+        )
+        before = psutil.Process().memory_info().rss
+        mixture.fit(X)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    written, passes = len(objects.written), options.iterations + 1
+    return Cost(case, chunks, (MARKS[-1] - MARKS[0]) / options.iterations, written / passes, peak - before)
+
+
+def main(arguments: list[str] | None = None) -> list[Cost]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chunks", type=int, default=10_000)
+    parser.add_argument("--many", type=int, default=100_000, help="chunks of another fit by EM")
+    parser.add_argument("--chunk-rows", type=int, default=100)
+    parser.add_argument("--features", type=int, default=8)
+    parser.add_argument("--components", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=2, help="threads")
+    parser.add_argument("--iterations", type=int, default=4, help="of each fit, after the first")
+    parser.add_argument("--folder", type=Path, help="where row state goes for as long as this runs")
+    options = parser.parse_args(arguments)
+    asked = [(case, options.chunks) for case in (EM, TAU, CHECKPOINT)] + [(EM, options.many)]
+    found = []
+    print("| algorithm | chunks | seconds | ms a chunk | objects | peak, MB | kB a chunk |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for case, chunks in asked:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            each = process.submit(cost, case, chunks, options).result()
+        print(
+            f"| {case} | {chunks:,} | {each.seconds:.3f} | {1e3 * each.seconds / chunks:.3f} "
+            f"| {each.objects:,.0f} | {each.peak / 1e6:,.0f} | {each.peak / 1e3 / chunks:.1f} |",
+            flush=True,
+        )
+        found.append(each)
+    return found
+
+
+if __name__ == "__main__":
+    main()
