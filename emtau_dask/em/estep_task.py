@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,17 +158,20 @@ class RowTracking:
     seed: int = 0
     unsure: float = math.nan
 
+    @cached_property
+    def weighted(self) -> WeightedPolicy | None:
+        """The policy, where active rows stand for others; asked once, since a protocol is slow to check."""
+        return self.policy if isinstance(self.policy, WeightedPolicy) else None
+
     def row_weights(self, state: Mapping[str, NDArray[Any]], n_rows: int) -> Floats | None:
         """Return how many rows each of ``n_rows`` active ones stands for; None where all stand for one."""
-        if not isinstance(self.policy, WeightedPolicy):
-            return None
-        return checked_weights(self.policy, state, n_rows)
+        return None if self.weighted is None else checked_weights(self.weighted, state, n_rows)
 
-    def draws(self, iteration: int, numbers: Ints) -> Floats | None:
-        """Return the uniform numbers of rows in an iteration, for a policy that weights them."""
-        if not isinstance(self.policy, WeightedPolicy):
+    def draws(self, iteration: int, chunk_range: ChunkRange, positions: Ints) -> Floats | None:
+        """Return the uniform numbers of a chunk's rows in an iteration, for a policy that weights them."""
+        if self.weighted is None:
             return None
-        return hashed_uniforms((self.seed, ACTIVITY, iteration), numbers)
+        return hashed_uniforms((self.seed, ACTIVITY, iteration), chunk_range.start + positions)
 
     def fresh(self, n_rows: int, positions: Ints) -> Mapping[str, NDArray[Any]]:
         """Return new state for a chunk: the rows at ``positions`` are active, all else is 0."""
@@ -237,15 +241,12 @@ def _times(weights: Floats | None, factors: Floats | None) -> Floats | None:
     return weights * factors
 
 
-def _unsure(evidence: Evidence | None, weights: Floats | None) -> float:
-    if evidence is None:
-        return 0.0
+def _unsure(evidence: Evidence, weights: Floats | None) -> float:
     unsure = 1.0 - evidence.responsibilities
     return float(unsure.sum() if weights is None else weights @ unsure)
 
 
-@dataclass(frozen=True)
-class EStepItem:
+class EStepItem(NamedTuple):
     """The chunk of a task, and its row state: None where every row is active and none is stored yet."""
 
     chunk_range: ChunkRange
@@ -307,17 +308,16 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         loaded, positions, state = found.loaded, found.positions, found.state
         n = len(positions)
         if self.tracking is None or state is None:
-            evidence = None if self.sample is None else self._evidence(n)
+            evidence = None if self.sample is None else self._evidence(n, None, math.nan)
             statistics, log_likelihood = self._score(loaded, positions, evidence, None)
             outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
-            totals = PassTotals(statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read)
-            return replace(totals, unsure=_unsure(evidence, loaded.weights_at(positions)))
+            unsure = 0.0 if evidence is None else _unsure(evidence, loaded.weights_at(positions))
+            return PassTotals(
+                statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read, unsure=unsure
+            )
         tracking = self.tracking
-        evidence = replace(
-            self._evidence(n),
-            draws=tracking.draws(self.iteration, item.chunk_range.start + positions),
-            unsure=tracking.unsure,
-        )
+        draws = tracking.draws(self.iteration, item.chunk_range, positions)
+        evidence = self._evidence(n, draws, tracking.unsure)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
         factors = None if item.state is None else tracking.row_weights(before, n)
         statistics, log_likelihood = self._score(loaded, positions, evidence, factors)
@@ -329,18 +329,15 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
         self.loader.keep_active(loaded, positions[stays])
-        totals = PassTotals(
-            statistics,
-            log_likelihood,
-            None,
-            n,
-            (outcome,),
-            loaded.bytes_read,
+        bytes_read = loaded.bytes_read
+        if tracking.weighted is None:
+            leaving = self._leaving(loaded, positions, stays, statistics, log_likelihood)
+            return PassTotals(statistics, log_likelihood, leaving, n, (outcome,), bytes_read)
+        kept = checked_weights(
+            tracking.weighted, {name: values[stays] for name, values in after.items()}, outcome.remaining
         )
-        kept = tracking.row_weights({name: values[stays] for name, values in after.items()}, stays.sum())
-        if kept is None:
-            return replace(totals, leaving=self._leaving(loaded, positions, stays, totals))
-        totals = replace(totals, unsure=_unsure(evidence, _times(loaded.weights_at(positions), factors)))
+        unsure = _unsure(evidence, _times(loaded.weights_at(positions), factors))
+        totals = PassTotals(statistics, log_likelihood, None, n, (outcome,), bytes_read, unsure=unsure)
         if statistics is None or (stays.all() and factors is not None and np.array_equal(kept, factors)):
             return totals
         return replace(
@@ -356,19 +353,25 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             return result
         return replace(result, chunks=tuple(self.tracking.written(result.chunks)))
 
-    def _evidence(self, n_rows: int) -> Evidence:
-        label_type = np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
-        return Evidence(
-            self.iteration, np.empty(n_rows, dtype=label_type), np.empty(n_rows), np.empty(n_rows)
-        )
+    def _evidence(self, n_rows: int, draws: Floats | None, unsure: float) -> Evidence:
+        labels = np.empty(n_rows, np.min_scalar_type(self.kernels.plan.parameters.n_components - 1))
+        return Evidence(self.iteration, labels, np.empty(n_rows), np.empty(n_rows), draws, unsure)
 
     def _leaving(
-        self, loaded: LoadedChunk, positions: Ints, stays: Bools, totals: PassTotals
+        self,
+        loaded: LoadedChunk,
+        positions: Ints,
+        stays: Bools,
+        whole: SufficientStatistics | None,
+        of_all: float,
     ) -> FrozenRows | None:
-        """Return what rows contribute that do not stay: where few do, the rest of the chunk's totals."""
-        staying, whole = positions[stays], totals.statistics
+        """Return what rows contribute that do not stay: where few do, the rest of the chunk's totals.
+
+        These are the statistics of the ``whole`` chunk and the log-likelihood ``of_all`` its active rows.
+        """
+        staying = positions[stays]
         if not len(staying) and whole is not None:
-            return self._with_entropy(whole, totals.log_likelihood)
+            return self._with_entropy(whole, of_all)
         if FEW * len(staying) < len(positions) and whole is not None:
             part, log_likelihood = self._score(loaded, staying, None, None)
             assert part is not None
@@ -376,7 +379,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             negligible = EPS * whole.weights.sum() * parameters.weights
             rest = remainder(parameters.structure, whole, part, negligible)
             if rest is not None:
-                return self._with_entropy(rest, totals.log_likelihood - log_likelihood)
+                return self._with_entropy(rest, of_all - log_likelihood)
         return self._frozen(loaded, positions[~stays], None)
 
     def _frozen(self, loaded: LoadedChunk, positions: Ints, factors: Floats | None) -> FrozenRows | None:

@@ -215,13 +215,13 @@ def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
         assert array.shape[1:] == values.shape
         assert np.asarray(array[step]).tobytes() == values.tobytes(), name
     for chunk, slot in run.slots.items():
-        folder, _, key = slot.key.rpartition("/")
+        folder, _, key = slot.object.key.rpartition("/")
         array = group[folder]
-        step = int(key.split(".")[1])
-        n_rows = rows.chunks[0][chunk]
-        stored = dict(zip(array.attrs["fields"], np.asarray(array[step, chunk]), strict=True))
+        step, first = map(int, key.split(".")[1:3])
+        begin, n_rows = slot.first_row, rows.chunks[0][chunk]
+        stored = dict(zip(array.attrs["fields"], np.asarray(array[step, first]), strict=True))
         for name, values in slot.read(objects, n_rows).items():
-            assert np.array_equal(stored[name][:n_rows], values), name
+            assert np.array_equal(stored[name][begin : begin + n_rows], values), name
 
 
 def test_all_calls_side_by_side_have_ended_when_one_raises():

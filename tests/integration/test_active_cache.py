@@ -254,13 +254,13 @@ class TestRowState:
     @pytest.fixture
     def reads(self, monkeypatch):
         """The chunks whose row state was read from where it is stored."""
-        seen, read = [], SlotState.read
+        seen, read = [], SlotState.of
 
-        def noted(slot, objects, n_rows):
-            seen.append(slot.key)
-            return read(slot, objects, n_rows)
+        def noted(slot, values, n_rows, objects):
+            seen.append(slot)
+            return read(slot, values, n_rows, objects)
 
-        monkeypatch.setattr(SlotState, "read", noted)
+        monkeypatch.setattr(SlotState, "of", noted)
         return seen
 
     @pytest.mark.parametrize("kind", ["stored", "in memory"])

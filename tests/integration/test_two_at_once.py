@@ -105,7 +105,7 @@ def test_a_chunk_skipped_for_ten_commits_still_has_its_state(tmp_path, appended)
     appended.append(look)
     fitted(path, EMLazy(threshold=0.999, full_every=20), max_iter=14)
     last = max(slots)
-    since = [number for number in slots if slots[number].key == slots[last].key]
+    since = [number for number in slots if slots[number].object == slots[last].object]
     assert len(since) > 10
     assert not slots[last].read(LocalObjects(str(path)), 40)["active"].any()
 

@@ -17,7 +17,7 @@ from emtau_dask.execution import merge_tree
 from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.execution.merge_tree import FAN_IN, batches_of
 from emtau_dask.io.formats.base import ChunkRange
-from emtau_dask.io.objects.row_state import RowFields, SlotState
+from emtau_dask.io.objects.row_state import RowFields, SlotState, StateObject
 from emtau_dask.io.sources.opening import as_source
 from emtau_dask.mixture.compiled.tiles import Kernels
 from emtau_dask.mixture.covariance import structure_named
@@ -105,7 +105,7 @@ def graph_bytes(n_chunks, n_components=16, n_features=12):
     items = {
         chunk: EStepItem(
             ChunkRange(chunk, chunk * 1000, (chunk + 1) * 1000),
-            SlotState(f"attempts/0-{0:032x}/rows/c/17/{chunk}/0/0", f"{chunk:064x}", fields),
+            SlotState(StateObject(f"attempts/0-{0:032x}/rows/c/17/{chunk}/0/0", f"{chunk:064x}", fields), 0),
         )
         for chunk in range(n_chunks)
     }

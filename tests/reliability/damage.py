@@ -237,10 +237,10 @@ def lie_in_row_state(chance, folder):
     file = newest_commit(folder)
     content = manifest_of(file)
     run = content["fit"]["current"]
-    table = np.frombuffer((folder / run["chunks"]["key"]).read_bytes(), "<i8").reshape(-1, 3)
+    table = np.frombuffer((folder / run["chunks"]["key"]).read_bytes(), "<i8").reshape(-1, 5)
     chunk = chance.choice([number for number, row in enumerate(table) if row[0] >= 0])
     attempt = content["attempts"][table[chunk, 0]]["id"]
-    slot = folder / f"attempts/{attempt}/rows/c.{table[chunk, 1]}.{chunk}.0.0"
+    slot = folder / f"attempts/{attempt}/rows/c.{table[chunk, 1]}.{table[chunk, 2]}.0.0"
     values = np.frombuffer(Zstd().decode(slot.read_bytes()), np.uint8).copy()
     how = chance.choice(["zeros", "ones", "random", "short", "bomb", "no frame"])
     made = {
@@ -254,7 +254,8 @@ def lie_in_row_state(chance, folder):
     data = values.tobytes() if how == "no frame" else Zstd().encode(made)
     slot.write_bytes(data)
     digests = bytearray((folder / run["digests"]["key"]).read_bytes())
-    digests[32 * chunk : 32 * chunk + 32] = hashlib.sha256(data).digest()
+    for other in np.flatnonzero((table[:, :3] == table[chunk, :3]).all(axis=1)):
+        digests[32 * other : 32 * other + 32] = hashlib.sha256(data).digest()
     _rewritten(folder, run["digests"], digests)
     file.write_bytes(digested_document(content))
     return f"lie in the row state of chunk {chunk}: {how}"

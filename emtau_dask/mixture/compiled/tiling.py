@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -133,9 +134,12 @@ def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
 
 def _views(numbers: Floats, shapes: Shapes) -> Moments:
     """Return arrays of these shapes that lie one after the other in ``numbers``."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    parts = np.split(numbers, ends[:-1])
-    return tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+    ends = accumulate(math.prod(shape) for shape in shapes)
+    begins = [0, *ends]
+    return tuple(
+        numbers[begin:end].reshape(shape)
+        for begin, end, shape in zip(begins, begins[1:], shapes, strict=False)
+    )
 
 
 def _size(shapes: Shapes) -> int:
