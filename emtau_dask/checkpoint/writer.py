@@ -350,7 +350,7 @@ class _Entries:
                 places[key] = numbers[attempt], step, first
             found.append((*places[key], slot.first_row))
         if found:
-            table[list(run.slots), :PLACE_COLUMNS] = found
+            table[list(run.slots), :PLACE_COLUMNS] = np.array(found)
         if run.remaining:
             table[list(run.remaining), PLACE_COLUMNS] = list(run.remaining.values())
         return table

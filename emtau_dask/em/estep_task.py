@@ -194,18 +194,25 @@ class RowTracking:
 
     def changed(
         self,
+        chunk: int,
         state: Mapping[str, NDArray[Any]],
         after: Mapping[str, NDArray[Any]],
         positions: Ints,
         stays: Bools,
     ) -> Mapping[str, NDArray[Any]]:
-        """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
-        changed = {ACTIVE: np.zeros_like(state[ACTIVE])}
+        """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active.
+
+        It takes its room in the cache before rows do; `written` says where it is stored.
+        """
+        n_rows = len(state[ACTIVE])
+        changed: dict[str, NDArray[Any]] = {ACTIVE: np.zeros(n_rows, np.bool_)}
         changed[ACTIVE][positions] = stays
         for name, values in after.items():
             kept = name in self.kept
-            changed[name] = state[name].copy() if kept else np.zeros_like(state[name])
+            changed[name] = state[name].copy() if kept else np.zeros(n_rows, state[name].dtype)
             changed[name][positions] = values if kept else np.where(stays, values, 0)
+        if self.cache is not None and stays.any():
+            self.cache.keep_state(chunk, None, changed)
         return changed
 
     def written(self, outcomes: Iterable[ChunkOutcome]) -> Iterator[ChunkOutcome]:
@@ -325,7 +332,9 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         unchanged = stays.all() and all(np.array_equal(before[name], after[name]) for name in before)
         outcome = ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), item.state, loaded.contents)
         if item.state is None or not unchanged:
-            outcome = outcome._replace(unwritten=tracking.changed(state, after, positions, stays))
+            outcome = outcome._replace(
+                unwritten=tracking.changed(loaded.chunk, state, after, positions, stays)
+            )
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
         self.loader.keep_active(loaded, positions[stays])

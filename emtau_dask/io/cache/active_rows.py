@@ -116,10 +116,7 @@ class _State:
 
     stored: Hashable
     values: Mapping[str, NDArray[Any]]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.values.values())
+    nbytes: int
 
 
 _Entry = CachedRows | _File | _State
@@ -299,9 +296,11 @@ class RowCache:
         ``stored`` identifies what is stored of it. Where the quarter of the limit has no room, nothing is
         cached.
         """
+        nbytes = 0
         for array in values.values():
             array.setflags(write=False)
-        state, key, store = _State(stored, values), (STATE, chunk), _store()
+            nbytes += array.nbytes
+        state, key, store = _State(stored, values, nbytes), (STATE, chunk), _store()
         with store.lock:
             cached = store.of(self.token)
             if cached:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from emtau_dask.io.formats.checks import even_chunks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChunkRange:
     """Which rows a chunk holds: global row numbers ``start`` to ``stop``."""
 

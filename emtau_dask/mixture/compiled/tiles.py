@@ -132,7 +132,8 @@ class TileKernel:
         self.n_rows, self.tiling = n_rows, tiling
         self._plan = plan
         self._labels = np.empty(n_rows, np.intp)
-        self._sums = tiling.sums()
+        self._sums = tiling.sums
+        self._sums.begin()
         self._others: BlockKernel | None = None
 
     def accumulate(

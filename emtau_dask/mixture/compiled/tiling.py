@@ -78,7 +78,7 @@ def compiled_loops() -> Loops | str:
 
 
 class BlockSums(Protocol):
-    """Sums the moments of a stream of blocks."""
+    """Sums the moments of a stream of blocks, and later of another: arrays are made once."""
 
     @property
     def moments(self) -> Any:
@@ -88,6 +88,10 @@ class BlockSums(Protocol):
     @property
     def numbers(self) -> Floats:
         """All numbers of these moments, (m,)."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a stream, from nothing."""
         ...
 
     def push(self, n_rows: int) -> None:
@@ -108,7 +112,7 @@ class Tiling:
     buffers: Any  # a named tuple of the form
     finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
     order: Ints | None  # the components in the order of the scores; None where it is theirs
-    sums: Callable[[], BlockSums]
+    sums: BlockSums
 
 
 def rows_of_tile(n_features: int, itemsize: int) -> int:
@@ -155,8 +159,11 @@ class _FeatureSums:
         block = _views(numbers, shapes)
         self.numbers = numbers
         self.moments = kind(block[0], block[1] if block[1:] else np.empty((0, 0)))
-        self._conclude = conclude
-        self._sums = MomentSums(block)
+        self._conclude, self._block = conclude, block
+        self.begin()
+
+    def begin(self) -> None:
+        self._sums = MomentSums(self._block)
 
     def push(self, n_rows: int) -> None:
         self._sums.push(n_rows)
@@ -175,9 +182,15 @@ class _CentredSums:
         self.numbers = numbers
         self.moments = loops.CentredMoments(*_views(numbers, shapes))
         self._combine = loops.combine
-        self._merged = loops.CentredMoments(*map(np.zeros, shapes))
+        self._merged = loops.CentredMoments(*map(np.empty, shapes))
+        self._merge = partial(merge, structure)
+        self.begin()
+
+    def begin(self) -> None:
+        for moments in self._merged:
+            moments.fill(0.0)
         self._rows = 0
-        self._merger = PairwiseMerger(partial(merge, structure))
+        self._merger: PairwiseMerger[SufficientStatistics] = PairwiseMerger(self._merge)
 
     def push(self, n_rows: int) -> None:
         self._combine(self.moments, self._merged)
@@ -219,6 +232,10 @@ class _MixedSums:
         )
         self.moments = kind(*(part.moments for part in self._parts))
         self._structure, self._together = structure, together
+
+    def begin(self) -> None:
+        for part in self._parts:
+            part.begin()
 
     def push(self, n_rows: int) -> None:
         for part in self._parts:
@@ -337,10 +354,10 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     about_means = partial(_CentredSums, loops.centred, structure, of_centred)
     if first == K:
         parts = _feature_parts(plan, loops.features, scores, beside)
-        return Tiling(loops.blocks, *parts, None, lambda: by_features(np.empty(sizes[0])))
+        return Tiling(loops.blocks, *parts, None, by_features(np.empty(sizes[0])))
     if first == 0:
         parts = _centred_parts(plan, loops.centred, side, scores, beside)
-        return Tiling(loops.blocks, *parts, None, lambda: about_means(np.empty(sizes[1])))
+        return Tiling(loops.blocks, *parts, None, about_means(np.empty(sizes[1])))
     features, featured, finite = _feature_parts(plan, loops.features, scores[:first], beside)
     centred, gathered, beyond = _centred_parts(plan, loops.centred, side, scores[first:], beside)
     return Tiling(
@@ -349,5 +366,5 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
         loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
         (*finite, *beyond),
         np.argsort(~together, kind="stable"),
-        partial(_MixedSums, loops.mixed.MixedMoments, structure, together, (by_features, about_means), sizes),
+        _MixedSums(loops.mixed.MixedMoments, structure, together, (by_features, about_means), sizes),
     )

@@ -21,7 +21,7 @@ import numpy as np
 from emtau_dask.mixture.covariance import CovarianceStructure, Frame, Moments
 from emtau_dask.mixture.estep.moments import MomentSums
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
-from emtau_dask.mixture.numerics import AnyArray, Floats, Step, perform, product, read_only_copy
+from emtau_dask.mixture.numerics import AnyArray, Floats, Step, perform, product, read_only, read_only_copy
 
 
 def _means_in(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -44,7 +44,7 @@ def statistics_of_moments(
     means = quotients(sums[:, 1 : 1 + len(frame.centre)], weights[:, np.newaxis])
     scatter = structure.scatter(moments, weights, means, frame)
     places = np.where(weights[:, np.newaxis] > 0, frame.centre + frame.vectors_back(means), 0.0)
-    return SufficientStatistics(read_only_copy(weights), read_only_copy(places), read_only_copy(scatter))
+    return SufficientStatistics(read_only(weights), read_only(places), read_only_copy(scatter))
 
 
 class _Length(NamedTuple):

@@ -62,7 +62,7 @@ def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> 
 
 def quotients(part: Floats, whole: Floats) -> Floats:
     """Return ``part / whole``, zero where ``whole`` is."""
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
 class Merger:
