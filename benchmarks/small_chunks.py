@@ -14,12 +14,14 @@ most that the process has while it fits, less what it had before.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import dataclasses
+import json
 import re
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,14 +168,19 @@ def main(arguments: list[str] | None = None) -> list[Cost]:
     parser.add_argument("--workers", type=int, default=2, help="threads")
     parser.add_argument("--iterations", type=int, default=4, help="of each fit, after the first")
     parser.add_argument("--folder", type=Path, help="where row state goes for as long as this runs")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--case", choices=(EM, TAU, CHECKPOINT), help="this alone, here, as JSON")
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
+    if options.case:
+        print(json.dumps(dataclasses.asdict(cost(options.case, options.chunks, options))))
+        return []
     asked = [(case, options.chunks) for case in (EM, TAU, CHECKPOINT)] + [(EM, options.many)]
     found = []
     print("| algorithm | chunks | seconds | ms a chunk | of the processor | objects | peak, MB |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for case, chunks in asked:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            each = process.submit(cost, case, chunks, options).result()
+        alone = [sys.executable, __file__, *given, "--case", case, "--chunks", str(chunks)]
+        each = Cost(**json.loads(subprocess.run(alone, check=True, stdout=subprocess.PIPE).stdout))
         print(
             f"| {case} | {chunks:,} | {each.seconds:.3f} | {1e3 * each.seconds / chunks:.3f} "
             f"| {1e3 * each.processor / chunks:.3f} | {each.objects:,.0f} | {each.peak / 1e6:,.0f} |",

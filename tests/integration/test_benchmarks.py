@@ -127,6 +127,20 @@ def test_scheduling(main_of, capsys, tmp_path):
     assert capsys.readouterr().out.count("| em-tau | 40 | 5 | 1 |") == 2
 
 
+def test_small_chunks(main_of, capsys, tmp_path):
+    """Row state in no object, and in as many as there are tasks: 40 chunks travel by eights."""
+    size = ["--chunks", "40", "--many", "80", "--chunk-rows", "20", "--iterations", "2"]
+    found = main_of("small_chunks")([*size, "--folder", str(tmp_path)])
+    assert [(cost.case, cost.chunks, cost.objects) for cost in found] == [
+        ("em", 40, 0),
+        ("em-tau", 40, 0),
+        ("em-tau, checkpoint", 40, 5),
+        ("em", 80, 0),
+    ]
+    assert all(cost.seconds > 0 and cost.processor > 0 and cost.peak > 0 for cost in found)
+    assert capsys.readouterr().out.count("| em-tau, checkpoint | 40 |") == 1
+
+
 def test_kernels(main_of, capsys):
     """A line for each shape, with what the rule of the kernel chooses there."""
     arguments = ["--types", "full", "diag", "--components", "2", "--features", "2", "32", "--wide", "8"]

@@ -13,10 +13,11 @@ EACH = 25
 BATCHES = 2
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["apart", "together"])
+def bench(request, tmp_path_factory):
+    scenario = Scenario("em-tau, revisit", together=request.param)
     with Zygote("reliability.damage") as zygote:
-        yield Bench(zygote, Scenario("em-tau, revisit"), tmp_path_factory.mktemp("damage") / "bench")
+        yield Bench(zygote, scenario, tmp_path_factory.mktemp("damage") / "bench")
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,8 @@ class Scenario:
     scheduler : str
     then : int or None
         A second, larger ``max_iter``, with which the finished fit goes on.
+    together : bool
+        Whether chunks share a task, and their row state an object.
     """
 
     algorithm: str
@@ -65,6 +67,7 @@ class Scenario:
     weighted: bool = False
     scheduler: str = "synchronous"
     then: int | None = None
+    together: bool = False
 
     def __str__(self):
         extras = [f"every={self.checkpoint_every}"]
@@ -72,6 +75,7 @@ class Scenario:
         extras += ["weights"] if self.weighted else []
         extras += ["threads"] if self.scheduler == "threads" else []
         extras += [f"then max_iter={self.then}"] if self.then else []
+        extras += ["together"] if self.together else []
         return f"{self.algorithm}, {', '.join(extras)}"
 
     @property
@@ -99,6 +103,9 @@ SPECIAL = (
     Scenario("em-lazy", weighted=True, scheduler="threads"),
     Scenario("em-star", scheduler="threads"),
     Scenario("em-tau, revisit", checkpoint_every=3, max_iter=3, then=6),
+    Scenario("em-lazy", scheduler="threads", together=True),
+    Scenario("em-tau", checkpoint_every=3, weighted=True, together=True),
+    Scenario("em-tau, revisit", together=True),
 )
 
 
@@ -141,7 +148,8 @@ class Outcome:
 
 
 def rows_of(scenario):
-    return da.from_array(ROWS, chunks=(CHUNKS, 2)).map_blocks(np.copy)
+    plain = da.from_array(ROWS, chunks=(CHUNKS, 2))
+    return plain if scenario.together else plain.map_blocks(np.copy)
 
 
 def bits_of(model, folder):
