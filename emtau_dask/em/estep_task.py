@@ -194,26 +194,28 @@ class RowTracking:
 
     def changed(
         self,
-        chunk: int,
         state: Mapping[str, NDArray[Any]],
         after: Mapping[str, NDArray[Any]],
         positions: Ints,
         stays: Bools,
     ) -> Mapping[str, NDArray[Any]]:
-        """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active.
-
-        It takes its room in the cache before rows do; `written` says where it is stored.
-        """
+        """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
         n_rows = len(state[ACTIVE])
+        if len(positions) == n_rows and stays.all():
+            whole = {name: np.array(values, state[name].dtype) for name, values in after.items()}
+            return {ACTIVE: stays.copy(), **whole}
         changed: dict[str, NDArray[Any]] = {ACTIVE: np.zeros(n_rows, np.bool_)}
         changed[ACTIVE][positions] = stays
         for name, values in after.items():
             kept = name in self.kept
             changed[name] = state[name].copy() if kept else np.zeros(n_rows, state[name].dtype)
             changed[name][positions] = values if kept else np.where(stays, values, 0)
-        if self.cache is not None and stays.any():
-            self.cache.keep_state(chunk, None, changed)
         return changed
+
+    def take_room(self, outcome: ChunkOutcome) -> None:
+        """Give unwritten row state its room in the cache before rows; `written` says where it is stored."""
+        if self.cache is not None and outcome.unwritten is not None and outcome.remaining:
+            self.cache.keep_state(outcome.chunk, None, outcome.unwritten)
 
     def written(self, outcomes: Iterable[ChunkOutcome]) -> Iterator[ChunkOutcome]:
         """Write the unwritten row state of chunks; yield their outcomes with its places."""
@@ -329,14 +331,16 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         factors = None if item.state is None else tracking.row_weights(before, n)
         statistics, log_likelihood = self._score(loaded, positions, evidence, factors)
         after, stays = checked_update(tracking.policy, before, evidence)
-        unchanged = stays.all() and all(np.array_equal(before[name], after[name]) for name in before)
         outcome = ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), item.state, loaded.contents)
+        unchanged = outcome.remaining == n and all(
+            np.array_equal(before[name], after[name]) for name in before
+        )
         if item.state is None or not unchanged:
-            outcome = outcome._replace(
-                unwritten=tracking.changed(loaded.chunk, state, after, positions, stays)
-            )
+            outcome = outcome._replace(unwritten=tracking.changed(state, after, positions, stays))
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
+        if self.loader.cache is not None:
+            tracking.take_room(outcome)
         self.loader.keep_active(loaded, positions[stays])
         bytes_read = loaded.bytes_read
         if tracking.weighted is None:

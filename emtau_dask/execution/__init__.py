@@ -5,12 +5,13 @@ from emtau_dask.execution.choice import choose_executor, here, one_thread
 from emtau_dask.execution.collections import compute_collections
 from emtau_dask.execution.executor import NO_SOURCE, ChunkInput, Executor, Pass, ReadingTask
 from emtau_dask.execution.interrupts import interrupts_as_they_are
-from emtau_dask.execution.merge_tree import FAN_IN, batches_of
+from emtau_dask.execution.merge_tree import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.execution.observer import PassObserver
 from emtau_dask.execution.read_ahead import AheadBudget
 
 __all__ = [
     "FAN_IN",
+    "MOST_CHUNKS",
     "NO_SOURCE",
     "AheadBudget",
     "ChunkInput",

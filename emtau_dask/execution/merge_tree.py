@@ -19,6 +19,8 @@ MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
 scheduler spends on a task are small (`benchmarks/scheduling.py`)."""
 CHUNK_COST = 2**14
 """What a chunk costs beside its numbers: a read from zarr takes about a millisecond."""
+MOST_CHUNKS = MAX_BATCH_COST // CHUNK_COST
+"""Chunks of a task, at most."""
 
 
 @dataclass(frozen=True)

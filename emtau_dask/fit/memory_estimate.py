@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from emtau_dask.em import chunk_costs
-from emtau_dask.execution import FAN_IN, batches_of
+from emtau_dask.execution import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.init import sample_size
-from emtau_dask.io.objects import RowFields
+from emtau_dask.io.objects import OBJECT_ROWS, RECENT_BYTES, SHARING_ROWS, RowFields
 from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_stored
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import LONGER, PATTERNS_BYTES, block_bytes
@@ -25,7 +25,7 @@ FLOAT = 8
 STATISTICS_KEPT = 32
 ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
 """Bytes of a row while its chunk is processed: positions twice, two values of evidence, weight, masks."""
-STATE_COPIES = 6
+STATE_COPIES, OBJECT_COPIES = 6, 4
 SAMPLE_COPIES = 6
 READING_SLACK = 2**22
 """Bytes that a read of chunks of another length may take, beside those in proportion to its rows."""
@@ -132,7 +132,9 @@ def _memory(
     longest = max(chunk_rows, default=0)
     held = sum(_chunk_bytes(source, longest) for source in sources.values())
     beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
+    beside += _shared_state(chunk_rows, outline.fields)
     process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
+    process += min(RECENT_BYTES, OBJECT_COPIES * _shared_state(chunk_rows, outline.fields))
     if outline.missing:
         beside += LONGER * block_bytes(outline.covariance_type, K, rows.shape[1], longest)
         process += PATTERNS_BYTES
@@ -206,6 +208,17 @@ def _beside(
     statistics = STATISTICS_KEPT * (matrices + K * (d + 1)) * FLOAT
     state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES
     return blocks + statistics + state + n_rows * ROW_BYTES
+
+
+def _shared_state(chunk_rows: Sequence[int], fields: RowFields | None) -> int:
+    """Return the bytes of row state that a task holds until it writes it for all of its chunks together."""
+    sharing = [rows for rows in chunk_rows if rows <= SHARING_ROWS]
+    if fields is None or not any(sharing):
+        return 0
+    rows = min(sum(sharing), MOST_CHUNKS * max(sharing))
+    held = rows * sum(dtype.itemsize for dtype in fields.by_name.values())
+    object_rows = min(OBJECT_ROWS, fields.object_rows)
+    return held + OBJECT_COPIES * object_rows * fields.stored.itemsize * len(fields.names)
 
 
 def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int]) -> int:

@@ -58,8 +58,8 @@ class EMTau(BuiltInPolicy):
         """Count consecutive iterations in one component; stay active below ``tau``."""
         count = state["count"]
         labels = evidence.labels.astype(state["label"].dtype)
-        stayed = (count > 0) & (labels == state["label"])
-        counts = np.where(stayed, count, 0).astype(count.dtype) + count.dtype.type(1)
+        counts = count * (labels == state["label"])  # Where it is 0, the label means nothing.
+        counts += count.dtype.type(1)
         return {"label": labels, "count": counts}, counts < self.tau
 
     def schedule(self, summary: PassSummary) -> Schedule:

@@ -8,6 +8,8 @@ from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_ver
 from emtau_dask.io.objects.local import LocalObjects
 from emtau_dask.io.objects.opening import object_store, try_store, warn_unless_exclusive
 from emtau_dask.io.objects.row_state import (
+    OBJECT_ROWS,
+    RECENT_BYTES,
     SHARING_ROWS,
     RowFields,
     RowStateWriter,
@@ -21,6 +23,8 @@ from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
 __all__ = [
     "FORMAT",
+    "OBJECT_ROWS",
+    "RECENT_BYTES",
     "ROOT_DOCUMENT",
     "SHARING_ROWS",
     "VERSION",
