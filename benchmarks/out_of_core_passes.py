@@ -5,7 +5,8 @@
 
 The data are C of `passes.py` (overlapping clusters, rows sorted), with so many rows, as zarr without
 compression. The fit runs in a process of its own; where a memory cgroup can be made, in one that allows no
-more than ``--memory``, page cache included. The start counts too: its samples, k-means, and all E-steps.
+more than ``--memory``, page cache included. Of that, ``--cache`` is for rows that stay in memory between
+passes: sampled rows take a tenth of the data. The start counts too: its samples, k-means, and all E-steps.
 
 It prints, in units of the bytes of the data, what the fit's iterations read and what the process read in all
 (``rchar`` of ``/proc``, less what it had read when the fit began), beside the number of full passes and the
@@ -57,11 +58,12 @@ def read_so_far() -> int:
     return int(fields["rchar"])
 
 
-def fit(stored: str, threads: int) -> dict[str, Any]:
+def fit(stored: str, threads: int, cache: str) -> dict[str, Any]:
     array = zarr.open_array(stored, mode="r")
     size = array.nbytes
     before, began = read_so_far(), time.perf_counter()
-    with dask.config.set(scheduler="threads", num_workers=threads):
+    settings = {"scheduler": "threads", "num_workers": threads, "emtau.cache-bytes": cache}
+    with dask.config.set(settings):
         model = GaussianMixture(MIXTURES["C"][1].components, random_state=0).fit(array)
     found = Reading(
         sum(record.bytes_read for record in model.history_) / size,
@@ -78,13 +80,14 @@ def main(arguments: list[str] | None = None) -> Reading | None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=64_000_000)
     parser.add_argument("--memory", default="512MB", help="that the fit may use")
+    parser.add_argument("--cache", default="32 MiB", help="of it, for sampled and active rows")
     parser.add_argument("--chunk-rows", type=int, default=250_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the data are; by default a temporary folder")
     parser.add_argument("--fit", help="fit this array in this process; for internal use")
     options = parser.parse_args(arguments)
     if options.fit:
-        print(json.dumps(fit(options.fit, options.threads)))
+        print(json.dumps(fit(options.fit, options.threads, options.cache)))
         return None
     memory = int(parse_bytes(options.memory))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -102,6 +105,7 @@ def main(arguments: list[str] | None = None) -> Reading | None:
                 flush=True,
             )
             command = [sys.executable, __file__, "--fit", stored, "--threads", str(options.threads)]
+            command += ["--cache", options.cache]
             done = subprocess.run(
                 command, preexec_fn=entering(inside), capture_output=True, text=True, check=False
             )

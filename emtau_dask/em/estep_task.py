@@ -149,6 +149,7 @@ class RowTracking:
     """A policy and where its row state is stored; for inactive rows all arrays but ``kept`` are set to 0.
 
     ``seed`` is that of the numbers that are drawn for rows, and ``unsure`` what `Evidence` has of the data.
+    ``left`` are the names of the samples that the run has left, under which rows are cached.
     """
 
     policy: ActivityPolicy
@@ -157,6 +158,7 @@ class RowTracking:
     cache: RowCache | None
     seed: int = 0
     unsure: float = math.nan
+    left: tuple[str, ...] = ()
 
     @cached_property
     def weighted(self) -> WeightedPolicy | None:
@@ -307,6 +309,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         positions = loaded.positions()
         if self.tracking is None:
             return FoundRows(loaded, positions, None)
+        self.loader.leave_samples(item.chunk_range.chunk, self.tracking.left)
         return FoundRows(loaded, positions, self.tracking.fresh(item.chunk_range.n_rows, positions))
 
     def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:

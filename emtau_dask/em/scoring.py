@@ -170,7 +170,8 @@ def _e_step(
         kept = frozenset(array.name for array in arrays if array.keep)
         tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
         if settings.climbing is not None and state.progress is not None:
-            tracking = replace(tracking, seed=settings.climbing.samples.seed, unsure=state.progress.unsure)
+            samples = settings.climbing.samples
+            tracking = replace(tracking, seed=samples.seed, unsure=state.progress.unsure, left=samples.names)
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     slots = {} if state.afresh else state.slots
     active = sizes if state.afresh else {chunk: float(state.remaining[chunk] * width) for chunk in chunks}

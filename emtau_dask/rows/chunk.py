@@ -271,18 +271,21 @@ class ChunkLoader:
     ) -> tuple[LoadedChunk, Ints]:
         """Return the rows of a sample, from the cache where they are there, and their positions.
 
-        Where they are not, the chunk is loaded, and its rows of all samples are cached.
+        Where they are not, the chunk is loaded, and its rows of all samples are cached. The samples below are
+        left: a run goes from each to the next, so that their rows need no memory.
         """
         nothing = np.arange(0)
         found = None
         if self.sampled is not None:
-            found = self.sampled.find(chunk_range.chunk, nothing, samples.name(level))
+            self.leave_samples(chunk_range.chunk, samples.names[:level])
+            found = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
         if found is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
             inside = samples.positions(chunk_range, loaded.positions())
             if self.sampled is not None:
-                for number, positions in enumerate(inside):
-                    self.sampled.keep(chunk_range.chunk, loaded.taken(positions), samples.name(number))
+                for number in range(level, len(inside)):
+                    taken = loaded.taken(inside[number])
+                    self.sampled.keep(chunk_range.chunk, taken, samples.names[number])
             return loaded, inside[level]
         self._hold()
         cached, bytes_read = found
@@ -299,6 +302,12 @@ class ChunkLoader:
             missing=self.missing,
         )
         return loaded, positions
+
+    def leave_samples(self, chunk: int, names: Sequence[str]) -> None:
+        """Remove the rows of samples that no pass will score again from the cache."""
+        if self.sampled is not None:
+            for name in names:
+                self.sampled.drop(chunk, name)
 
     def _hold(self) -> None:
         """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""

@@ -25,9 +25,10 @@ class Samples:
     seed: int
     shares: tuple[float, ...]
 
-    def name(self, level: int) -> str:
-        """Return the name under which the rows of a sample are cached."""
-        return f"sample {level}"
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which the rows of the samples are cached."""
+        return tuple(f"sample {level}" for level in range(len(self.shares)))
 
     def positions(self, chunk_range: ChunkRange, present: Ints) -> list[Ints]:
         """Return, for each sample, which of the positions ``present`` of a chunk are in it."""

@@ -158,3 +158,17 @@ def test_bytes_of_rows_in_memory_are_not_counted_and_those_in_files_are(few_draw
     assert read["1 MiB"] == {0}
     assert min(read["1 kiB"]) > 0
     assert max(read["1 kiB"]) < full[0] / 4
+
+
+def test_samples_that_are_left_make_room_in_memory(few_drawn, tmp_path):
+    """Memory that holds the samples alone, or the active rows alone, is enough: nothing goes to files.
+
+    A sixteenth and a 64th of the rows are samples, 469 rows of 18 bytes; a sixteenth are active, and row
+    state takes at most a quarter of the limit. All of them together would need 18 kB.
+    """
+    with dask.config.set({"emtau.cache-bytes": 12_000}):
+        model, made, counts = counted(tmp_path, **settings("auto", n_init=3, max_iter=60))
+    assert {one.stage for one in made} >= {"contest", "sample 1", "cycle", "all rows"}
+    full = [record.full_pass for record in model.history_]
+    assert [record.bytes_read > 0 for record in model.history_] == full
+    assert set(counts[-1]) == {sum(full) + 1}

@@ -128,6 +128,19 @@ class TestTheLimit:
         cache.keep(1, rows_at([1, 2]))
         assert files_in(scratch) == []
 
+    def test_what_is_read_from_a_file_stays_in_memory_once_there_is_room(self, store, scratch):
+        cache = RowCache("mine", self.SIZE)
+        for chunk in range(2):
+            cache.keep(chunk, rows_at([1, 2]))
+        (file,) = files_in(scratch)
+        size = file.stat().st_size
+        assert [cache.find(1, np.array([1]))[1] for _ in range(2)] == [size, size]
+        cache.drop(0)
+        found = [cache.find(1, np.array([1])) for _ in range(2)]
+        assert [read for _, read in found] == [size, 0]
+        assert found[0][0].rows.tobytes() == found[1][0].rows.tobytes()
+        assert (files_in(scratch), store._bytes) == ([], self.SIZE)
+
     def test_a_file_goes_once_there_is_room_in_memory(self, scratch):
         cache = RowCache("mine", self.SIZE)
         cache.keep(0, rows_at([1, 2, 3]))

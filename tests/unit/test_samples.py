@@ -86,7 +86,7 @@ class TestSamples:
 
     def test_names_tell_levels_apart(self):
         samples = Samples(5, SHARES)
-        assert len({samples.name(level) for level in range(len(SHARES))}) == len(SHARES)
+        assert len(set(samples.names)) == len(SHARES)
 
 
 class TestHash:

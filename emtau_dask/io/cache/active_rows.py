@@ -101,7 +101,7 @@ class _File:
 
     def read(self, wanted: NDArray[Any]) -> tuple[CachedRows, int] | None:
         """Return the rows and the bytes read; None where one of ``wanted`` is missing."""
-        with self.path.open("rb") as file:
+        with self.path.open("rb", buffering=0) as file:  # a buffer would be filled to read a header
             positions = np.load(file, allow_pickle=False)
             if not _covers(positions, wanted):
                 return None
@@ -243,14 +243,17 @@ class RowCache:
         """Return cached rows of a chunk and the bytes read from a file for them, 0 for rows in memory.
 
         They may be more than those at ``positions``. None where one of these is missing. Rows that were
-        cached under another ``name`` are others.
+        cached under another ``name`` are others. Those of a file stay in memory from now on where they fit.
         """
         found = self._look(name, chunk)
         if isinstance(found, CachedRows) and _covers(found.positions, positions):
             return found, 0
+        read = None
         with suppress(OSError, ValueError, EOFError):
-            return found.read(positions) if isinstance(found, _File) else None
-        return None
+            read = found.read(positions) if isinstance(found, _File) else None
+        if read is not None:
+            self._keep_in_memory((name, chunk), read[0])
+        return read
 
     def keep(self, chunk: int, found: CachedRows, name: str = ROWS) -> None:
         """Cache rows of a chunk in place of those cached before under the same name.
@@ -259,14 +262,11 @@ class RowCache:
         would have to read. Where neither is possible, what was cached before stays.
         """
         key, store = (name, chunk), _store()
+        if self._keep_in_memory(key, found):
+            return
         with store.lock:
             cached = store.of(self.token)
-            if cached is None:
-                return
-            if found.nbytes <= store.room(cached, key, self.limit):
-                store.put(cached, key, found)
-                return
-            folder = cached.place() if found.nbytes < found.source_bytes else None
+            folder = cached.place() if cached and found.nbytes < found.source_bytes else None
         if folder is None:
             return
         file = None
@@ -281,9 +281,18 @@ class RowCache:
                 return
         shutil.rmtree(folder, ignore_errors=True)
 
-    def drop(self, chunk: int) -> None:
-        """Remove the rows of a chunk."""
-        self._drop(ROWS, chunk)
+    def _keep_in_memory(self, key: tuple[str, int], found: CachedRows) -> bool:
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
+            fits = cached is not None and found.nbytes <= store.room(cached, key, self.limit)
+            if cached is not None and fits:
+                store.put(cached, key, found)
+        return fits
+
+    def drop(self, chunk: int, name: str = ROWS) -> None:
+        """Remove the rows of a chunk that are cached under a name."""
+        self._drop(name, chunk)
 
     def find_state(self, chunk: int, stored: Hashable) -> Mapping[str, NDArray[Any]] | None:
         """Return a chunk's row state by name; None unless that which is ``stored`` there is cached."""
