@@ -43,6 +43,7 @@ def packed(progress: Progress, write: Write, origins: NDArray[Any], moments: NDA
         "unsure": _or_none(progress.unsure),
         "heat": progress.heat,
         "chosen": progress.chosen,
+        "doubt": progress.doubt,
         "ascent": _ascent(progress.ascent, write, moments, place),
         "cycle": None,
     }
@@ -97,6 +98,7 @@ def unpacked(entry: ProgressEntry, read: Read, origins: NDArray[Any], moments: N
         _or_nan(entry.unsure),
         entry.heat,
         entry.chosen,
+        entry.doubt,
     )
 
 

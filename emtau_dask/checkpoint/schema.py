@@ -108,6 +108,7 @@ class ProgressEntry(_Entry):
     unsure: Number | None
     heat: Count
     chosen: bool
+    doubt: Annotated[float, Field(ge=1, allow_inf_nan=False)]
     ascent: AscentEntry
     cycle: CycleEntry | None
     origins: ArrayRef

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +18,21 @@ from emtau_dask.ascent import (
     begin_cycle,
     climb,
     end_cycle,
+    jacobian_of,
+    newton_decrement,
     rounding,
 )
 from emtau_dask.em.estep_task import FrozenRows, PassTotals
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.problem import Problem
-from emtau_dask.em.scoring import Scored
-from emtau_dask.em.settings import Climbing
+from emtau_dask.em.scoring import Scored, score
+from emtau_dask.em.settings import Climbing, EmSettings
 from emtau_dask.em.state import Cycle, Progress, RunState
-from emtau_dask.mixture.model import MixtureParameters, free_parameters
+from emtau_dask.io.objects import RowStateWriter
+from emtau_dask.mixture.estep import DOUBLE
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, free_parameters
+from emtau_dask.mixture.numerics import Floats
+from emtau_dask.policies import WeightedPolicy
 
 LEVEL_GAP = 1e-3
 """A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
@@ -35,6 +42,11 @@ LEAST_DAMPING, MORE = 0.02, 4.0
 """What follows a cycle that failed: damping of at least this, or four times as much."""
 CRAWLING = 0.5
 """A cycle fails too if it gains more than this part of what the one before it gained."""
+LEAST_PRODUCTS, MOST_PRODUCTS = 8, 32
+LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS = 4, 16
+"""Passes by which a gap is measured, over rows that stand for all and over all rows."""
+LESS, MOST_DOUBT = 4.0, 1e4
+"""A gap that was found to be too large is measured again once the estimate is a quarter of what it was."""
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
@@ -137,6 +149,67 @@ def after_partial_pass(
     return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
 
 
+class Measured(NamedTuple):
+    """A state, the gap of its last accepted point, and the rows and bytes that were read to measure it."""
+
+    state: RunState
+    gap: float
+    rows: int = 0
+    bytes_read: int = 0
+
+
+def gap_measured(
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    maximiser: Maximiser,
+    totals: PassTotals,
+    gap: float,
+    writer: Callable[[], RowStateWriter | None],
+) -> Measured:
+    """Return the gap after an accepted full pass that would end the run by its estimated ``gap``.
+
+    It is the Newton decrement, by passes over the rows that the pass left active where they stand for all, or
+    over all rows. Where these show that the run is near a saddle, or that the gap is not below the tolerance,
+    what is returned is not below it either, and it is not measured again before the estimate is a quarter.
+    """
+    progress, structure = _progress(state), problem.structure
+    point, weight = progress.ascent.point, problem.total_weight
+    weighted = isinstance(settings.policy, WeightedPolicy)
+    if not gap < settings.gap_tol or point is None or not point.known:
+        return Measured(state, gap)
+    if gap * progress.doubt >= settings.gap_tol:
+        return Measured(state, settings.gap_tol)
+    space = MomentSpace(structure, progress.ascent.origins)
+    chunks = [chunk for chunk, rows in state.remaining.items() if rows] if weighted else problem.chunks
+    here = (
+        totals.statistics if not weighted else None if totals.staying is None else totals.staying.statistics
+    )
+    if here is None or (not weighted and sum(state.remaining.values()) < problem.n_present):
+        return Measured(state, gap)
+    rows = bytes_read = 0
+
+    def response(parameters: MixtureParameters) -> Floats | None:
+        nonlocal rows, bytes_read
+        there = replace(state, parameters=parameters, afresh=not weighted)
+        again = score(problem, there, settings, chunks, None, writer).totals
+        rows, bytes_read = rows + again.scored, bytes_read + again.bytes_read
+        return None if again.statistics is None else _mean(space, again.statistics, weight)
+
+    dtype = DOUBLE if problem.missing else problem.rows.dtype
+    width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
+    products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
+    least, most = LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS
+    if weighted:
+        least, most = LEAST_PRODUCTS, MOST_PRODUCTS
+    found = newton_decrement(space, point, products, least, most).gap
+    if found < settings.gap_tol:
+        return Measured(state, found, rows, bytes_read)
+    doubt = min(max(LESS * settings.gap_tol / gap, 1.0), MOST_DOUBT) if gap > 0 else MOST_DOUBT
+    state = replace(state, progress=replace(progress, doubt=doubt))
+    return Measured(state, settings.gap_tol if math.isnan(found) else found, rows, bytes_read)
+
+
 def gap_when_begun(progress: Progress, gap: float) -> float:
     """Return the estimated gap with which a cycle began, nats per row; NaN outside of cycles.
 
@@ -199,6 +272,10 @@ def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
         return HeldMoments(space.origins, space.of(part.statistics), part.entropy)
 
     return moments(totals.leaving).plus(moments(totals.staying), -1.0, space.structure)
+
+
+def _mean(space: MomentSpace, statistics: SufficientStatistics, weight: float) -> Floats:
+    return space.of(statistics) / weight
 
 
 def _progress(state: RunState) -> Progress:

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 from emtau_dask.ascent import Kind, Maximiser, MomentSpace, Trial
 from emtau_dask.em.climbing import (
+    Measured,
     after_full_pass,
     after_partial_pass,
     after_sample,
     cycle_begun,
     cycle_ended,
+    gap_measured,
     gap_when_begun,
     maximiser_of,
     samples_left,
@@ -104,29 +106,33 @@ def advance(
         found = _Found(_plainly(following, scored), True, math.nan)
     else:
         found = _climbed(problem, following, settings, settings.climbing, scored, sample, full_pass=full_pass)
-    gap = found.gap
+    measured = Measured(found.state, found.gap)
     if full_pass and found.accepted:
-        gap = corrected_gap(state.records, gap, scored.bound)
+        gap = corrected_gap(state.records, found.gap, scored.bound)
+        measured = Measured(found.state, gap)
+        if settings.climbing is not None:
+            maximiser = maximiser_of(problem, settings.climbing, settings.reg_covar)
+            measured = gap_measured(problem, found.state, settings, maximiser, totals, gap, writer)
     record = IterationRecord(
         iteration=state.iteration + 1,
         lower_bound=scored.bound,
-        active_rows=totals.scored + totals.rescored,
+        active_rows=totals.scored + totals.rescored + measured.rows,
         full_pass=full_pass,
         chunks_processed=len(chunks),
         chunks_skipped=len(problem.chunks) - len(chunks),
-        bytes_read=totals.bytes_read,
+        bytes_read=totals.bytes_read + measured.bytes_read,
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
         accepted=found.accepted,
-        gap=gap,
+        gap=measured.gap,
         repeated=scored.repeated,
     )
     records = (*state.records, record)
     if settings.climbing is None:
         record = replace(record, gap=extrapolated_gap(records))
         records = (*state.records, record)
-    problem.context.observer.iteration(record, found.state.parameters)
-    return _scheduled(problem, replace(found.state, records=records), state, settings, scored)
+    problem.context.observer.iteration(record, measured.state.parameters)
+    return _scheduled(problem, replace(measured.state, records=records), state, settings, scored)
 
 
 class _Found(NamedTuple):

@@ -75,6 +75,8 @@ class Progress:
         Annealed passes to come.
     chosen : bool
         Whether the run is no longer one of several starts that are compared on the first sample.
+    doubt : float
+        By how much an estimated gap must be below the tolerance before it is measured.
     """
 
     ascent: Ascent
@@ -86,6 +88,7 @@ class Progress:
     unsure: float = math.nan
     heat: int = 0
     chosen: bool = True
+    doubt: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
