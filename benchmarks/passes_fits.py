@@ -51,6 +51,8 @@ ENGINE = {
     "auto": Engine({"algorithm": "auto"}),
     "auto (own start)": Engine({"algorithm": "auto"}, own=True),
     "em (own start)": Engine({"algorithm": "em"}, own=True, short=True),
+    "auto (to its end)": Engine({"algorithm": "auto"}, short=True),
+    "auto (own start, to its end)": Engine({"algorithm": "auto"}, own=True, short=True),
 }
 
 

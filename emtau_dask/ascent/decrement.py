@@ -28,26 +28,29 @@ HALVINGS = 20
 
 
 class Decrement(NamedTuple):
-    """An estimated gap, and by how many products of H it was found.
+    """An estimated gap, nats per row; NaN where H is not positive definite.
 
     Attributes
     ----------
     gap : float
-        Nats per row; NaN where H is not positive definite.
+        The geometric mean of what the products found and of ``most``.
+    most : float
+        What they found and what they may have missed.
     products : int
     """
 
     gap: float
+    most: float
     products: int
 
 
 def newton_decrement(
     space: MomentSpace, point: Point, jacobian: Callable[[Floats], Floats], least: int, most: int
 ) -> Decrement:
-    """Return the Newton decrement at a point, and what its products may have missed.
+    """Return the Newton decrement at a point.
 
-    That is at most half of ``|r|² / λ`` for the residual r and the smallest eigenvalue λ of H, for which the
-    smallest Ritz value stands. It makes the estimate too large rather than too small.
+    What its products may have missed is half of ``|r|² / λ`` for the residual r and the smallest eigenvalue λ
+    of H, for which the smallest Ritz value stands.
 
     Parameters
     ----------
@@ -73,12 +76,13 @@ def newton_decrement(
         product = step - jacobian(step)
         curvature = float(standard(step) @ standard(product))
         if not curvature > 0:
-            return Decrement(0.0 if square == 0 else math.nan, made)
+            nothing = 0.0 if square == 0 else math.nan
+            return Decrement(nothing, nothing, made)
         length = square / curvature
         diagonal.append(1.0 / length + shift)
         smallest = float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[0])
         if not smallest > 0:
-            return Decrement(math.nan, made)
+            return Decrement(math.nan, math.nan, made)
         decrement += 0.5 * length * square
         residual = residual - length * product
         before, square = square, _square(standard(residual))
@@ -89,7 +93,8 @@ def newton_decrement(
         shift = ratio / length
         beside.append(math.sqrt(ratio) / length)
         step = residual + ratio * step
-    return Decrement(decrement + missing, made)
+    most_left = decrement + missing
+    return Decrement(math.sqrt(decrement * most_left), most_left, made)
 
 
 def jacobian_of(

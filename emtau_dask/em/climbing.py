@@ -45,8 +45,8 @@ CRAWLING = 0.5
 LEAST_PRODUCTS, MOST_PRODUCTS = 8, 32
 LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS = 4, 16
 """Passes by which a gap is measured, over rows that stand for all and over all rows."""
-LESS, MOST_DOUBT = 4.0, 1e4
-"""A gap that was found to be too large is measured again once the estimate is a quarter of what it was."""
+LESS = 10.0
+"""A gap that was found to be too large is measured again once the estimate is a tenth of what it was."""
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
@@ -169,30 +169,32 @@ def gap_measured(
 ) -> Measured:
     """Return the gap after an accepted full pass that would end the run by its estimated ``gap``.
 
-    It is the Newton decrement, by passes over the rows that the pass left active where they stand for all, or
-    over all rows. Where these show that the run is near a saddle, or that the gap is not below the tolerance,
-    what is returned is not below it either, and it is not measured again before the estimate is a quarter.
+    It is the Newton decrement, by passes over the rows that the pass left active where they stand for all.
+    Where these show that the run is near a saddle, or that the gap is not below the tolerance, what is
+    returned is not below it either. Later passes measure again once the estimate is a tenth, over all rows:
+    so few rows may show a saddle where there is none.
     """
-    progress, structure = _progress(state), problem.structure
+    progress = _progress(state)
     point, weight = progress.ascent.point, problem.total_weight
+    remaining = {chunk: rows for chunk, rows in state.remaining.items() if rows}
     weighted = isinstance(settings.policy, WeightedPolicy)
     if not gap < settings.gap_tol or point is None or not point.known:
         return Measured(state, gap)
+    if gap <= rounding(point.objective) or not (weighted or sum(remaining.values()) == problem.n_present):
+        return Measured(state, gap)
     if gap * progress.doubt >= settings.gap_tol:
         return Measured(state, settings.gap_tol)
-    space = MomentSpace(structure, progress.ascent.origins)
-    chunks = [chunk for chunk, rows in state.remaining.items() if rows] if weighted else problem.chunks
-    here = (
-        totals.statistics if not weighted else None if totals.staying is None else totals.staying.statistics
-    )
-    if here is None or (not weighted and sum(state.remaining.values()) < problem.n_present):
-        return Measured(state, gap)
+    space = MomentSpace(problem.structure, progress.ascent.origins)
+    few = weighted and progress.doubt == 1.0 and totals.staying is not None
+    here = totals.staying.statistics if few and totals.staying is not None else totals.statistics
+    assert here is not None
+    chunks = list(remaining) if few else problem.chunks
     rows = bytes_read = 0
 
     def response(parameters: MixtureParameters) -> Floats | None:
         nonlocal rows, bytes_read
-        there = replace(state, parameters=parameters, afresh=not weighted)
-        again = score(problem, there, settings, chunks, None, writer).totals
+        there = replace(state, parameters=parameters, afresh=not few)
+        again = score(problem, there, settings, chunks, None, writer if few else _no_writer).totals
         rows, bytes_read = rows + again.scored, bytes_read + again.bytes_read
         return None if again.statistics is None else _mean(space, again.statistics, weight)
 
@@ -200,14 +202,13 @@ def gap_measured(
     width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
     products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
     least, most = LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS
-    if weighted:
+    if few:
         least, most = LEAST_PRODUCTS, MOST_PRODUCTS
-    found = newton_decrement(space, point, products, least, most).gap
-    if found < settings.gap_tol:
-        return Measured(state, found, rows, bytes_read)
-    doubt = min(max(LESS * settings.gap_tol / gap, 1.0), MOST_DOUBT) if gap > 0 else MOST_DOUBT
-    state = replace(state, progress=replace(progress, doubt=doubt))
-    return Measured(state, settings.gap_tol if math.isnan(found) else found, rows, bytes_read)
+    found = newton_decrement(space, point, products, least, most)
+    if found.most < settings.gap_tol:
+        return Measured(state, found.gap, rows, bytes_read)
+    state = replace(state, progress=replace(progress, doubt=LESS * settings.gap_tol / gap))
+    return Measured(state, max(settings.gap_tol, found.gap), rows, bytes_read)
 
 
 def gap_when_begun(progress: Progress, gap: float) -> float:
@@ -272,6 +273,10 @@ def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
         return HeldMoments(space.origins, space.of(part.statistics), part.entropy)
 
     return moments(totals.leaving).plus(moments(totals.staying), -1.0, space.structure)
+
+
+def _no_writer() -> None:
+    return None
 
 
 def _mean(space: MomentSpace, statistics: SufficientStatistics, weight: float) -> Floats:

@@ -99,9 +99,11 @@ class GaussianMixture(FollowedFits, ConditionedMixture):
         Estimated nats per row that a stationary point of the log-likelihood lies above the last full pass.
         An estimate, local and of second order: half of the product of the gradient with a quasi-Newton step
         (the Newton decrement), whose curvature was learnt from the last steps, and at least Aitken's
-        extrapolation of the last full passes while these crawl. It may be far too small on a plateau. For
-        the steps of EM alone it is Aitken's extrapolation of the last three bounds. NaN where there is no
-        estimate.
+        extrapolation of the last full passes while these crawl. A fit that it would end by
+        ``tol="statistical"`` measures the curvature first, by 4 to 32 further passes over the rows that are
+        active, or over all; where it finds a saddle, the fit goes on. With another ``tol`` it may be far too
+        small on a plateau. For the steps of EM alone it is Aitken's extrapolation of the last three bounds.
+        NaN where there is no estimate.
     history_ : FitHistory
         One `IterationRecord` an iteration; ``history_.work`` is the number of
         passes over the data that the scored rows amount to.

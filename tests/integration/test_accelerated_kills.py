@@ -21,6 +21,8 @@ CASES = {
     "auto": COMMON | {"algorithm": "auto", "max_iter": 50, "n_init": 2, "random_state": 3},
     "auto, weights": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2, "sample_weight": WEIGHTS},
     "annealed": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2},
+    "measured": COMMON
+    | {"algorithm": "auto", "tol": "statistical", "max_iter": 150, "random_state": 3, "n_init": 1},
     "em": COMMON | {"algorithm": "em", "acceleration": "quasi-newton", "max_iter": 14, "n_init": 2},
     "em-tau": COMMON | {"algorithm": EMTau(tau=3), "acceleration": "quasi-newton", "max_iter": 16},
     "em-sampled": COMMON
@@ -80,6 +82,20 @@ def stopped(case, folder, iteration):
         quiet_fit(rows(), checkpoint=folder, **CASES[case])
 
 
+def test_a_gap_is_measured_twice_in_one_case():
+    """Over the rows that are active, in vain, and over all rows; both count as work."""
+    with iterations() as made:
+        model = quiet_fit(rows(), **CASES["measured"])
+    doubts = [one.state.progress.doubt for one in made]
+    assert doubts[0] == 1 < doubts[-1]
+    first = next(one for one, doubt in zip(made, doubts, strict=True) if doubt > 1).record
+    assert first.full_pass
+    assert first.rows * 1.1 < first.active_rows < 3 * first.rows
+    last = model.history_[-1]
+    assert last.full_pass
+    assert 5 * last.rows <= last.active_rows < 18 * last.rows
+
+
 def differences(model, expected):
     found = bits_of(model)
     return [name for name in expected if found[name] != expected[name]]
@@ -133,6 +149,7 @@ def test_the_cases_have_every_stage(undisturbed):
         patch.setattr(resolving, "LARGEST_SHARE", 0.01)
         patch.setattr(resolving, "ROWS_UNANNEALED", 10**6)
         assert set(undisturbed("annealed")[1]) >= {"annealed", "contest", "all rows"}
+    assert undisturbed("measured")[0]["end"][0] == "tol"
     stages = undisturbed("em-sampled")[1]
     assert set(stages) == {"cycle", "all rows", "refused"}
     assert stages.index("refused") < CASES["em-sampled"]["max_iter"] - 2

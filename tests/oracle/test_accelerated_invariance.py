@@ -15,6 +15,7 @@ from accelerated import bits_of, few_rows_suffice, iterations, quiet_fit
 from counting import Reads
 from oracles import agree, starts
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture as SklearnMixture
 from zarr.storage import LocalStore
 
 from emtau_dask import EMSampled, EMTau, GaussianMixture
@@ -172,3 +173,42 @@ def test_samples_that_are_left_make_room_in_memory(few_drawn, tmp_path):
     full = [record.full_pass for record in model.history_]
     assert [record.bytes_read > 0 for record in model.history_] == full
     assert set(counts[-1]) == {sum(full) + 1}
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "em"])
+def test_threads_change_no_bit_of_a_gap_that_is_measured(tmp_path, algorithm):
+    X = zarr.create_array(tmp_path / "X.zarr", data=ROWS, chunks=(CHUNK, 2))
+    options = settings("auto", algorithm=algorithm, tol="statistical", max_iter=200)
+    if algorithm == "em":
+        options |= {"acceleration": "quasi-newton", "n_init": 1}
+    model = quiet_fit(X, **options)
+    last = model.history_[-1]
+    assert (model.stop_reason_, last.full_pass) == ("tol", True)
+    assert last.active_rows > 1.2 * last.rows
+    for workers in (2, 4):
+        with warnings.catch_warnings(), dask.config.set(scheduler="threads", num_workers=workers):
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = GaussianMixture(**options).fit(X)
+        assert bits_of(found) == bits_of(model)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_where_a_fit_stops_is_that_to_scikit_learns_end(seed):
+    """From the same parameters, scikit-learn's EM goes on to its limit."""
+    options = settings("auto", tol="statistical", max_iter=300, random_state=seed)
+    model = quiet_fit(da.from_array(ROWS, chunks=(CHUNK, 2)), **options)
+    assert model.stop_reason_ == "tol"
+    further = SklearnMixture(
+        3,
+        reg_covar=0,
+        tol=1e-15,
+        max_iter=5000,
+        weights_init=model.weights_,
+        means_init=model.means_,
+        precisions_init=model.precisions_,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        further.fit(ROWS)
+    gap = further.score(ROWS) - model.lower_bound_
+    assert gap / 3 < model.gap_ < 3 * gap
