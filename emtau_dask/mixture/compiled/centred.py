@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from emtau_dask.mixture.compiled.loop import collect, fill, finish, implement, score
 from emtau_dask.mixture.compiled.products import (
     add_upper_squares,
+    inlined,
     loop,
     multiply_transposed,
     scatter,
@@ -126,7 +127,7 @@ def _sum(values: Any) -> Any:
     return total
 
 
-@loop
+@inlined
 def _gather(rows: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
     """Gather the rows (m, d) for which component k has responsibility of more than ``least``."""
     responsibilities, group, weights = buffers.scores[k], buffers.groups[k], buffers.weights[k]
@@ -144,7 +145,7 @@ def _gather(rows: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
     buffers.counts[k] = count
 
 
-@loop
+@inlined
 def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
     """Add the scatter of all rows of a tile for component k; the sums of its coordinates are in ``part``."""
     middle, square, mean = buffers.middle, buffers.square, buffers.mean
@@ -164,7 +165,7 @@ def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
     _merge(weight, mean, moments.sums[k], summed)
 
 
-@loop
+@inlined
 def _count_present(constants: Any, buffers: Any) -> Any:
     """Write for how many rows of a tile each component has responsibility; return the largest number.
 

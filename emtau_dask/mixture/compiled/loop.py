@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from emtau_dask.mixture.compiled.products import WITHIN, loop, sum_loop
+from emtau_dask.mixture.compiled.products import WITHIN, inlined, loop, sum_loop
 from emtau_dask.mixture.numerics import Floats, Ints
 
 TO_READ_SOON = 0, 2, 1
@@ -227,14 +227,14 @@ def _squared_length(values: Any) -> Any:
     return total
 
 
-@loop
+@inlined
 def _fetch_part(values: Any, part: Any, parts: Any) -> None:
     """Prefetch one of ``parts`` parts of (m,) values."""
     for i in range(len(values) * part // parts, len(values) * (part + 1) // parts, 64 // values.itemsize):
         _fetch(values, i)
 
 
-@loop
+@inlined
 def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> None:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
@@ -255,7 +255,7 @@ def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> None:
             sums[t] += found
 
 
-@loop
+@inlined
 def _any_below(values: Any, bound: Any) -> Any:
     found = 0
     for t in range(len(values)):
@@ -263,7 +263,7 @@ def _any_below(values: Any, bound: Any) -> Any:
     return found > 0
 
 
-@loop
+@inlined
 def _subtract_peaks(scores: Any, peaks: Any) -> None:
     """Write the largest score of each of the first m rows, and subtract it from all scores of the row."""
     for t in range(len(peaks)):
@@ -278,7 +278,7 @@ def _subtract_peaks(scores: Any, peaks: Any) -> None:
             of_component[t] -= peaks[t]
 
 
-@loop
+@inlined
 def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
     for t in range(len(labels)):
         labels[t] = 0
@@ -291,7 +291,7 @@ def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
             largest[t] = of_component[t] if larger else largest[t]
 
 
-@loop
+@inlined
 def add(part: Any, moments: Any) -> None:
     """Add a tile's moments, a matrix, to those of its block."""
     for k in range(len(part)):
@@ -300,7 +300,7 @@ def add(part: Any, moments: Any) -> None:
             into[f] += of_component[f]
 
 
-@loop
+@inlined
 def _to_responsibilities(
     rows: Any, constants: Any, buffers: Any, relative: Any, ahead: Any, log_likelihoods: Any
 ) -> Any:

@@ -59,6 +59,8 @@ def loop(function: Any, **options: Any) -> Any:
         return njit(**OPTIONS | options)(function)
 
 
+inlined = partial(loop, inline="always")
+"""Compiles a function as a part of those that call it, since numba would optimise it by itself as well."""
 sum_loop = partial(loop, fastmath={"contract", "reassoc"})
 """Compiles a function that adds in any order."""
 
@@ -423,7 +425,7 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
             _subtract_three(left, right, out, k, t, first, m)
 
 
-@loop
+@inlined
 def _three_columns(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
     """Write ``left[:, :depth] @ right[f : f + 3, :depth].T`` into columns i to i + 2 of out."""
     rest = len(left) % ROWS
@@ -438,7 +440,7 @@ def _three_columns(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) 
         _three_by_three(left, right, out, k, f, i, depth)
 
 
-@loop
+@inlined
 def _one_column(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
     """Write ``left[:, :depth] @ right[f, :depth]`` into column i of out."""
     rest = len(left) % ROWS
