@@ -96,19 +96,19 @@ def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str
     ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
 
 
-def remember_again(ctx: click.Context, folder: str | None) -> None:
-    """Remember that the same command goes on from a folder, or begins anew without one."""
-    ctx.find_root().meta[_AGAIN] = folder
+def remember_again(ctx: click.Context, place: str | None) -> None:
+    """Remember that the same command goes on from a path or URL, or begins anew without one."""
+    ctx.find_root().meta[_AGAIN] = place
 
 
 def _interrupted(ctx: click.Context) -> str:
     """Return the message after an interrupt: how to resume, where that is possible."""
     meta = ctx.find_root().meta
     if _AGAIN in meta:
-        folder = meta[_AGAIN]
-        if folder is None:
+        place = meta[_AGAIN]
+        if place is None:
             return "interrupted; without -o FOLDER nothing of what was done is kept"
-        return f"interrupted; what is done is in {folder}. The same command goes on from there"
+        return f"interrupted; what is done is in {place}. The same command goes on from there"
     if _CHECKPOINT not in meta:
         return "interrupted"
     if meta[_CHECKPOINT] is None:

@@ -28,7 +28,6 @@ REFUSED = {
     "model.covariance_type": "give --covariance",
     "model.init": "candidates start by themselves",
     "data.weights": "rows have no weights in a selection",
-    "checkpoint": "with -o what is done is kept in that folder",
     "output.directory": "give -o",
 }
 """Keys that ``--set`` may not change, and why."""
@@ -106,7 +105,8 @@ def select(
 
     All candidates are fitted to one sample of the rows and scored in one pass; the best one is fitted to all
     rows. With -o the model, the labels and the table are written, and a command that was killed goes on
-    when it is given again.
+    when it is given again. What is done is kept in FOLDER/selection, or where --set checkpoint.path=PLACE
+    says: a path or URL.
     """
     from emtau_dask.runs import SelectionRequest, run_selection, selection_values
 
@@ -117,7 +117,7 @@ def select(
         **asked,
     )
     config = _config(sources, request, given, overrides, directory)
-    remember_again(ctx, directory)
+    remember_again(ctx, config.checkpoint.path or directory)
     result = run_selection(config, request, overwrite=overwrite, progress=sys.stderr)
     if as_json:
         echo_json(selection_values(result))
@@ -162,7 +162,7 @@ def _print(result: SelectionResult) -> None:
     for line in selection_lines(found):
         click.echo(shown(line))
     if result.run is None:
-        click.echo("nothing is written without -o FOLDER")
+        click.echo("no results are written without -o FOLDER")
         return
     places = {"model": result.run.outputs.model, "labels": result.run.outputs.labels, "table": result.place}
     for what, place in places.items():

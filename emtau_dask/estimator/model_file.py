@@ -28,7 +28,7 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.io.files import writing_errors
-from emtau_dask.io.objects import ROOT_DOCUMENT, ZarrStoreObjects, copy_new, object_store
+from emtau_dask.io.objects import ROOT_DOCUMENT, ObjectStore, ZarrStoreObjects, copy_new, object_store
 from emtau_dask.io.output import published
 from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
@@ -156,13 +156,42 @@ def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
                 raise InvalidDataError(_taken(path, target.location))
             target.delete([ROOT_DOCUMENT])
             target.delete(target.list(""))
-        made = MemoryStore()
-        _write(estimator, zarr.create_group(made, zarr_format=3))
-        copy_new(ZarrStoreObjects(made), target)
+        write_model(estimator, target)
     except CheckpointExistsError as error:
         raise InvalidDataError(_taken(path, target.location)) from error
     except CheckpointError as error:
         raise StorageError(f"the model cannot be saved: {error}") from error
+
+
+def write_model(estimator: Any, objects: ObjectStore) -> None:
+    """Write a fitted estimator to an empty object store, its root document last: without it there is none.
+
+    Raises
+    ------
+    CheckpointExistsError
+        Another process writes there, or has written.
+    CheckpointError
+        The store failed; what was written is removed again.
+    """
+    made = MemoryStore()
+    _write(estimator, zarr.create_group(made, zarr_format=3))
+    copy_new(ZarrStoreObjects(made), objects)
+
+
+def read_model(cls: Any, objects: ObjectStore) -> Any:
+    """Read an estimator of class ``cls`` from an object store.
+
+    Raises
+    ------
+    InvalidDataError
+        There is none, or it is damaged.
+    CheckpointError
+        The store failed.
+    """
+    made = MemoryStore()
+    if not objects.empty():
+        copy_new(objects, ZarrStoreObjects(made))
+    return load_model(cls, made)
 
 
 def load_model(cls: Any, path: Any) -> Any:

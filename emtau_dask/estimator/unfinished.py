@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emtau_dask.errors import EmtauError
-from emtau_dask.io.objects import object_store, open_log
+from emtau_dask.io.objects import ObjectStore, object_store, open_log
 from emtau_dask.messages import shown
 
 
@@ -42,6 +42,8 @@ def _going_on(checkpoint: Any) -> str:
 
 
 def _named(checkpoint: Any) -> str:
+    if isinstance(checkpoint, ObjectStore):
+        return repr(checkpoint.location)
     return repr(str(checkpoint)) if isinstance(checkpoint, (str, Path)) else "checkpoint"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emtau_dask.config import RunConfig
-from emtau_dask.errors import CheckpointError, EmtauError
+from emtau_dask.errors import CheckpointCorruptError, EmtauError
 from emtau_dask.estimator import watching
 from emtau_dask.io.files import writing_errors
 from emtau_dask.runs.clusters import computing
@@ -25,11 +24,11 @@ from emtau_dask.runs.outputs import RunResult, checked_outputs, result_values, w
 from emtau_dask.selection import (
     CandidateRecord,
     ComponentSelection,
-    SelectionFolder,
+    SelectionCheckpoint,
     SelectionTable,
     checked_settings,
     select,
-    selection_folder,
+    selection_checkpoint,
 )
 
 FOLDER, RESULT = "selection", "selection.json"
@@ -72,25 +71,26 @@ def run_selection(
         request.covariance_types,
         request.criterion,
         None,
-        estimator_of(config),
+        estimator_of(config).set_params(checkpoint=None),
         request.sample_rows,
         request.finalists,
     )
     directory = Path(config.output.directory)
-    folder = selection_folder(directory / FOLDER) if request.written else None
+    beside = directory / FOLDER if request.written else None
+    checkpoint = selection_checkpoint(config.checkpoint.path or beside)
+    if checkpoint is not None and overwrite:
+        _remove(checkpoint)
+    known = None if checkpoint is None else checkpoint.entry()
     outputs = None
-    if folder is not None:
-        if overwrite:
-            _remove(folder)
-        known = folder.entry()
+    if request.written:
         outputs = checked_outputs(config, overwrite=overwrite, run=None if known is None else known.id)
         _check_replaceable(directory / RESULT, overwrite=overwrite or known is not None)
     inputs = affordable_inputs(config, overwrite=False, progress=progress)
     with watching(progress) as observer, computing(config, observer):
-        found = select(settings, inputs.rows, columns=None, folder=folder, observer=observer)
-    if folder is None or outputs is None:
+        found = select(settings, inputs.rows, columns=None, checkpoint=checkpoint, observer=observer)
+    if outputs is None:
         return SelectionResult(found, None, None)
-    entry = folder.entry()
+    entry = None if checkpoint is None else checkpoint.entry()
     run = None if entry is None else entry.id
     written = write_outputs(outputs, found.best_estimator_, inputs, run=run, progress=progress)
     place = directory / RESULT
@@ -99,15 +99,14 @@ def run_selection(
     return result
 
 
-def _remove(folder: SelectionFolder) -> None:
-    """Remove a selection's folder, also a damaged one's; anything else is left alone."""
+def _remove(checkpoint: SelectionCheckpoint) -> None:
+    """Remove a selection that is kept, also a damaged one; anything else is left alone."""
     try:
-        known = folder.entry() is not None
-    except CheckpointError:
-        known = (folder.root / RESULT).is_file()
+        known = checkpoint.entry() is not None
+    except CheckpointCorruptError:
+        known = True
     if known:
-        with writing_errors("the selection", folder.root):
-            shutil.rmtree(folder.root)
+        checkpoint.remove()
 
 
 def _check_replaceable(place: Path, *, overwrite: bool) -> None:

@@ -25,11 +25,11 @@ from emtau_dask.estimator import (
 )
 from emtau_dask.execution import Executor
 from emtau_dask.fit import automatic
-from emtau_dask.io.objects import holds_run, object_store
+from emtau_dask.io.objects import ObjectStore, holds_run
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import Floats
-from emtau_dask.selection.folder import CandidateEntry, SelectionFolder
+from emtau_dask.selection.checkpoint import CandidateEntry, SelectionCheckpoint
 from emtau_dask.selection.settings import Candidate, SelectionSettings
 from emtau_dask.selection.sizes import ROWS_PER_PARAMETER
 
@@ -100,11 +100,11 @@ def fit_candidates(
     settings: SelectionSettings,
     seed: int,
     sample: Callable[[], Floats],
-    folder: SelectionFolder | None,
+    checkpoint: SelectionCheckpoint | None,
     executor: Executor,
     observer: FitObserver,
 ) -> dict[Candidate, CandidateFit]:
-    """Return the fit of every candidate to the sample; those that the folder holds are not fitted again.
+    """Return the fit of every candidate to the sample; those that the checkpoint holds are not fitted again.
 
     A candidate whose likelihood is lower than that of one of the same type with fewer components ended in a
     worse optimum than there is. It is fitted once more, from other starts, and the better fit is kept.
@@ -112,13 +112,13 @@ def fit_candidates(
     found: dict[Candidate, CandidateFit] = {}
     best: dict[str, float] = {}
     for candidate in settings.candidates:
-        kept = None if folder is None else _kept(folder, candidate)
+        kept = None if checkpoint is None else _kept(checkpoint, candidate)
         if kept is None:
             least = best.get(candidate.covariance_type, -math.inf)
             with _here(executor):
                 kept = _fit_to_sample(settings, seed, candidate, sample(), least)
-            if folder is not None:
-                _keep(folder, candidate, kept)
+            if checkpoint is not None:
+                _keep(checkpoint, candidate, kept)
         found[candidate] = kept
         best[candidate.covariance_type] = max(kept.mean, best.get(candidate.covariance_type, -math.inf))
         said = (
@@ -130,28 +130,29 @@ def fit_candidates(
     return found
 
 
-def _kept(folder: SelectionFolder, candidate: Candidate) -> CandidateFit | None:
-    entry = folder.candidate(candidate.name)
+def _kept(checkpoint: SelectionCheckpoint, candidate: Candidate) -> CandidateFit | None:
+    entry = checkpoint.candidate(candidate.name)
     if entry is None:
         return None
     parameters = None
     if entry.mean is not None:
         try:
-            parameters = GaussianMixture.load(str(folder.model(candidate.name))).parameters_
+            parameters = checkpoint.model(candidate.name).parameters_
         except InvalidDataError:  # It is damaged: the candidate is fitted again.
+            checkpoint.forget_candidate(candidate.name)
             return None
     mean = -math.inf if entry.mean is None else entry.mean
     return CandidateFit(parameters, mean, entry.converged, entry.seconds, entry.reason)
 
 
-def _keep(folder: SelectionFolder, candidate: Candidate, fit: CandidateFit) -> None:
+def _keep(checkpoint: SelectionCheckpoint, candidate: Candidate, fit: CandidateFit) -> None:
+    model = mean = None
     if fit.parameters is not None:
+        mean = fit.mean
         model = GaussianMixture(candidate.n_components, covariance_type=candidate.covariance_type)
         model._publish(fit.parameters, FitHistory(), "tol" if fit.converged else "max-iter")
-        model.save(str(folder.free_model(candidate.name)))
-    mean = None if fit.parameters is None else fit.mean
     entry = CandidateEntry(converged=fit.converged, mean=mean, seconds=fit.seconds, reason=fit.reason)
-    folder.keep_candidate(candidate.name, entry)
+    checkpoint.keep_candidate(candidate.name, entry, model)
 
 
 def _fit_to_sample(
@@ -208,7 +209,7 @@ def fit_to_all_rows(
     candidate: Candidate,
     start: MixtureParameters,
     data: Mapping[str, Any],
-    folder: SelectionFolder | None,
+    checkpoint: SelectionCheckpoint | None,
     observer: FitObserver,
 ) -> GaussianMixture:
     """Return a candidate fitted to all rows from its fit to the sample; a fit that was killed is resumed.
@@ -220,7 +221,7 @@ def fit_to_all_rows(
     start : MixtureParameters
     data : mapping
         ``X`` and ``columns``, as for `GaussianMixture.fit`.
-    folder : SelectionFolder or None
+    checkpoint : SelectionCheckpoint or None
     observer : FitObserver
 
     Raises
@@ -228,26 +229,27 @@ def fit_to_all_rows(
     SingularComponentError
         A component collapsed.
     """
-    place = None if folder is None else str(folder.fit(candidate.name))
+    place = None if checkpoint is None else checkpoint.fit(candidate.name)
     resumed = None if place is None else _resumed(settings, place, data, observer)
     mixture = resumed or settings.estimator(candidate, settings.template.random_state)
     if resumed is None:
         mixture._publish(start, FitHistory(), "max-iter")  # A warm start begins from these parameters.
         mixture.lower_bound_ = -math.inf
         mixture.set_params(warm_start=True, checkpoint=place)
-        fit_estimator(
-            mixture, data["X"], None, None, columns=data["columns"], overwrite=True, observer=observer
-        )
+        with _said_already():
+            fit_estimator(
+                mixture, data["X"], None, None, columns=data["columns"], overwrite=True, observer=observer
+            )
     mixture._warn_unless_converged()
     asked = settings.estimator(candidate, settings.template.random_state)
     return mixture.set_params(**asked.get_params(deep=False))
 
 
 def _resumed(
-    settings: SelectionSettings, place: str, data: Mapping[str, Any], observer: FitObserver
+    settings: SelectionSettings, place: ObjectStore, data: Mapping[str, Any], observer: FitObserver
 ) -> GaussianMixture | None:
     """Return the fit of a checkpoint, at its end; None where there is none, or it has committed nothing."""
-    if not holds_run(object_store(place)):
+    if not holds_run(place):
         return None
     try:
         saved = open_saved(place)
@@ -257,13 +259,22 @@ def _resumed(
     mixture = saved_estimator(
         type(settings.template), saved, place, settings.template.algorithm if own else None
     )
-    resume_estimator(
-        mixture,
-        saved,
-        data["X"],
-        sample_weight=None,
-        responsibilities_init=None,
-        columns=data["columns"],
-        observer=observer,
-    )
+    with _said_already():
+        resume_estimator(
+            mixture,
+            saved,
+            data["X"],
+            sample_weight=None,
+            responsibilities_init=None,
+            columns=data["columns"],
+            observer=observer,
+        )
     return mixture
+
+
+@contextmanager
+def _said_already() -> Iterator[None]:
+    """Say nothing of a store that the selection has warned of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* cannot create an object on condition")
+        yield

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from emtau_dask.checkpoint import fingerprint
+from emtau_dask.cluster import prove_access
 from emtau_dask.em import FitObserver, Problem, first_unusable_row_named, make_problem
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.estimator import Seeds, is_automatic
@@ -22,8 +23,8 @@ from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.policies import as_policy, describe_policy
 from emtau_dask.rows import Samples
+from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry, new_id
 from emtau_dask.selection.criteria import Score
-from emtau_dask.selection.folder import SelectionEntry, SelectionFolder, new_id
 from emtau_dask.selection.scoring import score_all
 from emtau_dask.selection.settings import Candidate, SelectionSettings
 from emtau_dask.selection.sizes import sample_share
@@ -45,7 +46,7 @@ class SelectionPass:
         (N, d).
     executor : Executor
     observer : FitObserver
-    folder : SelectionFolder or None
+    checkpoint : SelectionCheckpoint or None
         Which keeps scores.
     samples : Samples
         Of one share: which rows are in the sample.
@@ -60,7 +61,7 @@ class SelectionPass:
     rows: Source
     executor: Executor
     observer: FitObserver
-    folder: SelectionFolder | None
+    checkpoint: SelectionCheckpoint | None
     samples: Samples
     fit_seed: int
     least: int
@@ -96,7 +97,7 @@ class SelectionPass:
     def scores(
         self, which: str, mixtures: Mapping[Candidate, MixtureParameters | None]
     ) -> dict[Candidate, Score]:
-        """Return the scores of the mixtures that there are, from one pass or from the folder's ``which``.
+        """Return the scores of the mixtures that there are, from one pass or from the checkpoint's ``which``.
 
         Raises
         ------
@@ -107,28 +108,28 @@ class SelectionPass:
         if not given:
             return {}
         by_name = {candidate.name: candidate for candidate in given}
-        kept = None if self.folder is None else self.folder.scores(which, list(by_name))
+        kept = None if self.checkpoint is None else self.checkpoint.scores(which, list(by_name))
         if kept is None:
             found = self._passed(lambda problem: score_all(problem, self.samples, list(given.values())))
             kept = dict(zip(by_name, found, strict=True))
-            if self.folder is not None:
-                self.folder.keep_scores(which, kept)
+            if self.checkpoint is not None:
+                self.checkpoint.keep_scores(which, kept)
         return {by_name[name]: score for name, score in kept.items()}
 
 
 def begin_passes(
     settings: SelectionSettings,
     rows: Source,
-    folder: SelectionFolder | None,
+    checkpoint: SelectionCheckpoint | None,
     executor: Executor,
     observer: FitObserver,
 ) -> SelectionPass:
-    """Return what makes the passes; the folder's selection goes on with its seeds.
+    """Return what makes the passes; the selection of a checkpoint goes on with its seeds.
 
     Raises
     ------
     CheckpointError
-        The folder holds something else, cannot be written, or is of other data or settings.
+        Something else is there, it cannot be written, or it is of other data or settings.
     """
     n_rows, n_features = rows.shape
     most_parameters = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
@@ -136,8 +137,10 @@ def begin_passes(
     state = settings.template.random_state
     seeds = Seeds(state)
     sample_seed, fit_seed = seeds.draw(), seeds.draw()
-    if folder is not None:
-        entry = folder.begin(
+    if checkpoint is not None:
+        checkpoint.prepare()
+        prove_access(executor.client, checkpoint.objects, {"X": rows})  # The fits say in what workers differ.
+        entry = checkpoint.begin(
             SelectionEntry(
                 id=new_id(),
                 candidates=[[each.n_components, each.covariance_type] for each in settings.candidates],
@@ -152,7 +155,7 @@ def begin_passes(
     samples = Samples(sample_seed, (share,))
     structure = structure_named(settings.candidates[0].covariance_type)
     least = settings.largest.n_components
-    return SelectionPass(rows, executor, observer, folder, samples, fit_seed, least, structure)
+    return SelectionPass(rows, executor, observer, checkpoint, samples, fit_seed, least, structure)
 
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from emtau_dask.estimator import (
 )
 from emtau_dask.messages import shown
 from emtau_dask.policies import EMSampled, as_policy
+from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import Score
 from emtau_dask.selection.fits import CandidateFit, Unclosed, fit_candidates, fit_to_all_rows
-from emtau_dask.selection.folder import SelectionFolder, selection_folder
 from emtau_dask.selection.passes import SelectionPass, begin_passes
 from emtau_dask.selection.race import Standing, challenger, leader, standing
 from emtau_dask.selection.results import Finals, result_of
@@ -71,9 +71,9 @@ def select_components(  # noqa: PLR0913
         rows than on the sample may let others overtake it, those. With 1 nothing is fitted but the best one.
     columns : sequence of str, optional
         See `GaussianMixture.fit`.
-    checkpoint : str or Path, optional
-        A local folder that keeps what is done. The same call with the same folder goes on where a killed one
-        stopped, and gives the same bits; a finished one gives its result again.
+    checkpoint : str, Path or zarr store, optional
+        A folder or URL that keeps what is done; see `GaussianMixture`. The same call with the same place goes
+        on where a killed one stopped, and gives the same bits; a finished one gives its result again.
 
     Returns
     -------
@@ -88,8 +88,8 @@ def select_components(  # noqa: PLR0913
     InvalidDataError
         The data cannot be used, the sample has fewer rows than components, or no candidate could be fitted.
     CheckpointError
-        The folder holds something else, cannot be used, or is of other data or settings
-        (`CheckpointMismatchError`).
+        The checkpoint's place holds something else, cannot be used, is of other data or settings
+        (`CheckpointMismatchError`), or another process goes on there (`CheckpointTakenError`).
     ClusterError
         The dask cluster cannot be used, or failed.
 
@@ -120,7 +120,7 @@ def select_components(  # noqa: PLR0913
     settings = checked_settings(
         n_components, covariance_types, criterion, random_state, estimator, sample_rows, finalists
     )
-    return select(settings, X, columns=columns, folder=selection_folder(checkpoint))
+    return select(settings, X, columns=columns, checkpoint=selection_checkpoint(checkpoint))
 
 
 def select(
@@ -128,28 +128,30 @@ def select(
     X: Any,
     *,
     columns: Any,
-    folder: SelectionFolder | None,
+    checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None = None,
 ) -> ComponentSelection:
     """Run a selection; see `select_components`, also for what is raised."""
     try:
-        return _selected(settings, X, columns, folder, observer)
+        return _selected(settings, X, columns, checkpoint, observer)
     except KeyboardInterrupt as error:
-        error.__notes__ = [_going_on(folder)]  # In place of what one of the fits says of itself.
+        error.__notes__ = [_going_on(checkpoint)]  # In place of what one of the fits says of itself.
         raise
 
 
-def _going_on(folder: SelectionFolder | None) -> str:
-    if folder is None:
-        return "The selection was interrupted; with checkpoint=FOLDER what is done would have been kept."
-    return shown(f"The selection was interrupted. The same call goes on from what is done, in {folder.root}.")
+def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
+    if checkpoint is None:
+        return "The selection was interrupted; with checkpoint=PATH what is done would have been kept."
+    return shown(
+        f"The selection was interrupted. The same call goes on from what is done, in {checkpoint.location}."
+    )
 
 
 def _selected(
     settings: SelectionSettings,
     X: Any,
     columns: Any,
-    folder: SelectionFolder | None,
+    checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None,
 ) -> ComponentSelection:
     template = settings.template
@@ -161,8 +163,8 @@ def _selected(
         features_named(getattr(shaped, "feature_names_in_", None)),
     ):
         unclosed = Unclosed(watched)
-        passes = begin_passes(settings, sources.rows, folder, executor, unclosed)
-        fits = fit_candidates(settings, passes.fit_seed, passes.sample, folder, executor, unclosed)
+        passes = begin_passes(settings, sources.rows, checkpoint, executor, unclosed)
+        fits = fit_candidates(settings, passes.fit_seed, passes.sample, checkpoint, executor, unclosed)
         scores = passes.scores("scores", {each: fit.parameters for each, fit in fits.items()})
         finals = _finals(settings, fits, scores, passes, {"X": X, "columns": columns})
     return result_of(settings, fits, scores, finals, sources.rows.shape)
@@ -195,7 +197,7 @@ def _finals(
         start = fits[chosen].parameters
         assert start is not None
         try:
-            mixture = fit_to_all_rows(settings, chosen, start, data, passes.folder, passes.observer)
+            mixture = fit_to_all_rows(settings, chosen, start, data, passes.checkpoint, passes.observer)
         except SingularComponentError as error:
             reasons[chosen] = str(error)
             continue

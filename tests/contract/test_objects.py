@@ -20,7 +20,7 @@ from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
 from emtau_dask.io.files import each, exclusive
-from emtau_dask.io.objects import LocalObjects, object_store
+from emtau_dask.io.objects import LocalObjects, PrefixedObjects, object_store, objects_below
 from emtau_dask.io.objects.beginning import open_log
 
 PLACES = {
@@ -28,6 +28,11 @@ PLACES = {
     "folder without hard links": lambda path: str(path / "objects"),
     "URL": lambda path: f"memory://{uuid.uuid4().hex}/objects",
     "zarr store": lambda path: MemoryStore(),
+    "part of a folder": lambda path: objects_below(object_store(str(path / "objects")), "a/part"),
+    "part of a URL": lambda path: objects_below(
+        object_store(f"memory://{uuid.uuid4().hex}/objects"), "a/part"
+    ),
+    "part of a zarr store": lambda path: objects_below(object_store(MemoryStore()), "a/part"),
 }
 
 
@@ -74,7 +79,7 @@ def test_only_the_first_creates(objects):
     assert objects.get("commits/0/zarr.json", 100) == b"first"
 
 
-@pytest.mark.parametrize("objects", [name for name in PLACES if name != "URL"], indirect=True)
+@pytest.mark.parametrize("objects", [name for name in PLACES if "URL" not in name], indirect=True)
 def test_one_of_several_threads_creates(objects):
     barrier = threading.Barrier(8)
 
@@ -261,6 +266,24 @@ def test_of_many_threads_one_creates_an_object_whatever_the_zarr_store():
     for thread in threads:
         thread.join()
     assert sorted(won) == [False] * 7 + [True]
+
+
+@pytest.mark.parametrize("place", ["folder", "URL", "zarr store"])
+@pytest.mark.parametrize("part_of", [objects_below, PrefixedObjects])
+def test_a_part_is_the_objects_below_a_folder_and_no_others(tmp_path, place, part_of):
+    whole = object_store(PLACES[place](tmp_path))
+    whole.prepare()
+    part = part_of(whole, "a/part")
+    assert part.empty()
+    for key in ("a/part/x", "a/part/c/y", "a/partial/z", "a/top"):
+        whole.put(key, key.encode())
+    assert part.list("") == ["c/y", "x"]
+    assert part.get("x", 100) == b"a/part/x"
+    assert not part.create("c/y", b"second")
+    part.delete(part.list(""))
+    assert whole.list("") == ["a/partial/z", "a/top"]
+    assert part.location == f"{whole.location}/a/part"
+    assert (part.shared, part.exclusive) == (whole.shared, whole.exclusive)
 
 
 def test_a_class_is_no_store():

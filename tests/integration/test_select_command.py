@@ -4,8 +4,10 @@ import json
 import math
 import shlex
 import sys
+import uuid
 from dataclasses import replace
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -113,6 +115,34 @@ def test_the_same_command_goes_on_and_another_is_refused(place):
     assert "the largest number that was tried" in replaced.stdout
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_what_is_done_may_be_kept_behind_a_url(place, written, monkeypatch):
+    url = f"memory://{uuid.uuid4().hex}/chosen"
+    options = ("m.zarr", "--components", "2:3", "--set", f"checkpoint.path={url}")
+    options += ("-o", "out") if written else ()
+    with pytest.warns(UserWarning, match="on condition that it is new"):
+        first = selected(*options)
+    files = fsspec.filesystem("memory")
+    kept = {path: files.modified(path) for path in files.find(url)}
+    assert {path.rpartition("/")[2] for path in kept} >= {"selection.json", "full-2.json", "full-3.json"}
+    assert sorted(each.name for each in place.iterdir()) == ["m.zarr", *(["out"] if written else [])]
+    assert not (place / "out" / "selection").exists()
+    with pytest.warns(UserWarning, match="on condition that it is new"):
+        again = selected(*options)
+    assert again.stdout == first.stdout
+    assert {path: files.modified(path) for path in files.find(url)} == kept
+    with pytest.warns(UserWarning, match="on condition that it is new"):
+        selected(*options, "--overwrite")
+    assert files.modified(f"{url}/selection.json") > kept[f"{url.removeprefix('memory:/')}/selection.json"]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emtau_dask.selection.fits.fit_sample", interrupted)
+    with pytest.warns(UserWarning, match="on condition that it is new"):
+        assert f"done is in {url}." in refusal(*options, "--overwrite", code=130)
+
+
 def test_results_of_others_are_left_alone(place):
     assert emtau("fit", "m.zarr", "-k", "2", "-o", "out").exit_code == 0
     assert "already exists" in refusal("m.zarr", "--components", "2:3", "-o", "out", code=1)
@@ -149,7 +179,6 @@ REFUSED = {
     "--components 2:3 --covariance full,round": "covariance_types has 'round'",
     "--components 2:3 --set model.n_components=3": "give --components",
     "--components 2:3 --set output.directory=x": "give -o",
-    "--components 2:3 --set checkpoint.path=x.zarr": "with -o",
     "--components 2:3 --set data.weights=w.npy": "no weights",
     "--components 2:3 --set model.reg_cover=1": "model.reg_covar",
     "--components 2:3 --criterion bci": "'bic', 'aic', 'icl', 'held-out'",

@@ -359,10 +359,12 @@ def test_a_killed_selection_goes_on_to_the_same_bits(when, left, stored, selecti
     assert values(found) == values(selection)
     fitted.clear()
     reads = Reads(LocalStore(stored, read_only=True))
-    again = chosen(str(stored), [2, 3], covariance_types=("diag", "full"), checkpoint=place)
+    rows = zarr.open_array(reads, mode="r")
+    again = chosen(rows, [2, 3], covariance_types=("diag", "full"), checkpoint=place)
     assert values(again) == values(selection)
     assert not fitted
-    assert not reads.chunks
+    # To see that the data are the same: by the selection, and by the one fit to all rows.
+    assert Counter(reads.chunks) == dict.fromkeys(range(N_ROWS // CHUNK), 2)
 
 
 def test_a_damaged_candidate_is_fitted_again(stored, selection, tmp_path):
@@ -381,7 +383,7 @@ def test_an_interrupt_says_how_it_goes_on(stored, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("emtau_dask.selection.fits.fit_sample", interrupted)
-    for place, said in ((None, "with checkpoint=FOLDER"), (tmp_path / "c", "The same call goes on")):
+    for place, said in ((None, "with checkpoint=PATH"), (tmp_path / "c", "The same call goes on")):
         with pytest.raises(KeyboardInterrupt) as error:
             chosen(str(stored), [2, 3], checkpoint=place)
         (note,) = error.value.__notes__

@@ -6,7 +6,8 @@ from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
 from emtau_dask.io.objects.local import LocalObjects
-from emtau_dask.io.objects.opening import object_store, try_store, warn_unless_exclusive
+from emtau_dask.io.objects.opening import object_store, objects_below, try_store, warn_unless_exclusive
+from emtau_dask.io.objects.prefixed import PrefixedObjects
 from emtau_dask.io.objects.row_state import (
     OBJECT_ROWS,
     RECENT_BYTES,
@@ -32,6 +33,7 @@ __all__ = [
     "CommitLog",
     "LocalObjects",
     "ObjectStore",
+    "PrefixedObjects",
     "RowFields",
     "RowStateWriter",
     "SlotState",
@@ -49,6 +51,7 @@ __all__ = [
     "most_object_rows",
     "new_attempt",
     "object_store",
+    "objects_below",
     "open_log",
     "read_verified",
     "rows_layout",

@@ -15,6 +15,7 @@ from emtau_dask.io.files import reason_of
 from emtau_dask.io.objects.base import PROBES, ObjectStore
 from emtau_dask.io.objects.fsspec import UrlObjects
 from emtau_dask.io.objects.local import LocalObjects
+from emtau_dask.io.objects.prefixed import PrefixedObjects
 from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 from emtau_dask.io.remote import OpenedPath, Url, missing_package, remote_remedy
 from emtau_dask.messages import cause_of
@@ -91,6 +92,15 @@ def object_store(where: object) -> ObjectStore:
     if isinstance(where, FsspecStore):
         return UrlObjects(OpenedPath.of(where.fs, where.path))
     return ZarrStoreObjects(where)
+
+
+def objects_below(objects: ObjectStore, folder: str) -> ObjectStore:
+    """Return the store of the objects of another whose keys begin with ``folder`` and a slash."""
+    if isinstance(objects, LocalObjects):
+        return LocalObjects(str(Path(objects.root, folder)))
+    if isinstance(objects, UrlObjects):
+        return UrlObjects(objects.root / folder)
+    return PrefixedObjects(objects, folder)
 
 
 def _at(url: str) -> ObjectStore:

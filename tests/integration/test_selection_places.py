@@ -1,0 +1,254 @@
+"""A selection kept behind a URL or in a zarr store: killed, disturbed, refused, and gone on with."""
+
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections import Counter
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from clusters import processes
+from zarr.storage import MemoryStore
+
+from emtau_dask import GaussianMixture, select_components
+from emtau_dask.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointMismatchError,
+    CheckpointTakenError,
+)
+from emtau_dask.selection import fits
+
+pytest_plugins = "s3server"
+
+RNG = np.random.default_rng(5)
+ROWS = RNG.normal(size=(900, 2)) + 7.0 * RNG.integers(3, size=900)[:, None]
+ROWS.setflags(write=False)
+ASKED = {"n_components": (2, 3), "covariance_types": ("diag", "full"), "random_state": 0}
+NAMES = ("diag-2", "diag-3", "full-2", "full-3")
+unguarded = pytest.mark.filterwarnings("ignore:.* cannot create an object on condition")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.zarr"
+    zarr.create_array(store=path, data=ROWS, chunks=(150, 2))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def expected(stored):
+    return bits(select_components(stored, **ASKED))
+
+
+def bits(found):
+    """What was found, as bytes."""
+    best = found.best_estimator_
+    arrays = (best.weights_, best.means_, best.covariances_, best.lower_bounds_)
+    criteria = [(each.bic, each.icl, each.held_out) for each in found.table_]
+    return [np.asarray(array).tobytes() for array in (*arrays, criteria)]
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """The candidates that are fitted to the sample, as they are."""
+    seen, original = [], fits.fit_sample
+
+    def watched(mixture, rows):
+        seen.append((mixture.covariance_type, mixture.n_components))
+        return original(mixture, rows)
+
+    monkeypatch.setattr(fits, "fit_sample", watched)
+    return seen
+
+
+PROGRAM = """
+import sys
+import emtau_dask
+from emtau_dask.checkpoint import CheckpointJournal
+from emtau_dask.selection import checkpoint
+
+data, place, name, count = sys.argv[1:]
+calls = 0
+
+def watched(kind, method):
+    original = getattr(kind, method)
+    def call(*arguments, **options):
+        global calls
+        result = original(*arguments, **options)
+        if method == name:
+            calls += 1
+            if calls == int(count):
+                print("there", flush=True)
+                sys.stdin.read()
+        return result
+    setattr(kind, method, call)
+
+watched(checkpoint.SelectionCheckpoint, "keep_candidate")
+watched(checkpoint.SelectionCheckpoint, "keep_scores")
+watched(checkpoint, "write_model")
+watched(CheckpointJournal, "save")
+emtau_dask.select_components(
+    data, (2, 3), covariance_types=("diag", "full"), random_state=0, checkpoint=place
+)
+"""
+
+
+def killed(stored, place, name, count):
+    """Let another process begin the selection, and kill it where it has done something so many times."""
+    command = [sys.executable, "-c", PROGRAM, stored, place, name, str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert any(line == "there\n" for line in process.stdout)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+def written(s3):
+    """How often each document of a candidate or a pass was written."""
+    paths = (path.partition("?")[0] for method, path in s3.proxy.requests if method == "PUT")
+    return Counter(path.rpartition("/")[2] for path in paths if path.endswith(".json") and "zarr" not in path)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "left"),
+    [
+        ("write_model", 3, NAMES[2:]),  # Its document is not there yet.
+        ("keep_candidate", 3, NAMES[3:]),
+        pytest.param("keep_scores", 1, (), marks=pytest.mark.soak),
+        ("save", 3, ()),
+    ],
+)
+def test_a_killed_selection_goes_on_from_a_bucket_to_the_same_bits(
+    s3, stored, expected, fitted, name, count, left
+):
+    """The server outlives the process; it saw each document written once, by one process or the other."""
+    killed(stored, s3.url("c"), name, count)
+    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    assert {f"{kind}-{number}" for kind, number in fitted} == set(left)
+    once = ["selection", "scores", *NAMES]
+    assert written(s3) == {f"{each}.json": 1 for each in once}
+    fitted.clear()
+    s3.proxy.reset()
+    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    assert not fitted
+    assert not written(s3)
+
+
+PLACES = {
+    "file URL": lambda path: f"file://{path}/c",
+    "memory URL": lambda path: f"memory://{uuid.uuid4().hex}/c",
+    "zarr store": lambda path: MemoryStore(),
+}
+
+
+@unguarded
+@pytest.mark.parametrize("kind", PLACES)
+def test_any_place_of_a_checkpoint_keeps_a_selection(kind, stored, expected, fitted, tmp_path):
+    place = PLACES[kind](tmp_path)
+    assert bits(select_components(stored, **ASKED, checkpoint=place)) == expected
+    fitted.clear()
+    assert bits(select_components(stored, **ASKED, checkpoint=place)) == expected
+    assert not fitted
+
+
+def test_a_damaged_model_in_a_bucket_is_fitted_again_and_an_unreachable_one_is_not(
+    s3, stored, expected, fitted
+):
+    select_components(stored, **ASKED, checkpoint=s3.url("c"))
+    fitted.clear()
+    s3.proxy.fail("403", match=lambda method, path: "candidates/full-2.zarr/means" in path)
+    with pytest.raises(CheckpointError, match=r"full-2\.zarr/means.* in s3://"):
+        select_components(stored, **ASKED, checkpoint=s3.url("c"))
+    s3.proxy.reset()
+    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    assert not fitted
+    s3.remove("c/candidates/full-2.zarr/means")
+    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    assert set(fitted) == {("full", 2)}
+
+
+def test_a_store_that_fails_ends_the_selection_which_goes_on_afterwards(s3, stored, expected, fitted):
+    def second_document(method, path):
+        return method == "PUT" and path.partition("?")[0].endswith("candidates/diag-3.json")
+
+    s3.proxy.fail("403", match=second_document)
+    with pytest.raises(CheckpointError, match=r"candidates/diag-3\.json in s3://.*Access ?Denied"):
+        select_components(stored, **ASKED, checkpoint=s3.url("c"))
+    s3.proxy.reset()
+    fitted.clear()
+    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    assert ("diag", 2) not in fitted
+
+
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+def test_of_two_processes_at_one_selection_the_later_is_refused(kind, s3, stored, tmp_path, monkeypatch):
+    """While one fits its second candidate, the other does all."""
+    place = s3.url("c") if kind == "bucket" else tmp_path / "c"
+    original, other = fits.fit_sample, []
+
+    def beside(mixture, rows):
+        if mixture.n_components == 3 and not other:
+            other.append(True)
+            other.append(select_components(stored, **ASKED, checkpoint=place))
+        return original(mixture, rows)
+
+    monkeypatch.setattr(fits, "fit_sample", beside)
+    with pytest.raises(CheckpointTakenError, match=r"another process goes on .* in .*c: .* diag-3"):
+        select_components(stored, **ASKED, checkpoint=place)
+    assert other[1].best_n_components_ == 3
+
+
+def test_what_is_no_selection_in_a_bucket_is_refused_by_name_and_left_alone(s3, stored):
+    s3.files.pipe_file(f"{s3.bucket}/letters/a.txt", b"mine")
+    GaussianMixture(2, max_iter=2, tol=1e9, checkpoint=s3.url("run")).fit(ROWS)
+    for name in ("letters", "run"):
+        before = s3.files.find(f"{s3.bucket}/{name}")
+        with pytest.raises(CheckpointExistsError, match=rf"s3://.*/{name} holds .* not a selection"):
+            select_components(stored, **ASKED, checkpoint=s3.url(name))
+        s3.files.invalidate_cache()
+        assert s3.files.find(f"{s3.bucket}/{name}") == before
+
+
+@unguarded
+def test_another_selection_behind_a_url_is_refused_by_name(stored):
+    place = f"memory://{uuid.uuid4().hex}/c"
+    select_components(stored, [1, 2], random_state=0, checkpoint=place)
+    with pytest.raises(CheckpointMismatchError, match=r"candidates is .*the selection in memory:.*/c has"):
+        select_components(stored, [1, 3], random_state=0, checkpoint=place)
+
+
+def test_two_processes_that_could_miss_each_other_are_warned_of_once(stored):
+    with pytest.warns(UserWarning, match="on condition that it is new") as caught:
+        select_components(stored, [1, 2], random_state=0, checkpoint=f"memory://{uuid.uuid4().hex}/c")
+    assert len(caught) == 1
+
+
+def test_secrets_of_a_place_are_not_shown(stored):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dead = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(CheckpointError, match="check the network") as failed:
+        select_components(stored, **ASKED, checkpoint=f"ftp://me:hunter2@{dead}/c")
+    assert "hunter2" not in str(failed.value)
+    with pytest.raises(CheckpointError, match="holds keys") as failed:
+        select_components(stored, **ASKED, checkpoint="s3://AKIA1:hunter2@bucket/c")
+    assert "hunter2" not in str(failed.value)
+
+
+def test_a_place_that_workers_cannot_reach_is_refused_before_anything_is_fitted(
+    zygote, tmp_path, stored, fitted
+):
+    place = f"memory://{uuid.uuid4().hex}/c"
+    with (
+        processes(zygote, tmp_path / "cluster", 1) as cluster,
+        cluster.client(),
+        pytest.warns(UserWarning, match="on condition"),
+        pytest.raises(CheckpointError, match="this process's memory, which workers cannot reach"),
+    ):
+        select_components(stored, **ASKED, checkpoint=place)
+    assert not fitted
+    assert not fsspec.filesystem("memory").find(place)
