@@ -27,7 +27,6 @@ REFUSED = {
     "model.n_components": "give --components",
     "model.covariance_type": "give --covariance",
     "model.init": "candidates start by themselves",
-    "data.weights": "rows have no weights in a selection",
     "output.directory": "give -o",
 }
 """Keys that ``--set`` may not change, and why."""

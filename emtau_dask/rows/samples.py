@@ -32,12 +32,13 @@ class Samples:
 
     def positions(self, chunk_range: ChunkRange, present: Ints) -> list[Ints]:
         """Return, for each sample, which of the positions ``present`` of a chunk are in it."""
-        numbers = self._numbers(chunk_range, present)
+        numbers = self.numbers(chunk_range, present)
         return [present[numbers < share] for share in self.shares]
 
     def below(self, chunk_range: ChunkRange, positions: Ints, share: float) -> Ints:
         """Return which of the positions are in a sample of a share of its own."""
-        return positions[self._numbers(chunk_range, positions) < share]
+        return positions[self.numbers(chunk_range, positions) < share]
 
-    def _numbers(self, chunk_range: ChunkRange, positions: Ints) -> Floats:
+    def numbers(self, chunk_range: ChunkRange, positions: Ints) -> Floats:
+        """Return the number in [0, 1) of each of the positions of a chunk."""
         return hashed_uniforms((self.seed, MEMBERSHIP), chunk_range.start + positions)

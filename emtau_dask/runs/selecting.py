@@ -87,7 +87,8 @@ def run_selection(
         _check_replaceable(directory / RESULT, overwrite=overwrite or known is not None)
     inputs = affordable_inputs(config, overwrite=False, progress=progress)
     with watching(progress) as observer, computing(config, observer):
-        found = select(settings, inputs.rows, columns=None, checkpoint=checkpoint, observer=observer)
+        data = {"X": inputs.rows, "sample_weight": inputs.weights, "columns": None}
+        found = select(settings, data, checkpoint=checkpoint, observer=observer)
     if outputs is None:
         return SelectionResult(found, None, None)
     entry = None if checkpoint is None else checkpoint.entry()

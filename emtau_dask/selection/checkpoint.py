@@ -60,6 +60,7 @@ class SelectionEntry(_Document):
     seeds: Annotated[list[Count], Field(min_length=2, max_length=2)]
     share: Number
     data: SourceEntry
+    sample_weight: SourceEntry | None = None
 
 
 class CandidateEntry(_Document):
@@ -140,6 +141,7 @@ class SelectionCheckpoint:
                 return self.begin(entry)
             return entry
         check_same("X", found.data, entry.data)
+        check_same("sample_weight", found.sample_weight, entry.sample_weight)
         _check_settings(found, entry, self.location)
         return found
 

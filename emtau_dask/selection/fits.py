@@ -28,8 +28,8 @@ from emtau_dask.fit import automatic
 from emtau_dask.io.objects import ObjectStore, holds_run
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
-from emtau_dask.mixture.numerics import Floats
 from emtau_dask.selection.checkpoint import CandidateEntry, SelectionCheckpoint
+from emtau_dask.selection.counts import CountedRows
 from emtau_dask.selection.settings import Candidate, SelectionSettings
 from emtau_dask.selection.sizes import ROWS_PER_PARAMETER
 
@@ -99,7 +99,7 @@ def _here(executor: Executor) -> Iterator[None]:
 def fit_candidates(
     settings: SelectionSettings,
     seed: int,
-    sample: Callable[[], Floats],
+    sample: Callable[[], CountedRows],
     checkpoint: SelectionCheckpoint | None,
     executor: Executor,
     observer: FitObserver,
@@ -156,13 +156,13 @@ def _keep(checkpoint: SelectionCheckpoint, candidate: Candidate, fit: CandidateF
 
 
 def _fit_to_sample(
-    settings: SelectionSettings, seed: int, candidate: Candidate, rows: Floats, least: float
+    settings: SelectionSettings, seed: int, candidate: Candidate, sample: CountedRows, least: float
 ) -> CandidateFit:
     began = time.perf_counter()
     mixtures, reason = [], ""
     for random_state in (seed, seed + 1):
         try:
-            mixture = fit_sample(settings.estimator(candidate, random_state), rows)
+            mixture = fit_sample(settings.estimator(candidate, random_state), sample)
         except SingularComponentError as error:
             reason = reason or str(error)
             continue
@@ -176,16 +176,17 @@ def _fit_to_sample(
     return CandidateFit(best.parameters_, float(best.lower_bound_), bool(best.converged_), seconds, "")
 
 
-def fit_sample(mixture: GaussianMixture, rows: Floats) -> GaussianMixture:
-    """Fit a candidate's estimator to the sample, (n, d); return it.
+def fit_sample(mixture: GaussianMixture, sample: CountedRows) -> GaussianMixture:
+    """Fit a candidate's estimator to the sample; return it.
 
     Where rows are few, ``"auto"`` would have few annealed starts, or one. In their place come eight short
     runs of EM with quasi-Newton steps, of which the best goes on: Biernacki, Celeux and Govaert 2003,
     "Choosing starting values for the EM algorithm".
     """
     mixture.set_params(verbose=0)
+    rows, counts = sample.rows, sample.counts
     if not _has_short_runs(mixture, *rows.shape):
-        return mixture.fit(rows)
+        return mixture.fit(rows, sample_weight=counts)
     structure, (n_rows, n_features) = structure_named(mixture.covariance_type), rows.shape
     p = free_parameters(structure, mixture.n_components, n_features)
     most = mixture.max_iter
@@ -193,8 +194,9 @@ def fit_sample(mixture: GaussianMixture, rows: Floats) -> GaussianMixture:
         mixture.set_params(tol="statistical")
     if mixture.acceleration == "auto":
         mixture.set_params(acceleration="quasi-newton")
-    mixture.set_params(algorithm="em", n_init=STARTS, max_iter=min(SHORT, most)).fit(rows)
-    return mixture.set_params(warm_start=True, max_iter=most).fit(rows)
+    mixture.set_params(algorithm="em", n_init=STARTS, max_iter=min(SHORT, most))
+    mixture.fit(rows, sample_weight=counts)
+    return mixture.set_params(warm_start=True, max_iter=most).fit(rows, sample_weight=counts)
 
 
 def _has_short_runs(mixture: GaussianMixture, n_rows: int, n_features: int) -> bool:
@@ -220,7 +222,7 @@ def fit_to_all_rows(
     candidate : Candidate
     start : MixtureParameters
     data : mapping
-        ``X`` and ``columns``, as for `GaussianMixture.fit`.
+        ``X``, ``sample_weight`` and ``columns``, as for `GaussianMixture.fit`.
     checkpoint : SelectionCheckpoint or None
     observer : FitObserver
 
@@ -238,7 +240,13 @@ def fit_to_all_rows(
         mixture.set_params(warm_start=True, checkpoint=place)
         with _said_already():
             fit_estimator(
-                mixture, data["X"], None, None, columns=data["columns"], overwrite=True, observer=observer
+                mixture,
+                data["X"],
+                data["sample_weight"],
+                None,
+                columns=data["columns"],
+                overwrite=True,
+                observer=observer,
             )
     mixture._warn_unless_converged()
     asked = settings.estimator(candidate, settings.template.random_state)
@@ -264,7 +272,7 @@ def _resumed(
             mixture,
             saved,
             data["X"],
-            sample_weight=None,
+            sample_weight=data["sample_weight"],
             responsibilities_init=None,
             columns=data["columns"],
             observer=observer,

@@ -15,15 +15,13 @@ from emtau_dask.em import FitObserver, Problem, first_unusable_row_named, make_p
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.estimator import Seeds, is_automatic
 from emtau_dask.execution import Executor
-from emtau_dask.fit import open_context
-from emtau_dask.init import sampled_rows
-from emtau_dask.io.sources import Source
+from emtau_dask.fit import FitSources, open_context
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.mixture.numerics import Floats
 from emtau_dask.policies import as_policy, describe_policy
 from emtau_dask.rows import Samples
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry, new_id
+from emtau_dask.selection.counts import CountedRows, count_rows, draw_sample
 from emtau_dask.selection.criteria import Score
 from emtau_dask.selection.scoring import score_all
 from emtau_dask.selection.settings import Candidate, SelectionSettings
@@ -42,14 +40,16 @@ class SelectionPass:
 
     Attributes
     ----------
-    rows : Source
-        (N, d).
+    sources : FitSources
+        Rows, and weights that say how many rows each stands for.
     executor : Executor
     observer : FitObserver
     checkpoint : SelectionCheckpoint or None
         Which keeps scores.
     samples : Samples
         Of one share: which rows are in the sample.
+    n_rows : int
+        N: rows, or the sum of their weights.
     fit_seed : int
         Of all fits to the sample, so that a candidate's does not depend on the others.
     least : int
@@ -58,34 +58,31 @@ class SelectionPass:
         Of some candidate; neither the sample nor scores depend on it.
     """
 
-    rows: Source
+    sources: FitSources
     executor: Executor
     observer: FitObserver
     checkpoint: SelectionCheckpoint | None
     samples: Samples
+    n_rows: int
     fit_seed: int
     least: int
     structure: CovarianceStructure
 
     def _passed(self, run: Callable[[Problem], T]) -> T:
-        with open_context(self.executor, self.observer, read_settings(), keeps_rows=False) as context:
-            problem = make_problem(self.rows, None, 1, self.structure, self.executor, context, compiled=False)
-            with first_unusable_row_named(problem):
-                return run(problem)
+        return _passed(self.sources, self.structure, self.executor, self.observer, run)
 
     @cached_property
-    def _sample(self) -> Floats:
-        n_rows = self.rows.shape[0]
-        found = self._passed(lambda problem: sampled_rows(problem, self.samples, n_rows)).rows
-        if len(found) < self.least:
+    def _sample(self) -> CountedRows:
+        found = self._passed(lambda problem: draw_sample(problem, self.samples))
+        if len(found.rows) < self.least:
             raise InvalidDataError(
-                f"n_components goes up to {self.least:,}, but the sample has {len(found):,} of {n_rows:,} "
-                "rows. Lower n_components, or raise sample_rows."
+                f"n_components goes up to {self.least:,}, but the sample has {len(found.rows):,} of "
+                f"{self.sources.rows.shape[0]:,} rows. Lower n_components, or raise sample_rows."
             )
         return found
 
-    def sample(self) -> Floats:
-        """Return the rows of the sample, (n, d), which are read once.
+    def sample(self) -> CountedRows:
+        """Return the rows of the sample, which are read once.
 
         Raises
         ------
@@ -117,9 +114,22 @@ class SelectionPass:
         return {by_name[name]: score for name, score in kept.items()}
 
 
+def _passed(
+    sources: FitSources,
+    structure: CovarianceStructure,
+    executor: Executor,
+    observer: FitObserver,
+    run: Callable[[Problem], T],
+) -> T:
+    with open_context(executor, observer, read_settings(), keeps_rows=False) as context:
+        problem = make_problem(sources.rows, sources.weights, 1, structure, executor, context, compiled=False)
+        with first_unusable_row_named(problem):
+            return run(problem)
+
+
 def begin_passes(
     settings: SelectionSettings,
-    rows: Source,
+    sources: FitSources,
     checkpoint: SelectionCheckpoint | None,
     executor: Executor,
     observer: FitObserver,
@@ -130,8 +140,12 @@ def begin_passes(
     ------
     CheckpointError
         Something else is there, it cannot be written, or it is of other data or settings.
+    InvalidDataError
+        The weights cannot be used.
     """
-    n_rows, n_features = rows.shape
+    structure = structure_named(settings.candidates[0].covariance_type)
+    n_rows = _passed(sources, structure, executor, observer, count_rows)
+    n_features = sources.rows.shape[1]
     most_parameters = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
     share = sample_share(n_rows, n_features, most_parameters, settings.sample_rows)
     state = settings.template.random_state
@@ -139,7 +153,11 @@ def begin_passes(
     sample_seed, fit_seed = seeds.draw(), seeds.draw()
     if checkpoint is not None:
         checkpoint.prepare()
-        prove_access(executor.client, checkpoint.objects, {"X": rows})  # The fits say in what workers differ.
+        # The fits say in what workers differ.
+        prove_access(executor.client, checkpoint.objects, sources.named())
+        entries = {
+            name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()
+        }
         entry = checkpoint.begin(
             SelectionEntry(
                 id=new_id(),
@@ -148,14 +166,14 @@ def begin_passes(
                 random_state=int(state) if isinstance(state, Integral) else None,
                 seeds=[sample_seed, fit_seed],
                 share=share,
-                data=fingerprint(rows, "X", executor, observer),
+                data=entries["X"],
+                sample_weight=entries.get("sample_weight"),
             )
         )
         sample_seed, fit_seed = entry.seeds
     samples = Samples(sample_seed, (share,))
-    structure = structure_named(settings.candidates[0].covariance_type)
     least = settings.largest.n_components
-    return SelectionPass(rows, executor, observer, checkpoint, samples, fit_seed, least, structure)
+    return SelectionPass(sources, executor, observer, checkpoint, samples, n_rows, fit_seed, least, structure)
 
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:

@@ -41,10 +41,10 @@ def result_of(
     fits: Mapping[Candidate, CandidateFit],
     scores: Mapping[Candidate, Score],
     finals: Finals,
-    shape: tuple[int, ...],
+    n_rows: int,
+    n_features: int,
 ) -> ComponentSelection:
-    """Return the result of a selection from rows of a shape (N, d); the first of equal finalists is best."""
-    n_rows, n_features = shape
+    """Return the result of a selection from N rows; the first of equal finalists is best."""
     first = next(iter(finals.mixtures))
     best = first
     if finals.scores:

@@ -24,6 +24,7 @@ from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import Floats
 from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
+from emtau_dask.selection.counts import held_counts
 from emtau_dask.selection.criteria import Score
 
 LOG_LIKELIHOOD, ENTROPY, HELD_OUT = range(3)
@@ -35,8 +36,8 @@ class Sums:
     """Sums over rows: an array (mixtures, 3) of nats, and how many rows were there and not in the sample."""
 
     values: Floats
-    rows: int
-    held_out_rows: int
+    rows: float
+    held_out_rows: float
 
 
 def _added(a: Sums, b: Sums) -> Sums:
@@ -56,15 +57,16 @@ class _ScoreTask(ReadingTask[LoadedChunk, Sums]):
 
     def compute(self, item: ChunkRange, found: LoadedChunk) -> Sums:
         positions = found.positions()
-        held_out = np.ones(len(positions))
-        held_out[self.samples.positions(item, positions)[0]] = 0.0
+        weights = found.weights_at(positions)
+        counts = np.ones(len(positions)) if weights is None else weights
+        held_out = counts - held_counts(self.samples, item, positions, weights)
         values = np.zeros((len(self.kernels), 3))
         for kernels, row in zip(self.kernels, values, strict=True):
             log_likelihoods, entropies = score_chunk(found, kernels, [LOG_LIKELIHOODS, ENTROPIES])
-            row[LOG_LIKELIHOOD] = log_likelihoods.sum()
-            row[ENTROPY] = entropies.sum()
+            row[LOG_LIKELIHOOD] = (log_likelihoods * counts).sum()
+            row[ENTROPY] = (entropies * counts).sum()
             row[HELD_OUT] = log_likelihoods @ held_out
-        return Sums(values, len(positions), int(held_out.sum()))
+        return Sums(values, counts.sum(), held_out.sum())
 
 
 def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixtureParameters]) -> list[Score]:
@@ -73,7 +75,7 @@ def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixturePara
     Parameters
     ----------
     problem : Problem
-        Its rows have no weights.
+        Its weights say how many rows each row stands for.
     samples : Samples
         Of one share: which rows are not held out.
     mixtures : sequence of MixtureParameters
@@ -101,8 +103,8 @@ def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixturePara
             float(values[LOG_LIKELIHOOD]),
             float(values[ENTROPY]),
             float(values[HELD_OUT]),
-            sums.rows,
-            sums.held_out_rows,
+            int(sums.rows),
+            int(sums.held_out_rows),
             free_parameters(mixture.structure, mixture.n_components, mixture.n_features),
         )
         for values, mixture in zip(sums.values, mixtures, strict=True)

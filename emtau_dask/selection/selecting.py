@@ -38,6 +38,7 @@ def select_components(  # noqa: PLR0913
     finalists: int = 2,
     columns: Any = None,
     checkpoint: Any = None,
+    sample_weight: Any = None,
 ) -> ComponentSelection:
     """Choose the number of components, and the covariance type, of a mixture; fit the best one to all rows.
 
@@ -48,8 +49,7 @@ def select_components(  # noqa: PLR0913
     Parameters
     ----------
     X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
-        As for `GaussianMixture.fit`. Rows have no weights here: what N is in the penalties would depend on
-        what the weights mean.
+        As for `GaussianMixture.fit`.
     n_components : iterable of int
         The numbers to choose from, such as ``range(2, 21)``.
     covariance_types : iterable of str, default=("full",)
@@ -74,6 +74,9 @@ def select_components(  # noqa: PLR0913
     checkpoint : str, Path or zarr store, optional
         A folder or URL that keeps what is done; see `GaussianMixture`. The same call with the same place goes
         on where a killed one stopped, and gives the same bits; a finished one gives its result again.
+    sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
+        How many equal rows each row stands for: whole numbers, by default 1. A row of weight 3 is three rows,
+        of which the sample may hold some; N in the penalties is the sum of the weights.
 
     Returns
     -------
@@ -120,20 +123,30 @@ def select_components(  # noqa: PLR0913
     settings = checked_settings(
         n_components, covariance_types, criterion, random_state, estimator, sample_rows, finalists
     )
-    return select(settings, X, columns=columns, checkpoint=selection_checkpoint(checkpoint))
+    data = {"X": X, "sample_weight": sample_weight, "columns": columns}
+    return select(settings, data, checkpoint=selection_checkpoint(checkpoint))
 
 
 def select(
     settings: SelectionSettings,
-    X: Any,
+    data: Mapping[str, Any],
     *,
-    columns: Any,
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None = None,
 ) -> ComponentSelection:
-    """Run a selection; see `select_components`, also for what is raised."""
+    """Run a selection; see `select_components`, also for what is raised.
+
+    Parameters
+    ----------
+    settings : SelectionSettings
+    data : mapping
+        ``X``, ``sample_weight`` and ``columns``.
+    checkpoint : SelectionCheckpoint or None
+    observer : FitObserver, optional
+        By default one that suits standard output.
+    """
     try:
-        return _selected(settings, X, columns, checkpoint, observer)
+        return _selected(settings, data, checkpoint, observer)
     except KeyboardInterrupt as error:
         error.__notes__ = [_going_on(checkpoint)]  # In place of what one of the fits says of itself.
         raise
@@ -149,25 +162,25 @@ def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
 
 def _selected(
     settings: SelectionSettings,
-    X: Any,
-    columns: Any,
+    data: Mapping[str, Any],
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None,
 ) -> ComponentSelection:
     template = settings.template
     policy = EMSampled() if is_automatic(template.algorithm) else as_policy(template.algorithm)
     shaped = settings.estimator(settings.largest, None)
+    X = opened_path(data["X"], data["columns"], None)
     with (
         fit_session(policy, template.verbose, observer) as (executor, watched),
-        opened_sources(executor.client, shaped, opened_path(X, columns, None), None, None) as sources,
+        opened_sources(executor.client, shaped, X, data["sample_weight"], None) as sources,
         features_named(getattr(shaped, "feature_names_in_", None)),
     ):
         unclosed = Unclosed(watched)
-        passes = begin_passes(settings, sources.rows, checkpoint, executor, unclosed)
+        passes = begin_passes(settings, sources, checkpoint, executor, unclosed)
         fits = fit_candidates(settings, passes.fit_seed, passes.sample, checkpoint, executor, unclosed)
         scores = passes.scores("scores", {each: fit.parameters for each, fit in fits.items()})
-        finals = _finals(settings, fits, scores, passes, {"X": X, "columns": columns})
-    return result_of(settings, fits, scores, finals, sources.rows.shape)
+        finals = _finals(settings, fits, scores, passes, data)
+    return result_of(settings, fits, scores, finals, passes.n_rows, sources.rows.shape[1])
 
 
 def _finals(

@@ -178,7 +178,7 @@ class ComponentSelection:
         The candidates that were fitted to all rows, by these fits, where there were several; else empty.
     passes_ : SelectionPasses
     n_rows_, sample_rows_ : int
-        Rows of the data, and of the sample.
+        Rows of the data, and of the sample; a row of weight 3 counts as three.
     """
 
     best_estimator_: GaussianMixture

@@ -179,7 +179,6 @@ REFUSED = {
     "--components 2:3 --covariance full,round": "covariance_types has 'round'",
     "--components 2:3 --set model.n_components=3": "give --components",
     "--components 2:3 --set output.directory=x": "give -o",
-    "--components 2:3 --set data.weights=w.npy": "no weights",
     "--components 2:3 --set model.reg_cover=1": "model.reg_covar",
     "--components 2:3 --criterion bci": "'bic', 'aic', 'icl', 'held-out'",
 }

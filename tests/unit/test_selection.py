@@ -16,6 +16,7 @@ from emtau_dask.selection import (
     SelectionTable,
     checked_settings,
 )
+from emtau_dask.selection.counts import CountedRows
 from emtau_dask.selection.criteria import expected_loss
 from emtau_dask.selection.fits import fit_sample
 from emtau_dask.selection.race import challenger, leader, standing
@@ -196,12 +197,12 @@ def fits_of(mixture, rows, monkeypatch):
     """The settings of the fits that `fit_sample` makes: names, starts, iterations, and whether they go on."""
     made = []
 
-    def noted(self, X):
+    def noted(self, X, sample_weight):
         made.append((self.algorithm, self.n_init, self.tol, self.max_iter, self.warm_start))
         return self
 
     monkeypatch.setattr(GaussianMixture, "fit", noted)
-    fit_sample(mixture, np.zeros((rows, 2)))
+    fit_sample(mixture, CountedRows(np.zeros((rows, 2)), None))
     return made
 
 
