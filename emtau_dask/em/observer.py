@@ -20,8 +20,8 @@ class FitObserver(PassObserver, Protocol):
         """Something the user should know happened."""
         ...
 
-    def close(self) -> None:
-        """The fit is over."""
+    def close(self, *, done: bool) -> None:
+        """The fit is over; ``done`` says whether it came to its end, or failed or was stopped."""
         ...
 
 
@@ -40,5 +40,5 @@ class SilentObserver:
     def note(self, message: str) -> None:
         """Ignore."""
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Ignore."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, TypeVar, cast
 
 from emtau_dask.em import FitHistory, FitObserver, IterationRecord, SilentObserver
 from emtau_dask.errors import warn_user
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.progress import Observers, observer_for
+from emtau_dask.progress import Observers, closed_after, observer_for
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -99,7 +99,7 @@ def called_back(estimator: Any, X: Any, y: Any, sample_weight: Any) -> Iterator[
     data = {"X": X, "y": y, "metadata": metadata}
     context.call_on_fit_task_begin(estimator=estimator, **data)
     called = CallbackObserver(estimator, context, data)
-    with closing(Observers(observer_for(estimator.verbose), called)) as observer:
+    with closed_after(Observers(observer_for(estimator.verbose), called)) as observer:
         yield observer
     context.call_on_fit_task_end(
         estimator=estimator, reconstruction_attributes=lambda: _fitted(estimator), **data

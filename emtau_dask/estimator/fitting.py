@@ -65,7 +65,7 @@ from emtau_dask.policies import (
     checked_row_arrays,
     describe_policy,
 )
-from emtau_dask.progress import LoggingObserver, Observers, observer_for
+from emtau_dask.progress import LoggingObserver, Observers, closed_after, observer_for
 from emtau_dask.rows import Samples
 from emtau_dask.settings import read_settings
 
@@ -212,11 +212,8 @@ def fit_session(
     if not executor.in_process:
         check_portable("the policy", policy)
     observer = Observers(observer or observer_for(verbose), LoggingObserver())
-    with interrupts_as_they_are():
-        try:
-            yield executor, observer
-        finally:
-            observer.close()
+    with interrupts_as_they_are(), closed_after(observer):
+        yield executor, observer
 
 
 def fit_estimator(

@@ -34,13 +34,21 @@ def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
 
 
 @contextmanager
-def watching(out: TextIO) -> Iterator[FitObserver]:
-    """Give the block an observer that shows progress on ``out`` until the block ends."""
-    observer = observer_for(1, out)
+def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
+    """Give the block an observer, and close it with the block; it is told whether that came to its end."""
+    done = False
     try:
         yield observer
+        done = True
     finally:
-        observer.close()
+        observer.close(done=done)
+
+
+@contextmanager
+def watching(out: TextIO) -> Iterator[FitObserver]:
+    """Give the block an observer that shows progress on ``out`` until the block ends."""
+    with closed_after(observer_for(1, out)) as observer:
+        yield observer
 
 
 def _logged_to(stream: TextIO) -> bool:

@@ -63,7 +63,7 @@ class LineObserver:
         """Write a remark."""
         self._write(message)
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Leave the stream as it is."""
 
     def _write(self, line: str) -> None:

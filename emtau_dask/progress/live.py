@@ -60,7 +60,7 @@ class TerminalObserver:
         """Print a remark above the display."""
         self._live.console.print(shown(message), markup=False, highlight=False)
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Remove the display."""
         self._live.stop()
 
@@ -77,7 +77,10 @@ class TerminalObserver:
 
 
 class NotebookObserver:
-    """One bar in a notebook, drawn anew in its place; `close` leaves it as it was last.
+    """One bar in a notebook, drawn anew in its place.
+
+    `close` leaves it as it was last, or says that the fit stopped there. Of a fit that ends before its first
+    pass nothing is shown.
 
     Parameters
     ----------
@@ -89,7 +92,8 @@ class NotebookObserver:
         self._tracker = Tracker(clock)
         self._clock, self._drawn = clock, clock()
         self._notes: list[str] = []
-        self._handle = display(_Bar(self._tracker.view(), ()), display_id=True)
+        self._display = display
+        self._handle: Any = None
 
     def stage(self, name: str, chunks: int) -> None:
         """Begin a new bar."""
@@ -111,15 +115,23 @@ class NotebookObserver:
         self._notes.append(message)
         self._draw(at_once=True)
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Draw the bar a last time."""
-        self._draw(at_once=True)
+        if not done:
+            self._tracker.stop()
+        if self._handle is not None:
+            self._draw(at_once=True)
 
     def _draw(self, *, at_once: bool = False) -> None:
         now = self._clock()
-        if at_once or now - self._drawn >= NOTEBOOK_SECONDS:
-            self._drawn = now
-            self._handle.update(_Bar(self._tracker.view(), tuple(self._notes)))
+        if not at_once and self._handle is not None and now - self._drawn < NOTEBOOK_SECONDS:
+            return
+        self._drawn = now
+        bar = _Bar(self._tracker.view(), tuple(self._notes))
+        if self._handle is None:
+            self._handle = self._display(bar, display_id=True)
+        else:
+            self._handle.update(bar)
 
 
 class _Bar:
@@ -132,7 +144,8 @@ class _Bar:
         return "\n".join(["  ".join(figures(self._view)), *self._notes])
 
     def _repr_html_(self) -> str:
-        said = " &nbsp; ".join(html.escape(shown(each)) for each in figures(self._view))
+        whole = '<span style="white-space: nowrap">{}</span>'.format
+        said = " &nbsp; ".join(whole(html.escape(shown(each))) for each in figures(self._view))
         notes = "".join(f"<div>{html.escape(shown(note))}</div>" for note in self._notes)
         bar = f'<progress max="1" value="{self._view.share:.3f}"></progress>'
         return f"<div>{bar} &nbsp; {said}</div>{notes}"

@@ -43,5 +43,5 @@ class LoggingObserver:
         """Log a remark."""
         LOG.info("%s", shown(message))
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Ignore."""

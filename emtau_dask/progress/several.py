@@ -32,7 +32,7 @@ class Observers:
         for observer in self._observers:
             observer.note(message)
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Tell of the end."""
         for observer in self._observers:
-            observer.close()
+            observer.close(done=done)

@@ -29,6 +29,8 @@ class View:
         Of its bound since the iteration before, nats per row.
     seconds, of_pass : float
         Since the beginning of the fit, and of the pass.
+    stopped : bool
+        Whether the fit failed or was stopped.
     """
 
     stage: str = ""
@@ -38,6 +40,7 @@ class View:
     change: float | None = None
     seconds: float = 0.0
     of_pass: float = 0.0
+    stopped: bool = False
 
     @property
     def share(self) -> float:
@@ -82,6 +85,11 @@ class Tracker:
             change = record.lower_bound - before.lower_bound if before and follows else None
             self._view = replace(self._view, record=record, change=change)
 
+    def stop(self) -> None:
+        """Remember that the fit failed or was stopped."""
+        with self._lock:
+            self._view = replace(self._view, stopped=True)
+
     def view(self) -> View:
         """Return how far the fit is now."""
         with self._lock:
@@ -119,8 +127,10 @@ def clock_time(seconds: float) -> str:
 
 def figures(view: View) -> list[str]:
     """Return what a live display says beside the bar of the pass, the most telling first."""
-    said = [view.stage or "starting", f"{view.share:.0%} of {view.chunks:,} chunks"]
-    if view.left is not None and view.share < 1.0:
+    stage = view.stage or "starting"
+    chunks = f"{view.chunks:,} chunk{'' if view.chunks == 1 else 's'}"
+    said = [f"stopped in {stage}" if view.stopped else stage, f"{view.share:.0%} of {chunks}"]
+    if view.left is not None and view.share < 1.0 and not view.stopped:
         said.append(f"{clock_time(view.left)} left")
     if (record := view.record) is not None:
         said += [

@@ -82,7 +82,7 @@ class Unclosed:
         """Pass on."""
         self._observer.note(message)
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:
         """Ignore."""
 
 

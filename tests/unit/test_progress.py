@@ -90,7 +90,7 @@ def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
         observer._live.refresh()
         drawn = out.getvalue()
     finally:
-        observer.close()
+        observer.close(done=True)
     for part in (
         "iteration 2",
         "33% of 3 chunks",
@@ -119,14 +119,14 @@ def test_the_live_display_counts_chunks_from_many_threads() -> None:
             thread.join()
         assert observer._tracker.view().done == 800
     finally:
-        observer.close()
+        observer.close(done=True)
 
 
 def test_the_stream_decides_the_display() -> None:
     assert isinstance(observer_for(0, io.StringIO()), SilentObserver)
     assert isinstance(observer_for(1, io.StringIO()), LineObserver)
     live = observer_for(1, Terminal())
-    live.close()
+    live.close(done=True)
     assert isinstance(live, TerminalObserver)
 
 
@@ -186,10 +186,24 @@ def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
     assert 3 <= len(notebook.drawn) <= 1 + 1.0 / NOTEBOOK_SECONDS
     observer.iteration(RECORD, PARAMETERS)
     observer.note("<b>1</b>")
-    observer.close()
+    observer.close(done=True)
     assert 'value="1.000"' in notebook.drawn[-1]
     assert "bound -2.5" in notebook.drawn[-1]
     assert "&lt;b&gt;1&lt;/b&gt;" in notebook.drawn[-1]
+    assert "stopped" not in notebook.drawn[-1]
+
+
+def test_a_notebooks_bar_says_where_a_fit_stopped_and_is_not_there_before_its_first_pass() -> None:
+    """Also where all chunks of the pass were done."""
+    notebook = Notebook()
+    NotebookObserver(notebook).close(done=False)
+    assert notebook.drawn == []
+    observer = NotebookObserver(notebook)
+    observer.stage("iteration 1", 1)
+    observer.chunks_done(1)
+    observer.close(done=False)
+    assert "stopped in iteration 1<" in notebook.drawn[-1]
+    assert "100% of 1 chunk<" in notebook.drawn[-1]
 
 
 def test_the_log_has_full_passes_at_info_and_the_rest_at_debug(caplog: pytest.LogCaptureFixture) -> None:
