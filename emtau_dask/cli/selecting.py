@@ -67,7 +67,11 @@ def numbers_of(text: str) -> list[int]:
 @click.command()
 @click.argument("sources", metavar="DATA...", nargs=-1, required=True, type=click.Path(readable=False))
 @click.option(
-    "--components", required=True, metavar="A:B", help="Numbers of components: 2:20, 10:100:10 or 2,4,8."
+    "-k",
+    "--components",
+    required=True,
+    metavar="A:B",
+    help="Numbers of components: 2:20, 10:100:10 or 2,4,8.",
 )
 @click.option("--covariance", default="full", metavar="TYPES", help="Types to choose from: full,diag.")
 @click.option("--criterion", type=click.Choice(CRITERIA), default="bic", help="What chooses; bic by default.")

@@ -28,6 +28,8 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.io.files import writing_errors
+from emtau_dask.io.formats import OWN_GROUPS, kind_of
+from emtau_dask.io.objects import FORMAT as RUN_FORMAT
 from emtau_dask.io.objects import ROOT_DOCUMENT, ObjectStore, ZarrStoreObjects, copy_new, object_store
 from emtau_dask.io.output import published
 from emtau_dask.io.remote import is_url, plain_path
@@ -197,10 +199,11 @@ def read_model(cls: Any, objects: ObjectStore) -> Any:
 def load_model(cls: Any, path: Any) -> Any:
     """Read an estimator of class ``cls``; raises `InvalidDataError` where there is none."""
     group = own_group(path)
-    if group is None:
-        raise InvalidDataError(f"{path} holds no model: it is no zarr group of format 3.")
+    found = None if group is None else group.attributes.get("format")
+    if group is None or found != FORMAT:
+        raise InvalidDataError(_no_model(path, found))
     attributes = group.attributes
-    if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
+    if attributes.get("version") != VERSION:
         raise InvalidDataError(
             f"{path} holds format {attributes.get('format')!r} version {attributes.get('version')!r}; "
             f"this version reads {FORMAT!r} version {VERSION}. Save the model again with this version."
@@ -213,6 +216,21 @@ def load_model(cls: Any, path: Any) -> Any:
     except Exception as error:  # of zarr, a codec or a setting, whatever the damage causes
         reason = error if isinstance(error, InvalidDataError) else repr(error)
         raise InvalidDataError(f"the model in {path} is incomplete or damaged: {reason}.") from error
+
+
+def _no_model(path: Any, found: Any) -> str:
+    """Return what to say where a place holds no model; ``found`` is the format that its group states."""
+    place = _local_path(path)
+    if place is not None and not place.exists():
+        return f"{path} does not exist. Give the path of a saved model."
+    kind = OWN_GROUPS.get(str(found)) or (None if place is None else kind_of(str(place)))
+    if kind == OWN_GROUPS[RUN_FORMAT]:
+        return (
+            f"{path} is {kind}, not a saved model. Go on with it: GaussianMixture.resume({str(path)!r}, X)."
+        )
+    if kind is not None:
+        return f"{path} is {kind}, not a saved model. Give the path of one."
+    return f"{path} holds no model: it is no zarr group that GaussianMixture.save wrote."
 
 
 def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str, Any]) -> Any:

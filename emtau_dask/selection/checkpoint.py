@@ -256,7 +256,7 @@ def _check_settings(found: SelectionEntry, entry: SelectionEntry, location: str)
 def _mismatch(location: str, name: str, theirs: object, ours: object) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"{name} is {short(ours)}; the selection in {location} has {short(theirs)}. Give the same to go on, "
-        "or choose another checkpoint."
+        "or choose another place."
     )
 
 

@@ -8,7 +8,12 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from emtau_dask import GaussianMixture, InvalidDataError
+from emtau_dask import (
+    CheckpointExistsError,
+    CheckpointMismatchError,
+    GaussianMixture,
+    InvalidDataError,
+)
 from emtau_dask.cli.main import main
 
 ROWS = np.random.default_rng(0).normal(size=(60, 2))
@@ -173,3 +178,51 @@ def test_data_in_no_known_format_are_named_for_what_they_are(place):
         GaussianMixture(2).fit("a.dat")
     with pytest.raises(InvalidDataError, match=r"model\.zarr is a saved model, not rows"):
         GaussianMixture(2).fit("model.zarr")
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "model.zarr"])
+def test_what_is_no_model_is_named_by_load_and_predict(place, name):
+    make, kind = KINDS[name]
+    make(place / name)
+    with pytest.raises(InvalidDataError) as refused:
+        GaussianMixture.load(name)
+    assert str(refused.value).startswith(f"{name} is {kind}, not a saved model. ")
+    if name == "run.zarr":  # `emtau predict` takes it.
+        assert "GaussianMixture.resume('run.zarr', X)" in str(refused.value)
+        return
+    array(place / "rows.zarr")
+    assert f"{name} is {kind}, not a saved model" in refusal("predict", name, "rows.zarr", "out.zarr", code=1)
+
+
+def test_a_model_that_is_not_there_and_one_in_plain_text(place):
+    with pytest.raises(InvalidDataError, match=r"^nowhere does not exist\. Give the path of a saved model"):
+        GaussianMixture.load("nowhere")
+    (place / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidDataError, match=r"^notes\.txt holds no model: .*GaussianMixture\.save"):
+        GaussianMixture.load("notes.txt")
+
+
+def test_a_model_is_not_resumed_as_if_it_were_damaged(place):
+    model(place / "model.zarr")
+    with pytest.raises(CheckpointMismatchError, match=r"model\.zarr is a saved model, not the checkpoint"):
+        GaussianMixture.resume("model.zarr", ROWS)
+
+
+def test_a_second_run_at_a_checkpoint_says_how_in_python_and_on_the_command_line(place):
+    checkpoint(place / "run.zarr")
+    with pytest.raises(CheckpointExistsError, match=r"GaussianMixture\.resume, emtau resume"):
+        GaussianMixture(2, checkpoint="run.zarr").fit(ROWS)
+
+
+def test_plain_text_is_refused_as_rows(place):
+    (place / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidDataError, match=r"notes\.txt is a file of an unknown kind, .*Give a zarr"):
+        GaussianMixture(2).fit("notes.txt")
+
+
+def test_text_in_a_column_says_how_others_are_chosen(place):
+    TABLE.assign(name="x").to_parquet("text.parquet")
+    TABLE.assign(name="x").to_csv("text.csv", index=False)
+    for name in ("text.parquet", "text.csv"):
+        with pytest.raises(InvalidDataError, match=r"'name' .*numeric columns \(columns=, --columns\)"):
+            GaussianMixture(2).fit(name)

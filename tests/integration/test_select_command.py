@@ -194,6 +194,11 @@ def test_a_config_and_no_data_are_refused():
     assert "does not exist" in refusal("none.zarr", "--components", "2:3", code=1)
 
 
+def test_numbers_are_given_as_emtau_fit_takes_one(place):
+    first = json.loads(selected("m.zarr", "-k", "2:3", "--json").stdout)
+    assert [each["n_components"] for each in first["candidates"]] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [

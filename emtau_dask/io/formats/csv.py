@@ -288,5 +288,5 @@ def _check_numbers(reader: CsvReader, where: str, names: Sequence[str]) -> None:
         if value and not _is_number(value) and value.lower() not in ("na", "n/a", "null", "#n/a"):
             raise InvalidDtypeError(
                 f"column {name!r} of {where} holds text ({short(value)}), not real numbers. Choose the "
-                "numeric columns (data.columns in a config), or convert it."
+                "numeric columns (columns=, --columns), or convert it."
             )

@@ -84,6 +84,8 @@ def check_readable(path: str, array: str | None) -> None:
     A member of a group that this package wrote must be named by ``array``.
     """
     kind = kind_of(path)
+    if kind is None and Path(plain_path(path)).is_file():
+        kind = "a file of an unknown kind"
     if kind is None or kind in FOLDERS:
         return
     if kind not in OWN_GROUPS.values():

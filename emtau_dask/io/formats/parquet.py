@@ -72,7 +72,7 @@ def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise InvalidDtypeError(
             f"column {field.name!r} of {path} holds {kind}, not real numbers. Choose the numeric columns "
-            "(data.columns in a config), or convert it."
+            "(columns=, --columns), or convert it."
         )
     dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
     return dtype

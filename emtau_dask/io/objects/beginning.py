@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from emtau_dask.errors import (
@@ -11,8 +13,9 @@ from emtau_dask.errors import (
     CheckpointExistsError,
     CheckpointMismatchError,
 )
+from emtau_dask.io.formats import OWN_GROUPS
 from emtau_dask.io.objects.base import CLAIM, ROOT_DOCUMENT, ObjectStore, begun_elsewhere, is_remnant
-from emtau_dask.io.objects.commits import COMMIT_KEY, WRITTEN_KEY, CommitLog, read_root
+from emtau_dask.io.objects.commits import COMMIT_KEY, MAX_ROOT_BYTES, WRITTEN_KEY, CommitLog, read_root
 from emtau_dask.io.objects.documents import digested_document, group_document
 
 FORMAT, VERSION = "emtau-checkpoint", 4
@@ -33,8 +36,8 @@ def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] 
         )
     if not overwrite:
         raise CheckpointExistsError(
-            f"{objects.location} already holds a run; resume it, choose another place, or replace it "
-            "(emtau fit --overwrite)."
+            f"{objects.location} already holds a run; resume it (GaussianMixture.resume, emtau resume), "
+            "choose another place, or replace it (remove it; emtau fit --overwrite)."
         )
     return found
 
@@ -51,6 +54,22 @@ def _root_in(objects: ObjectStore) -> dict[str, Any] | None:
 def holds_run(objects: ObjectStore) -> bool:
     """Return whether a run was begun there, even if it never committed."""
     return _root_in(objects) is not None
+
+
+def _own_root(objects: ObjectStore) -> dict[str, Any]:
+    """Return the root document; raises `CheckpointMismatchError` for one of another kind that we write."""
+    try:
+        return read_root(objects)
+    except CheckpointCorruptError:
+        found = None
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            found = json.loads(objects.get(ROOT_DOCUMENT, MAX_ROOT_BYTES) or b"")["attributes"]["format"]
+        if isinstance(found, str) and found in OWN_GROUPS and found != FORMAT:
+            raise CheckpointMismatchError(
+                f"{objects.location} is {OWN_GROUPS[found]}, not {OWN_GROUPS[FORMAT]}. Give the path of a "
+                "checkpoint."
+            ) from None
+        raise
 
 
 def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
@@ -108,7 +127,7 @@ def open_log(objects: ObjectStore) -> CommitLog:
         raise CheckpointError(
             f"{objects.location} holds no run: there is no {ROOT_DOCUMENT}. Give the path of a checkpoint."
         )
-    root = read_root(objects)
+    root = _own_root(objects)
     name, version = root.get("format"), root.get("version")
     if (name, version) != (FORMAT, VERSION):
         raise CheckpointMismatchError(
