@@ -131,7 +131,7 @@ def print_products(n_components: int, n_features: int, repeats: int) -> None:
         lambda coefficients, scores, features, sums: np.matmul(scores, features.T, out=sums),
         lambda coefficients, scores, features, sums: perform(summed_product(scores, features, sums)),
     ]
-    rates = [f"{rate(way, shape, n_rows, threads, repeats):.0f}" for way in ways for threads in (1, 2)]
+    rates = [f"{rate(way, shape, n_rows, threads, repeats):.3g}" for way in ways for threads in (1, 2)]
     print(f"| {n_components} | {n_features} | {' | '.join(rates)} |", flush=True)
 
 

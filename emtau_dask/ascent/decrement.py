@@ -20,7 +20,7 @@ from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats
 
 SPREAD = 0.1
-"""The gradient of each component is scaled by factors that differ by so much from 1. Where two components
+"""The gradients of the components are scaled by factors that differ by so much from 1. Where two components
 coincide, their gradients are the same, and no product with H would show that they part."""
 SETTLED = 0.25
 """The products end where what may be missing is this part of the decrement."""
@@ -69,6 +69,8 @@ def newton_decrement(
     residual = _spread(space, point.gradient)
     step = residual
     square = _square(standard(residual))
+    if square == 0:
+        return Decrement(0.0, 0.0, 0)
     diagonal: list[float] = []
     beside: list[float] = []
     decrement = shift = 0.0
@@ -76,8 +78,7 @@ def newton_decrement(
         product = step - jacobian(step)
         curvature = float(standard(step) @ standard(product))
         if not curvature > 0:
-            nothing = 0.0 if square == 0 else math.nan
-            return Decrement(nothing, nothing, made)
+            return Decrement(math.nan, math.nan, made)
         length = square / curvature
         diagonal.append(1.0 / length + shift)
         smallest = float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[0])
@@ -87,7 +88,7 @@ def newton_decrement(
         residual = residual - length * product
         before, square = square, _square(standard(residual))
         missing = 0.5 * square / smallest
-        if made >= least and missing <= SETTLED * decrement:
+        if square == 0 or (made >= least and missing <= SETTLED * decrement):
             break
         ratio = square / before
         shift = ratio / length
@@ -105,7 +106,7 @@ def jacobian_of(
     response: Callable[[MixtureParameters], Floats | None],
     width: float,
 ) -> Callable[[Floats], Floats]:
-    """Return the products with J, as differences of responses over a step of length ``width``.
+    """Return the products of J with moments other than 0, as differences over a step of length ``width``.
 
     ``response`` returns the moments of the rows under given parameters, None where there are none, and
     ``here`` are those at the point. Of both, the part may be left out that hardly depends on parameters.
@@ -113,11 +114,11 @@ def jacobian_of(
 
     def product(moments: Floats) -> Floats:
         size = math.sqrt(_square(space.standardised(moments, point.parameters)))
-        step = width / size if size > 0 else 0.0
+        step = width / size
         for _ in range(HALVINGS):
             parameters = maximiser.extrapolated(space, point.moments + step * moments)
             there = None if parameters is None else response(parameters)
-            if there is not None and step > 0:
+            if there is not None:
                 return (there - here) / step
             step *= 0.5
         return np.full_like(moments, np.nan)
@@ -128,7 +129,8 @@ def jacobian_of(
 def _spread(space: MomentSpace, gradient: Floats) -> Floats:
     result = gradient.copy()
     weights, firsts, seconds = space.split(result)
-    factors = np.linspace(1.0 - SPREAD, 1.0 + SPREAD, len(weights))
+    middle = (len(weights) - 1) / 2
+    factors = 1.0 + SPREAD * (np.arange(len(weights)) - middle) / max(middle, 1.0)
     weights *= factors
     firsts *= factors[:, np.newaxis]
     if not space.structure.shared:

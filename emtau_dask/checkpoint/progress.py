@@ -44,6 +44,7 @@ def packed(progress: Progress, write: Write, origins: NDArray[Any], moments: NDA
         "heat": progress.heat,
         "chosen": progress.chosen,
         "doubt": progress.doubt,
+        "measure_all": progress.measure_all,
         "ascent": _ascent(progress.ascent, write, moments, place),
         "cycle": None,
     }
@@ -99,6 +100,7 @@ def unpacked(entry: ProgressEntry, read: Read, origins: NDArray[Any], moments: N
         entry.heat,
         entry.chosen,
         entry.doubt,
+        entry.measure_all,
     )
 
 

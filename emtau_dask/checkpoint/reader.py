@@ -227,6 +227,8 @@ class WholeCommit:
             raise self._impossible(str(error)) from error
 
     def _check_attempts(self) -> None:
+        if len({attempt.id for attempt in self.manifest.attempts}) < len(self.manifest.attempts):
+            raise self._impossible("two of its attempts have the same id")
         for attempt in self.manifest.attempts:
             n_fields = len(set(attempt.fields))
             if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
@@ -266,7 +268,7 @@ class WholeCommit:
         longest = np.array([attempt.object_rows for attempt in self.manifest.attempts], dtype=np.int64)
         most = [len(longest) - 1, MAX_COUNT, len(table) - 1, MAX_COUNT]
         within = (
-            (places >= -1).all()
+            (places[~stored] == -1).all()
             and (places <= most).all()
             and (here >= 0).all()
             and (here[:, 2] <= np.flatnonzero(stored)).all()

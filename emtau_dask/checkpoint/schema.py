@@ -109,6 +109,7 @@ class ProgressEntry(_Entry):
     heat: Count
     chosen: bool
     doubt: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    measure_all: bool
     ascent: AscentEntry
     cycle: CycleEntry | None
     origins: ArrayRef

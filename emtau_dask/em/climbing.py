@@ -1,4 +1,7 @@
-"""What follows a pass in a run that extrapolates: on a sample, on all rows, on rows that stand for all."""
+"""What follows a pass in a run that extrapolates: on a sample, on all rows, on rows that stand for all.
+
+A gap that would end such a run is measured, by passes of their own.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ LEAST_PRODUCTS, MOST_PRODUCTS = 8, 32
 LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS = 4, 16
 """Passes by which a gap is measured, over rows that stand for all and over all rows."""
 LESS = 10.0
-"""A gap that was found to be too large is measured again once the estimate is a tenth of what it was."""
+"""A gap that was found to be too large is measured again once the estimate is a tenth of what it was. Once an
+estimate is ten times the tolerance, the next is measured as at first."""
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
@@ -150,10 +154,22 @@ def after_partial_pass(
 
 
 class Measured(NamedTuple):
-    """A state, the gap of its last accepted point, and the rows and bytes that were read to measure it."""
+    """What is known of the gap after an accepted full pass.
+
+    Attributes
+    ----------
+    state : RunState
+    gap : float
+        NaN near a saddle: nothing local says how far the bound will rise.
+    ends : bool
+        Whether the gap may end the run.
+    rows, bytes_read : int
+        What was scored and read to measure it.
+    """
 
     state: RunState
     gap: float
+    ends: bool
     rows: int = 0
     bytes_read: int = 0
 
@@ -167,25 +183,25 @@ def gap_measured(
     gap: float,
     writer: Callable[[], RowStateWriter | None],
 ) -> Measured:
-    """Return the gap after an accepted full pass that would end the run by its estimated ``gap``.
+    """Measure the gap after an accepted full pass whose estimated ``gap`` would end the run.
 
     It is the Newton decrement, by passes over the rows that the pass left active where they stand for all.
-    Where these show that the run is near a saddle, or that the gap is not below the tolerance, what is
-    returned is not below it either. Later passes measure again once the estimate is a tenth, over all rows:
-    so few rows may show a saddle where there is none.
+    The run does not end where these show that it is near a saddle, or that the gap is not below the
+    tolerance. Later passes measure again once the estimate is a tenth, over all rows: so few rows may show a
+    saddle where there is none.
     """
     progress = _progress(state)
     point, weight = progress.ascent.point, problem.total_weight
     remaining = {chunk: rows for chunk, rows in state.remaining.items() if rows}
     weighted = isinstance(settings.policy, WeightedPolicy)
-    if not gap < settings.gap_tol or point is None or not point.known:
-        return Measured(state, gap)
-    if gap <= rounding(point.objective) or not (weighted or sum(remaining.values()) == problem.n_present):
-        return Measured(state, gap)
+    if point is None or not point.known or not (weighted or sum(remaining.values()) == problem.n_present):
+        return Measured(state, gap, True)
+    if gap <= rounding(point.objective):
+        return Measured(state, gap if progress.doubt == 1.0 else math.nan, True)
     if gap * progress.doubt >= settings.gap_tol:
-        return Measured(state, settings.gap_tol)
+        return Measured(state, gap, False)
     space = MomentSpace(problem.structure, progress.ascent.origins)
-    few = weighted and progress.doubt == 1.0 and totals.staying is not None
+    few = weighted and not progress.measure_all and totals.staying is not None
     here = totals.staying.statistics if few and totals.staying is not None else totals.statistics
     assert here is not None
     chunks = list(remaining) if few else problem.chunks
@@ -195,7 +211,7 @@ def gap_measured(
         nonlocal rows, bytes_read
         there = replace(state, parameters=parameters, afresh=not few)
         again = score(problem, there, settings, chunks, None, writer if few else _no_writer).totals
-        rows, bytes_read = rows + again.scored, bytes_read + again.bytes_read
+        rows, bytes_read = rows + again.scored + again.rescored, bytes_read + again.bytes_read
         return None if again.statistics is None else _mean(space, again.statistics, weight)
 
     dtype = DOUBLE if problem.missing else problem.rows.dtype
@@ -205,10 +221,19 @@ def gap_measured(
     if few:
         least, most = LEAST_PRODUCTS, MOST_PRODUCTS
     found = newton_decrement(space, point, products, least, most)
-    if found.most < settings.gap_tol:
-        return Measured(state, found.gap, rows, bytes_read)
-    state = replace(state, progress=replace(progress, doubt=LESS * settings.gap_tol / gap))
-    return Measured(state, max(settings.gap_tol, found.gap), rows, bytes_read)
+    ends = found.most < settings.gap_tol
+    if not ends:
+        doubt = LESS * settings.gap_tol / gap
+        state = replace(state, progress=replace(progress, doubt=doubt, measure_all=True))
+    return Measured(state, found.gap, ends, rows, bytes_read)
+
+
+def doubt_taken_back(state: RunState, settings: EmSettings, gap: float) -> RunState:
+    """Return the state in which a gap is measured as at first, if the estimated ``gap`` has grown."""
+    progress = _progress(state)
+    if progress.doubt == 1.0 or not gap >= LESS * settings.gap_tol:
+        return state
+    return replace(state, progress=replace(progress, doubt=1.0))
 
 
 def gap_when_begun(progress: Progress, gap: float) -> float:

@@ -24,7 +24,8 @@ class IterationRecord:
         After its E-step, before its M-step; nats per (weighted) row. Of a sample, it is the sample's; where
         sampled rows stand for others, it is an estimate.
     active_rows : int
-        Rows scored, those of samples and starts included; more than all where some are scored twice.
+        Rows scored, those of samples and starts included; more than all where some are scored twice, or
+        where a gap is measured.
     full_pass : bool
         Whether every row was scored, so that the bound is exact.
     chunks_processed, chunks_skipped : int

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from emtau_dask.ascent import Kind, Maximiser, MomentSpace, Trial
 from emtau_dask.em.climbing import (
-    Measured,
     after_full_pass,
     after_partial_pass,
     after_sample,
     cycle_begun,
     cycle_ended,
+    doubt_taken_back,
     gap_measured,
     gap_when_begun,
     maximiser_of,
@@ -106,33 +106,45 @@ def advance(
         found = _Found(_plainly(following, scored), True, math.nan)
     else:
         found = _climbed(problem, following, settings, settings.climbing, scored, sample, full_pass=full_pass)
-    measured = Measured(found.state, found.gap)
+    gap = found.gap
     if full_pass and found.accepted:
-        gap = corrected_gap(state.records, found.gap, scored.bound)
-        measured = Measured(found.state, gap)
-        if settings.climbing is not None:
-            maximiser = maximiser_of(problem, settings.climbing, settings.reg_covar)
-            measured = gap_measured(problem, found.state, settings, maximiser, totals, gap, writer)
+        gap = corrected_gap(state.records, gap, scored.bound)
     record = IterationRecord(
         iteration=state.iteration + 1,
         lower_bound=scored.bound,
-        active_rows=totals.scored + totals.rescored + measured.rows,
+        active_rows=totals.scored + totals.rescored,
         full_pass=full_pass,
         chunks_processed=len(chunks),
         chunks_skipped=len(problem.chunks) - len(chunks),
-        bytes_read=totals.bytes_read + measured.bytes_read,
+        bytes_read=totals.bytes_read,
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
         accepted=found.accepted,
-        gap=measured.gap,
+        gap=gap,
         repeated=scored.repeated,
     )
-    records = (*state.records, record)
     if settings.climbing is None:
-        record = replace(record, gap=extrapolated_gap(records))
-        records = (*state.records, record)
-    problem.context.observer.iteration(record, measured.state.parameters)
-    return _scheduled(problem, replace(measured.state, records=records), state, settings, scored)
+        record = replace(record, gap=extrapolated_gap((*state.records, record)))
+    plan = _Plan(None, False, False, gap)
+    if sample is None:
+        plan = _planned(problem, replace(found.state, records=(*state.records, record)), state, settings)
+    reached = found.state
+    if settings.climbing is not None and full_pass and found.accepted:
+        reached = doubt_taken_back(reached, settings, gap)
+        if plan.ends:
+            maximiser = maximiser_of(problem, settings.climbing, settings.reg_covar)
+            measured = gap_measured(problem, reached, settings, maximiser, totals, gap, writer)
+            reached, plan = measured.state, plan._replace(ends=measured.ends)
+            record = replace(
+                record,
+                gap=measured.gap,
+                active_rows=record.active_rows + measured.rows,
+                bytes_read=record.bytes_read + measured.bytes_read,
+                seconds=time.perf_counter() - began,
+            )
+    problem.context.observer.iteration(record, reached.parameters)
+    reached = replace(reached, records=(*state.records, record))
+    return _scheduled(problem, reached, state, settings, scored, plan)
 
 
 class _Found(NamedTuple):
@@ -172,21 +184,25 @@ def _climbed(
     return _Found(replace(_plainly(state, scored), progress=progress), True, math.nan)
 
 
-def _scheduled(
-    problem: Problem, state: RunState, before: RunState, settings: EmSettings, scored: Scored
-) -> RunState:
-    """Return the state with what the next iteration scores, or why there is none."""
+class _Plan(NamedTuple):
+    """What the policy says after a pass that was not over a sample.
+
+    ``exact`` says whether the bound is that of all rows, ``ends`` whether the gap ends the run.
+    """
+
+    schedule: Schedule | None
+    exact: bool
+    ends: bool
+    estimated_gap: float
+
+
+def _planned(problem: Problem, state: RunState, before: RunState, settings: EmSettings) -> _Plan:
     record, progress = state.records[-1], state.progress
-    if progress is not None and before.progress is not None and sample_of(before, settings) is not None:
-        return replace(state, afresh=True)
-    change = None
-    if before.bound is not None and record.accepted:
-        change = record.lower_bound - before.bound
     summary = PassSummary(
         record.iteration,
         record.full_pass,
         sum(state.remaining.values()),
-        change,
+        _change(state, before),
         settings.tol,
         state.since_reset,
         record.accepted,
@@ -200,24 +216,52 @@ def _scheduled(
         # What the rows that were left inactive contribute is of parameters that are not kept.
         schedule = replace(schedule, next_pass=NextPass.ALL)
     exact = progress is None or (record.full_pass and record.accepted)
-    stop_reason = _stop_reason(schedule, change if exact else None, settings.tol)
-    if exact and schedule.test_tol and record.gap < settings.gap_tol:
-        stop_reason = "tol"
+    ends = exact and schedule.test_tol and record.gap < settings.gap_tol
+    return _Plan(schedule, exact, ends, record.gap)
+
+
+def _change(state: RunState, before: RunState) -> float | None:
+    record = state.records[-1]
+    return record.lower_bound - before.bound if before.bound is not None and record.accepted else None
+
+
+def _scheduled(
+    problem: Problem,
+    state: RunState,
+    before: RunState,
+    settings: EmSettings,
+    scored: Scored,
+    plan: _Plan,
+) -> RunState:
+    """Return the state with what the next iteration scores, or why there is none."""
+    record, progress, schedule = state.records[-1], state.progress, plan.schedule
+    if schedule is None:
+        return replace(state, afresh=True)
+    stop_reason = _stop_reason(schedule, _change(state, before) if plan.exact else None, settings.tol)
+    held = None if progress is None or record.full_pass else before.bound
     state = replace(
         state,
-        bound=record.lower_bound if exact else None if progress is None or record.full_pass else before.bound,
+        bound=record.lower_bound if plan.exact else held,
         afresh=schedule.next_pass is NextPass.ALL,
-        stop_reason=stop_reason,
+        stop_reason="tol" if plan.ends else stop_reason,
     )
     if settings.climbing is None or progress is None:
         return state
-    return _moved_on(problem, state, settings, settings.climbing, scored)
+    return _moved_on(problem, state, settings, settings.climbing, scored, plan.estimated_gap)
 
 
 def _moved_on(
-    problem: Problem, state: RunState, settings: EmSettings, climbing: Climbing, scored: Scored
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    climbing: Climbing,
+    scored: Scored,
+    gap: float,
 ) -> RunState:
-    """Return the state at the parameters that are scored next, by the objective of the rows that are."""
+    """Return the state at the parameters that are scored next, by the objective of the rows that are.
+
+    A cycle of passes over rows that stand for all begins with the estimated ``gap``.
+    """
     progress, record = state.progress, state.records[-1]
     assert progress is not None
     maximiser = maximiser_of(problem, climbing, settings.reg_covar)
@@ -230,7 +274,7 @@ def _moved_on(
     if ends:
         return replace(state, afresh=True)
     if isinstance(settings.policy, WeightedPolicy):
-        return cycle_begun(problem, state, maximiser, scored.totals, record.gap)
+        return cycle_begun(problem, state, maximiser, scored.totals, gap)
     if sum(state.remaining.values()) == problem.n_present:
         return state
     return _without_extrapolation(state, maximiser)

@@ -77,6 +77,8 @@ class Progress:
         Whether the run is no longer one of several starts that are compared on the first sample.
     doubt : float
         By how much an estimated gap must be below the tolerance before it is measured.
+    measure_all : bool
+        Whether the next gap is measured over all rows, since rows that stand for all did not end the run.
     """
 
     ascent: Ascent
@@ -89,6 +91,7 @@ class Progress:
     heat: int = 0
     chosen: bool = True
     doubt: float = 1.0
+    measure_all: bool = False
 
 
 @dataclass(frozen=True, eq=False)

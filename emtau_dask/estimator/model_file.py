@@ -56,6 +56,8 @@ SETTINGS = (
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 WEIGHTS_TOLERANCE = 1e-6
 """The same as for initial weights."""
+MOST_PASSES = 1000
+"""So many times an iteration scores the rows at most: it measures a gap by tens of passes."""
 NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
 
 
@@ -264,7 +266,7 @@ def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
     records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
     for number, record in enumerate(records, start=1):
         counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
-        rows_possible = 0 <= record.active_rows <= 2 * record.rows and record.rows > 0
+        rows_possible = 0 <= record.active_rows <= MOST_PASSES * record.rows and record.rows > 0
         possible = record.iteration == number and rows_possible and min(counts) >= 0
         if not possible or math.isnan(record.lower_bound):
             raise ValueError(f"its history has the impossible iteration {record}")

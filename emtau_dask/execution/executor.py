@@ -49,9 +49,9 @@ NO_SOURCE: ChunkInput = _NoSource()
 
 
 class ReadingTask(ABC, Generic[L, T]):
-    """A task of a chunk, ``task(item, *blocks) -> T``, in two steps, of which the first may be done ahead.
+    """A task of a chunk in three steps, of which ``task(item, *blocks) -> T`` does the first two.
 
-    What chunks that share a task leave to be done together is the third step.
+    The first may be done ahead. The third is done once for all chunks that share a task.
     """
 
     @abstractmethod

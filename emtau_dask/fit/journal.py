@@ -74,7 +74,7 @@ def row_fields(rows: Source, n_components: int, policy: ActivityPolicy, max_iter
     longest = max(rows.chunk_rows, default=1)
     if not rows.addressable:  # Each chunk has a task of its own.
         return RowFields.of(dtypes, longest)
-    return RowFields.of(dtypes, max(1, most_object_rows((rows, 1) for rows in rows.chunk_rows)))
+    return RowFields.of(dtypes, max(1, most_object_rows((length, 1) for length in rows.chunk_rows)))
 
 
 class TemporaryJournal:

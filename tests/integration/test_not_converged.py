@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask import GaussianMixture
+from emtau_dask import EMLazy, GaussianMixture
 
 ROWS = np.random.default_rng(0).normal(size=(400, 2)) + np.repeat([[0.0], [3.0]], 200, axis=0)
 NUMBER = r"[-+]?[\d.]+(?:e[-+]\d+)?"
@@ -68,3 +68,15 @@ def test_it_goes_on_from_its_checkpoint(tmp_path):
         warnings.simplefilter("error")
         resumed = GaussianMixture.resume(path, ROWS, max_iter=500)
     assert np.array_equal(resumed.means_, GaussianMixture(2, **settings).fit(ROWS).means_)
+
+
+def test_a_gap_is_measured_only_after_passes_that_may_end_the_fit():
+    """With EM-Lazy, those after which rows are chosen anew: the others are over all rows here too."""
+    rng = np.random.default_rng(1)
+    rows = np.repeat(2 * rng.normal(size=(3, 2)), 1500, axis=0) + rng.normal(size=(4500, 2))
+    settings = {"acceleration": "quasi-newton", "tol": "statistical", "max_iter": 400, "random_state": 1}
+    found = GaussianMixture(3, algorithm=EMLazy(threshold=1.0, full_every=8), **settings).fit(rows)
+    measured = [record.iteration for record in found.history_ if record.active_rows > 3 * record.rows]
+    assert found.converged_
+    assert measured[-1] == found.n_iter_
+    assert {iteration % 8 for iteration in measured} == {1}

@@ -116,6 +116,23 @@ def test_each_product_is_one_evaluation(near):
     assert measuring.found(least=4, most=6).products == measuring.evaluated - before <= 6
 
 
+def test_a_solution_that_is_exact_is_the_end(near):
+    """Of a map that leads to the maximum at once: H is the identity, and one product solves with it."""
+    statistics, _ = near("full")
+    measuring = Measuring(statistics, structure_named("full"))
+    asked = []
+
+    def nothing(moments):
+        asked.append(moments)
+        return np.zeros_like(moments)
+
+    found = newton_decrement(measuring.space, measuring.point, nothing, 8, 32)
+    gradient = measuring.space.standardised(measuring.point.gradient, measuring.point.parameters)
+    assert 0.9**2 <= found.gap / (0.5 * gradient @ gradient) <= 1.1**2
+    assert found.most == pytest.approx(found.gap, rel=1e-9)
+    assert len(asked) < 8
+
+
 def coincident():
     """Two components in one place, of data with two clusters: a saddle, to which EM is drawn."""
     rng = np.random.default_rng(0)

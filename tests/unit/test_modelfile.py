@@ -76,6 +76,16 @@ def test_settings_come_back(settings, tmp_path):
     assert {name: loaded[name] for name in settings} == settings
 
 
+def test_a_fit_whose_gap_was_measured_comes_back(tmp_path):
+    """The iteration that measured it scored the rows many times."""
+    rng = np.random.default_rng(1)
+    rows = np.repeat(rng.normal(size=(3, 2)), 1500, axis=0) + rng.normal(size=(4500, 2))
+    before = GaussianMixture(3, random_state=1).fit(rows)
+    assert max(record.active_rows for record in before.history_) > 3 * len(rows)
+    before.save(tmp_path / "model.zarr")
+    assert GaussianMixture.load(tmp_path / "model.zarr").history_ == before.history_
+
+
 def test_settings_of_numpys_types_can_be_saved(tmp_path):
     settings = {"max_iter": np.int64(50), "tol": np.float32(0.5), "algorithm": EMTau(tau=np.int64(4))}
     GaussianMixture(np.int64(3), random_state=0, **settings).fit(X).save(tmp_path / "model.zarr")

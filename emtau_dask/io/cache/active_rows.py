@@ -28,7 +28,7 @@ from emtau_dask.process import of_process
 IDLE_SECONDS = 1800.0
 """A new token removes what is cached for tokens that no task has used for this long."""
 STATE_SHARE = 4
-"""Row state may take a quarter of the limit; it is cached before rows are."""
+"""Row state may take a quarter of the limit, where rows leave room; a chunk's is cached before its rows."""
 ROWS, STATE = "rows", "state"
 RELEASED_TOKENS = 256
 """How many released tokens a process remembers: tasks that outlive their fit must cache nothing."""

@@ -163,12 +163,12 @@ class RecentObjects:
                 return stored.read(objects)
         try:
             values = stored.read(objects)
+            own.set_result(values)
         except BaseException:
             with self._lock:
                 self._recent.pop(name, None)
             own.cancel()
             raise
-        own.set_result(values)
         self._forget_oldest()
         return values
 

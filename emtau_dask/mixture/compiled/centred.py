@@ -43,7 +43,7 @@ class CentredConstants(NamedTuple):
 class CentredBuffers(NamedTuple):
     """Buffers of one thread for tiles of T rows; coordinates must be finite where a block begins.
 
-    S is what `side_of` returns for d features. Where no rows are gathered there are no groups, (0, 0, 0).
+    S is what `side_of` returns for d features. Where no rows are gathered there are no groups.
     """
 
     coordinates: Floats  # x, 1, and two rows to fill up, (d + 3, T)

@@ -404,7 +404,7 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
     """Subtract from ``out[first]`` half the squared lengths of the columns of ``left[:m] @ (right - p)``.
 
     The column p is ``left[m]``. They are of shapes (m + 1, m), (m, T) and (K, T); T numbers fill a multiple
-    of `COLUMNS` cache lines. The square of ``left`` is 0 above its diagonal; what is beyond the end of a
+    of `COLUMNS` cache lines. Its first m rows are 0 above their diagonal; what is beyond the end of a
     group of four rows is not read.
     """
     m, step = len(right), COLUMNS * VECTOR_BYTES // right.itemsize
