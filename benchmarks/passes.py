@@ -10,8 +10,8 @@ counted for none of them. Work is rows scored over rows: samples, starts, partia
 For a start of its own, each of k-means' iterations counts the rows that it visits too, though it takes far
 less time for each than EM does (the last column is that part of the work); the reading of all rows from which
 samples are taken scores none and is not counted. The fits go on far beyond where they would stop by
-themselves (that is a column of its own), until accepted bounds change by less than 1e-12. Those "to its end"
-stop by themselves, and measure their gap before they do, which the others need not.
+themselves, until accepted bounds change by less than 1e-12. Where they would stop is a column of its own, but
+for fits that measure their gap first: those "to its end" do, and stop by themselves.
 
 A gap is in nats per row below the optimum of the method's own basin, to which its last point is continued by
 quasi-Newton full passes. It is reached at the first pass over all rows with such a bound, whose bound is

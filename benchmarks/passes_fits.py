@@ -68,7 +68,10 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fit's passes, its last parameters, after which pass it would have stopped, and why it failed."""
+    """A fit's passes, its last parameters, after which pass it would have stopped, and why it failed.
+
+    None where that is not known: a fit that measures its gap before it stops has to be run to its end.
+    """
 
     passes: tuple[Pass, ...]
     end: MixtureParameters | None
@@ -172,7 +175,12 @@ def fit_engine(engine: Engine, data: Data, begun: MixtureParameters, seed: int, 
     )
     tol, gap_tol = tolerances("auto", N, p, auto=engine.auto)
     end = None if failure else model.parameters_
-    return Fit(passes, end, stop_of(passes, tol, gap_tol), failure, visited[-1] if visited else 0.0)
+    stop = None
+    if engine.short:
+        stop = max((i for i, each in enumerate(passes) if each.exact and each.accepted), default=None)
+    elif not gap_tol:
+        stop = stop_of(passes, tol, 0.0)
+    return Fit(passes, end, stop, failure, visited[-1] if visited else 0.0)
 
 
 def stop_of(passes: tuple[Pass, ...], tol: float, gap_tol: float) -> int | None:

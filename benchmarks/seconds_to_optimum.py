@@ -88,10 +88,8 @@ def reached(fit: Fit, target: float) -> tuple[float, float] | None:
 
 def race(data: Data, seed: int, setting: Setting) -> Race:
     begun = start(data, seed, setting.reg_covar)
-    fit = fit_engine(ENGINE["auto"], data, begun, seed, setting)
-    assert fit.stop is not None, "the default fit did not end within --passes"
-    passes = fit.passes[: fit.stop + 1]
-    auto = Fit(passes, fit.end, fit.stop)
+    auto = fit_engine(ENGINE["auto (to its end)"], data, begun, seed, setting)
+    passes = auto.passes
     em = fit_engine(ENGINE["em"], data, begun, seed, setting)
     best = max(each.bound for each in (*auto.passes, *em.passes) if each.exact and each.accepted)
     target = best - 0.1 * data.sampling_gap
