@@ -201,8 +201,9 @@ def gap_measured(
     if gap * progress.doubt >= settings.gap_tol:
         return Measured(state, gap, False)
     space = MomentSpace(problem.structure, progress.ascent.origins)
-    few = weighted and not progress.measure_all and totals.staying is not None
-    here = totals.staying.statistics if few and totals.staying is not None else totals.statistics
+    staying = totals.staying if weighted and not progress.measure_all else None
+    few = staying is not None
+    here = totals.statistics if staying is None else staying.statistics
     assert here is not None
     chunks = list(remaining) if few else problem.chunks
     rows = bytes_read = 0

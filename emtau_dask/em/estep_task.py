@@ -342,8 +342,7 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             outcome = outcome._replace(unwritten=tracking.changed(state, after, positions, stays))
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
-        if self.loader.cache is not None:
-            tracking.take_room(outcome)
+        tracking.take_room(outcome)
         self.loader.keep_active(loaded, positions[stays])
         bytes_read = loaded.bytes_read
         if tracking.weighted is None:

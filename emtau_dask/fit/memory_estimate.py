@@ -11,7 +11,7 @@ from heapq import nlargest
 from emtau_dask.em import chunk_costs
 from emtau_dask.execution import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.init import sample_size
-from emtau_dask.io.objects import OBJECT_ROWS, RECENT_BYTES, SHARING_ROWS, RowFields
+from emtau_dask.io.objects import RECENT_BYTES, SHARING_ROWS, RowFields
 from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_stored
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import LONGER, PATTERNS_BYTES, block_bytes
@@ -134,7 +134,7 @@ def _memory(
     beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
     beside += _shared_state(chunk_rows, outline.fields)
     process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
-    process += min(RECENT_BYTES, OBJECT_COPIES * _shared_state(chunk_rows, outline.fields))
+    process += _recent_state(chunk_rows, outline.fields)
     if outline.missing:
         beside += LONGER * block_bytes(outline.covariance_type, K, rows.shape[1], longest)
         process += PATTERNS_BYTES
@@ -217,8 +217,14 @@ def _shared_state(chunk_rows: Sequence[int], fields: RowFields | None) -> int:
         return 0
     rows = min(sum(sharing), MOST_CHUNKS * max(sharing))
     held = rows * sum(dtype.itemsize for dtype in fields.by_name.values())
-    object_rows = min(OBJECT_ROWS, fields.object_rows)
-    return held + OBJECT_COPIES * object_rows * fields.stored.itemsize * len(fields.names)
+    return held + OBJECT_COPIES * fields.nbytes
+
+
+def _recent_state(chunk_rows: Sequence[int], fields: RowFields | None) -> int:
+    """Return the most bytes of decoded objects that a process keeps: of each small chunk there may be one."""
+    if fields is None:
+        return 0
+    return min(RECENT_BYTES, sum(rows <= SHARING_ROWS for rows in chunk_rows) * fields.nbytes)
 
 
 def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int]) -> int:

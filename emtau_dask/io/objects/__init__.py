@@ -9,7 +9,6 @@ from emtau_dask.io.objects.local import LocalObjects
 from emtau_dask.io.objects.opening import object_store, objects_below, try_store, warn_unless_exclusive
 from emtau_dask.io.objects.prefixed import PrefixedObjects
 from emtau_dask.io.objects.row_state import (
-    OBJECT_ROWS,
     RECENT_BYTES,
     SHARING_ROWS,
     RowFields,
@@ -24,7 +23,6 @@ from emtau_dask.io.objects.zarr_store import ZarrStoreObjects
 
 __all__ = [
     "FORMAT",
-    "OBJECT_ROWS",
     "RECENT_BYTES",
     "ROOT_DOCUMENT",
     "SHARING_ROWS",

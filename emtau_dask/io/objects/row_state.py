@@ -80,10 +80,14 @@ class RowFields:
         return len(self.names), self.object_rows
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of an object's array."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+    @property
     def most_bytes(self) -> int:
         """The most bytes of an object; zstd adds little to what it cannot compress."""
-        size = math.prod(self.shape) * self.stored.itemsize
-        return size + size // 128 + 1024
+        return self.nbytes + self.nbytes // 128 + 1024
 
 
 @dataclass(frozen=True, slots=True)
