@@ -141,7 +141,7 @@ def scored_by_blas(coefficients, features, scores, times):
 @njit(nogil=True)
 def scored_by_tiles(coefficients, features, scores, times):
     for _ in range(times):
-        multiply(coefficients, features, 0, scores)
+        multiply(coefficients, features, scores)
 
 
 @njit(nogil=True)
@@ -153,7 +153,7 @@ def summed_by_blas(scores, features, sums, times):
 @njit(nogil=True)
 def summed_by_tiles(scores, features, sums, times):
     for _ in range(times):
-        multiply_transposed(scores, features, 0, sums)
+        multiply_transposed(scores, features, sums)
 
 
 def rates_of_products(plan: KernelPlan, repeats: int) -> list[float]:

@@ -185,7 +185,7 @@ def _count_present(constants: Any, buffers: Any) -> Any:
 
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
-    subtract_transposed(rows, constants.origin, 0, buffers.coordinates)
+    subtract_transposed(rows, constants.origin, buffers.coordinates)
 
 
 def _score(constants: Any, buffers: Any) -> None:
@@ -200,7 +200,7 @@ def _score(constants: Any, buffers: Any) -> None:
 def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     gathers = len(buffers.groups) > 0
     if not gathers or _count_present(constants, buffers) > constants.few:
-        multiply_transposed(buffers.scores, buffers.coordinates, 0, buffers.part)
+        multiply_transposed(buffers.scores, buffers.coordinates, buffers.part)
     for k in range(len(buffers.scores)):
         if gathers and buffers.present[k] <= constants.few:
             _gather(rows, k, buffers.least[k], buffers, moments)

@@ -51,10 +51,10 @@ class FeatureBuffers(NamedTuple):
 
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
     d, features = rows.shape[1], buffers.features
-    subtract_transposed(rows, constants.centre.reshape(1, d), 0, buffers.differences)
-    if constants.turned.size > 0:
-        multiply(constants.turned, buffers.differences, 1, features)
     coordinates = features[1 : 1 + d]
+    subtract_transposed(rows, constants.centre.reshape(1, d), buffers.differences)
+    if constants.turned.size > 0:
+        multiply(constants.turned, buffers.differences, coordinates)
     for s in range(len(constants.first) - 1):
         square = features[1 + d + s]
         begin = constants.first[s]
@@ -68,11 +68,11 @@ def _fill(constants: Any, rows: Any, buffers: Any) -> None:
 
 
 def _score(constants: Any, buffers: Any) -> None:
-    multiply(constants.coefficients, buffers.features, 0, buffers.scores)
+    multiply(constants.coefficients, buffers.features, buffers.scores)
 
 
 def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
-    multiply_transposed(buffers.scores, buffers.features, 0, buffers.part)
+    multiply_transposed(buffers.scores, buffers.features, buffers.part)
     add(buffers.part, moments.sums)
     m = len(rows)
     for f in range(len(moments.squares)):
@@ -82,7 +82,7 @@ def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any
         for t in range(m, len(weighted)):
             weighted[t] = 0
     if len(moments.squares) > 0:
-        multiply_transposed(buffers.weighted, buffers.features, 1, buffers.square)
+        multiply_transposed(buffers.weighted, buffers.features[1:], buffers.square)
         add(buffers.square, moments.squares)
 
 

@@ -311,18 +311,17 @@ def _to_responsibilities(
     now, and the sum of the log-likelihoods, which are written. Meanwhile the values ``ahead`` are prefetched.
     """
     scores, m = buffers.scores, len(rows)
+    sums = buffers.sums[:m]
     fill(constants, rows, buffers)
-    score(constants, buffers)
-    sums, peaks = buffers.sums[:m], buffers.peaks[: m if relative else 0]
-    if not relative:
+    while True:
+        score(constants, buffers)
+        peaks = buffers.peaks[: m if relative else 0]
+        if relative:
+            _subtract_peaks(scores, peaks)
         _exponentiate(scores, sums, constants.least, ahead)
-        if _any_below(sums, exponential(scores.dtype.type(0.5) * constants.least)):
-            relative = True
-            peaks = buffers.peaks[:m]
-            score(constants, buffers)
-    if relative:
-        _subtract_peaks(scores, peaks)
-        _exponentiate(scores, sums, constants.least, ahead)
+        if relative or not _any_below(sums, exponential(scores.dtype.type(0.5) * constants.least)):
+            break
+        relative = True
     for k in range(len(scores)):
         of_component = scores[k]
         for t in range(m):

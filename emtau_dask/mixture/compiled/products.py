@@ -360,43 +360,41 @@ def side_of(n_features: int, itemsize: int) -> int:
 
 
 @loop
-def subtract_transposed(rows: Any, origin: Any, first: Any, out: Any) -> None:
-    """Write ``(rows - origin).T``, of rows (n, d) and (1, d), into ``out[first : first + d, :n]``."""
+def subtract_transposed(rows: Any, origin: Any, out: Any) -> None:
+    """Write ``(rows - origin).T``, of rows (n, d) and (1, d), into ``out[:d, :n]``."""
     n, d = rows.shape
     m, whole = n - n % SIDE, d - d % SIDE
-    if origin.shape[0] != 1 or origin.shape[1] != d or first < 0 or first + d > len(out) or n > out.shape[1]:
+    if origin.shape[0] != 1 or origin.shape[1] != d or d > len(out) or n > out.shape[1]:
         raise ValueError("rows, origin and result do not fit each other")
     for t in range(0, m, SIDE):
         for f in range(0, whole, SIDE):
-            _transpose_four(rows, origin, out, t, f, first + f, 0)
+            _transpose_four(rows, origin, out, t, f, f, 0)
     for f in range(d):
-        of_feature, middle = out[first + f], origin[0, f]
+        of_feature, middle = out[f], origin[0, f]
         for t in range(m if f < whole else 0, n):
             of_feature[t] = rows[t, f] - middle
 
 
 @loop
-def multiply(left: Any, right: Any, first: Any, out: Any) -> None:
-    """Write ``left @ right``, of (m, F) and (F, T), into ``out[first : first + m]``, of T columns.
+def multiply(left: Any, right: Any, out: Any) -> None:
+    """Write ``left @ right``, of (m, F) and (F, T), into ``out`` (m, T).
 
     T numbers fill a multiple of `COLUMNS` cache lines.
     """
     m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
     depth, rest = len(right), m % ROWS
     k = m - rest
-    if left.shape[1] != depth or right.shape[1] != out.shape[1] or right.shape[1] % step:
+    if left.shape[1] != depth or len(out) != m or right.shape[1] != out.shape[1] or right.shape[1] % step:
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
-    if first < 0 or first + m > len(out):
-        raise ValueError("the result has no such rows")
     for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
-            _four(left, right, out, row, t, first + row, depth)
+            _four(left, right, out, row, t, row, depth)
         if rest == 1:
-            _one(left, right, out, k, t, first + k, depth)
+            _one(left, right, out, k, t, k, depth)
         elif rest == 2:
-            _two(left, right, out, k, t, first + k, depth)
+            _two(left, right, out, k, t, k, depth)
         elif rest == 3:
-            _three(left, right, out, k, t, first + k, depth)
+            _three(left, right, out, k, t, k, depth)
 
 
 @loop
@@ -426,38 +424,38 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
 
 
 @inlined
-def _three_columns(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
-    """Write ``left[:, :depth] @ right[f : f + 3, :depth].T`` into columns i to i + 2 of out."""
+def _three_columns(left: Any, right: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:, :depth] @ right[i : i + 3, :depth].T`` into columns i to i + 2 of out."""
     rest = len(left) % ROWS
     k = len(left) - rest
     for row in range(0, k, ROWS):
-        _four_by_three(left, right, out, row, f, i, depth)
+        _four_by_three(left, right, out, row, i, i, depth)
     if rest == 1:
-        _one_by_three(left, right, out, k, f, i, depth)
+        _one_by_three(left, right, out, k, i, i, depth)
     elif rest == 2:
-        _two_by_three(left, right, out, k, f, i, depth)
+        _two_by_three(left, right, out, k, i, i, depth)
     elif rest == 3:
-        _three_by_three(left, right, out, k, f, i, depth)
+        _three_by_three(left, right, out, k, i, i, depth)
 
 
 @inlined
-def _one_column(left: Any, right: Any, f: Any, i: Any, depth: Any, out: Any) -> None:
-    """Write ``left[:, :depth] @ right[f, :depth]`` into column i of out."""
+def _one_column(left: Any, right: Any, i: Any, depth: Any, out: Any) -> None:
+    """Write ``left[:, :depth] @ right[i, :depth]`` into column i of out."""
     rest = len(left) % ROWS
     k = len(left) - rest
     for row in range(0, k, ROWS):
-        _four_by_one(left, right, out, row, f, i, depth)
+        _four_by_one(left, right, out, row, i, i, depth)
     if rest == 1:
-        _one_by_one(left, right, out, k, f, i, depth)
+        _one_by_one(left, right, out, k, i, i, depth)
     elif rest == 2:
-        _two_by_one(left, right, out, k, f, i, depth)
+        _two_by_one(left, right, out, k, i, i, depth)
     elif rest == 3:
-        _three_by_one(left, right, out, k, f, i, depth)
+        _three_by_one(left, right, out, k, i, i, depth)
 
 
 @loop
-def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
-    """Write ``left @ right[first : first + n].T``, of (m, T) and (n, T), into ``out`` (m, n).
+def multiply_transposed(left: Any, right: Any, out: Any) -> None:
+    """Write ``left @ right[:n].T``, of (m, T) and at least (n, T), into ``out`` (m, n).
 
     T numbers fill a multiple of cache lines.
     """
@@ -465,12 +463,12 @@ def multiply_transposed(left: Any, right: Any, first: Any, out: Any) -> None:
     whole = n - n % COLUMNS
     if len(left) != m or right.shape[1] != depth or depth % (VECTOR_BYTES // right.itemsize):
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
-    if first < 0 or first + n > len(right):
-        raise ValueError("the second factor has no such rows")
+    if n > len(right):
+        raise ValueError("the second factor has too few rows")
     for i in range(0, whole, COLUMNS):
-        _three_columns(left, right, first + i, i, depth, out)
+        _three_columns(left, right, i, depth, out)
     for i in range(whole, n):
-        _one_column(left, right, first + i, i, depth, out)
+        _one_column(left, right, i, depth, out)
 
 
 @loop
