@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from emtau_dask.errors import EmtauError
+from emtau_dask.execution import interrupt_saying
 from emtau_dask.io.objects import ObjectStore, object_store, open_log
 from emtau_dask.messages import shown
 
 
 @contextmanager
 def as_it_was_unless_done(estimator: Any) -> Iterator[None]:
-    """Set back all attributes of the estimator where the block raises; add a note to an interrupt."""
+    """Set back all attributes of the estimator where the block raises; an interrupt says how to go on."""
     before = dict(vars(estimator))
     try:
         yield
-    except BaseException as error:
+    except KeyboardInterrupt:
         estimator.__dict__ = before
-        if isinstance(error, KeyboardInterrupt):
-            error.add_note(shown(_going_on(estimator.checkpoint)))
+        raise interrupt_saying(shown(_going_on(estimator.checkpoint))) from None
+    except BaseException:
+        estimator.__dict__ = before
         raise
 
 

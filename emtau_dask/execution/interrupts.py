@@ -22,3 +22,14 @@ def interrupts_as_they_are() -> Iterator[None]:
                 raise KeyboardInterrupt from error
             cause = cause.__context__
         raise
+
+
+def interrupt_saying(note: str) -> KeyboardInterrupt:
+    """Return an interrupt with a note.
+
+    It is to be raised from None: the traceback of what was interrupted, hundreds of lines of dask's and of
+    other threads' in a notebook, would hide the note.
+    """
+    interrupt = KeyboardInterrupt()
+    interrupt.add_note(note)
+    return interrupt

@@ -14,6 +14,7 @@ from emtau_dask.estimator import (
     opened_path,
     opened_sources,
 )
+from emtau_dask.execution import interrupt_saying
 from emtau_dask.messages import shown
 from emtau_dask.policies import EMSampled, as_policy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
@@ -147,9 +148,8 @@ def select(
     """
     try:
         return _selected(settings, data, checkpoint, observer)
-    except KeyboardInterrupt as error:
-        error.__notes__ = [_going_on(checkpoint)]  # In place of what one of the fits says of itself.
-        raise
+    except KeyboardInterrupt:  # In place of what one of the fits says of itself.
+        raise interrupt_saying(_going_on(checkpoint)) from None
 
 
 def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
