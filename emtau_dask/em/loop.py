@@ -132,16 +132,8 @@ def advance(
     if settings.climbing is not None and full_pass and found.accepted:
         reached = doubt_taken_back(reached, settings, gap)
         if plan.ends:
-            maximiser = maximiser_of(problem, settings.climbing, settings.reg_covar)
-            measured = gap_measured(problem, reached, settings, maximiser, totals, gap, writer)
-            reached, plan = measured.state, plan._replace(ends=measured.ends)
-            record = replace(
-                record,
-                gap=measured.gap,
-                active_rows=record.active_rows + measured.rows,
-                bytes_read=record.bytes_read + measured.bytes_read,
-                seconds=time.perf_counter() - began,
-            )
+            measured = _measured(problem, reached, settings, settings.climbing, totals, record, writer)
+            reached, record, plan = measured.state, measured.record, plan._replace(ends=measured.ends)
     problem.context.observer.iteration(record, reached.parameters)
     reached = replace(reached, records=(*state.records, record))
     return _scheduled(problem, reached, state, settings, scored, plan)
@@ -153,6 +145,37 @@ class _Found(NamedTuple):
     state: RunState
     accepted: bool
     gap: float
+
+
+class _Measured(NamedTuple):
+    """The state and the record after the gap was measured, and whether it ends the run."""
+
+    state: RunState
+    record: IterationRecord
+    ends: bool
+
+
+def _measured(
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    climbing: Climbing,
+    totals: PassTotals,
+    record: IterationRecord,
+    writer: Callable[[], RowStateWriter | None],
+) -> _Measured:
+    """Measure the gap that would end the run; the record has the measured one, and the work of measuring."""
+    began = time.perf_counter()
+    maximiser = maximiser_of(problem, climbing, settings.reg_covar)
+    found = gap_measured(problem, state, settings, maximiser, totals, record.gap, writer)
+    record = replace(
+        record,
+        gap=found.gap,
+        active_rows=record.active_rows + found.rows,
+        bytes_read=record.bytes_read + found.bytes_read,
+        seconds=record.seconds + time.perf_counter() - began,
+    )
+    return _Measured(found.state, record, found.ends)
 
 
 def _plainly(state: RunState, scored: Scored) -> RunState:
