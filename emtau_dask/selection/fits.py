@@ -25,7 +25,7 @@ from emtau_dask.estimator import (
 )
 from emtau_dask.execution import Executor
 from emtau_dask.fit import automatic
-from emtau_dask.io.objects import ObjectStore, holds_run
+from emtau_dask.io.objects import NotExclusiveWarning, ObjectStore, holds_run
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.selection.checkpoint import CandidateEntry, SelectionCheckpoint
@@ -284,5 +284,5 @@ def _resumed(
 def _said_already() -> Iterator[None]:
     """Say nothing of a store that the selection has warned of."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* cannot create an object on condition")
+        warnings.simplefilter("ignore", NotExclusiveWarning)
         yield

@@ -6,7 +6,13 @@ from emtau_dask.io.objects.commits import CommitLog, new_attempt
 from emtau_dask.io.objects.documents import digest, group_document
 from emtau_dask.io.objects.encoding import ArrayLayout, decode, encode, read_verified
 from emtau_dask.io.objects.local import LocalObjects
-from emtau_dask.io.objects.opening import object_store, objects_below, try_store, warn_unless_exclusive
+from emtau_dask.io.objects.opening import (
+    NotExclusiveWarning,
+    object_store,
+    objects_below,
+    try_store,
+    warn_unless_exclusive,
+)
 from emtau_dask.io.objects.prefixed import PrefixedObjects
 from emtau_dask.io.objects.row_state import (
     RECENT_BYTES,
@@ -30,6 +36,7 @@ __all__ = [
     "ArrayLayout",
     "CommitLog",
     "LocalObjects",
+    "NotExclusiveWarning",
     "ObjectStore",
     "PrefixedObjects",
     "RowFields",

@@ -21,6 +21,10 @@ from emtau_dask.io.remote import OpenedPath, Url, missing_package, remote_remedy
 from emtau_dask.messages import cause_of
 
 
+class NotExclusiveWarning(UserWarning):
+    """Two processes that resume one run might not notice each other in a store."""
+
+
 def warn_unless_exclusive(objects: ObjectStore) -> None:
     """Warn where two processes could both create one commit without noticing.
 
@@ -31,7 +35,8 @@ def warn_unless_exclusive(objects: ObjectStore) -> None:
         return
     warn_user(
         f"{objects.location} cannot create an object on condition that it is new, so two processes "
-        "that resume this run at the same moment might not notice each other. See that only one does."
+        "that resume this run at the same moment might not notice each other. See that only one does.",
+        NotExclusiveWarning,
     )
 
 
