@@ -240,7 +240,8 @@ def doubt_taken_back(state: RunState, settings: EmSettings, gap: float) -> RunSt
 def gap_when_begun(progress: Progress, gap: float) -> float:
     """Return the estimated gap with which a cycle began, nats per row; NaN outside of cycles.
 
-    It is what was estimated then, or, where that is less, what the cycle gained and the ``gap`` that is left.
+    It is what was estimated then, or, where that is less or unknown, what the cycle gained and the ``gap``
+    that is left.
     """
     cycle, now = progress.cycle, progress.ascent.point
     if cycle is None or now is None:
@@ -250,7 +251,7 @@ def gap_when_begun(progress: Progress, gap: float) -> float:
     gained = now.objective - began.objective / (1.0 + progress.damping)
     if gained <= rounding(now.objective):
         return cycle.gap
-    return float(np.minimum(cycle.gap, gained + gap))
+    return float(np.fmin(cycle.gap, gained + gap))
 
 
 def cycle_ended(state: RunState, maximiser: Maximiser) -> RunState:
