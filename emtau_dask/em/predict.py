@@ -62,18 +62,14 @@ class Scoring:
         kernels: RowKernels,
         names: Sequence[str] | None = None,
         missing: bool = False,
-        block_info: Any = None,
+        place: tuple[int, int | None] = (0, 0),
     ) -> NDArray[Any]:
         """Return it for ``rows`` (n, d), see `score_chunk`; ``missing`` says whether NaN is a missing value.
 
-        The ``names`` of the features and ``block_info``, which is dask's, are for messages.
+        The ``names`` of the features, and the ``place`` of the rows, their chunk and the global number of the
+        first, None where nobody knows, are for messages.
         """
-        start: int | None = 0
-        chunk = 0
-        if block_info:
-            chunk = block_info[0]["chunk-location"][0]
-            location = block_info[0]["array-location"][0][0]
-            start = None if np.isnan(location) else int(location)
+        chunk, start = place
         check_dense(rows, chunk)
         loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk, missing=missing)
         with features_named(names):

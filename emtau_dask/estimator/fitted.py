@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Self
 
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
+from dask.layers import ArrayValuesDep
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.mixture import GaussianMixture as SklearnMixture
@@ -114,21 +115,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
                 return _scored_by_tiles(rows, kernels, scoring)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
         kernels = kernels_to_score(active_client(), parameters, array.shape[0], missing=missing)
-        shape = scoring.row_shape(parameters.n_components)
-        layout: dict[str, Any] = {"chunks": (array.chunks[0], shape)} if shape else {"drop_axis": 1}
-        meta = np.empty((0,) * (1 + len(shape)), scoring.dtype)
         token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
-        return da.map_blocks(
-            scoring,
-            array,
-            kernels,
-            names=names,
-            missing=missing,
-            name=f"{scoring.__name__}-{token}",
-            dtype=scoring.dtype,
-            meta=meta,
-            **layout,
-        )
+        return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
 
     def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
         """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
@@ -316,6 +304,46 @@ def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) 
             values[begin : begin + len(part)] = part
             begin += len(part)
     return values
+
+
+def _scored_lazily(
+    array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: bool, name: str
+) -> da.Array:
+    """Return what `Scoring` does of a dask array with one block of all features a chunk, as one of that name.
+
+    `dask.array.map_blocks` would copy each block before its axis of features is dropped, to join it with
+    others.
+    """
+    chunk_rows = array.chunks[0]
+    starts = accumulate(chunk_rows[:-1], initial=0)
+    places = {
+        (chunk,): (chunk, None if math.isnan(start) else int(start)) for chunk, start in enumerate(starts)
+    }
+    shape = scoring.row_shape(kernels.plan.parameters.n_components)
+    return da.blockwise(
+        _score_block,
+        "ik"[: 1 + len(shape)],
+        *(scoring, None, kernels, None, names, None, missing, None),
+        *(ArrayValuesDep((chunk_rows,), places), "i", array, "ij"),
+        new_axes=dict(zip("k", shape, strict=False)),
+        name=name,
+        align_arrays=False,
+        dtype=scoring.dtype,
+        meta=np.empty((0,) * (1 + len(shape)), scoring.dtype),
+    )
+
+
+def _score_block(
+    scoring: Scoring,
+    kernels: RowKernels,
+    names: Any,
+    missing: bool,
+    place: tuple[int, int | None],
+    blocks: list[Any],
+) -> NDArray[Any]:
+    """Return the values of the rows of a chunk; its only block comes in a list."""
+    (rows,) = blocks
+    return scoring(rows, kernels, names, missing, place)
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:

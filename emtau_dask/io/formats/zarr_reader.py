@@ -22,7 +22,14 @@ from emtau_dask.io.files import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.io.formats.base import RangeReader
 from emtau_dask.io.formats.read_budget import ReadBudget
 from emtau_dask.io.remote import read_errors
-from emtau_dask.io.zarr_format import MAX_DOCUMENT_BYTES, StoredArray, ZarrLayout, document_at, get_within
+from emtau_dask.io.zarr_format import (
+    MAX_DOCUMENT_BYTES,
+    StoredArray,
+    ZarrLayout,
+    document_at,
+    get_within,
+    local_within,
+)
 from emtau_dask.process import of_process
 
 
@@ -63,6 +70,21 @@ class CountingStore(WrapperStore[Store]):
             self.bytes_read += len(value)
         return value
 
+    def local_bytes(self, key: str, size: int) -> NDArray[np.uint8] | None:
+        """Read and count an object of ``size`` bytes in the calling thread.
+
+        None where it has another size or is missing, or where the store is not of local files.
+        """
+        if type(self._store) is not LocalStore:
+            return None
+        found = self._read_large(self._store.root / key) if self._n_objects else None
+        if found is None:
+            found = local_within(self._store, key, self._limit)
+        if found is None or len(found) != size:
+            return None
+        self.bytes_read += size
+        return found
+
     def _read_large(self, path: Path) -> NDArray[np.uint8] | None:
         """Return a file's bytes; None where the page cache may hold all files, or has to be used."""
         try:
@@ -93,7 +115,7 @@ class ZarrReader(RangeReader):
         store.begin(self._layout.n_objects if self._may_pass_cache(start, stop) else 0)
         budget = of_process(ReadBudget)
         with self._errors(f"rows {start} to {stop} of "), budget.reading(self.peak_bytes(start, stop)):
-            rows = self._rows(array, start, stop)
+            rows = self._rows(store, array, start, stop)
         if store.missing:
             # A chunk that is not stored holds the fill value. This raises where the whole array is gone.
             self.identity()
@@ -110,8 +132,17 @@ class ZarrReader(RangeReader):
         where = self.stored.description.where
         return read_errors(f"{part}the zarr array {where}", remote=is_remote(self.stored.store))
 
-    def _rows(self, array: zarr.Array[Any], start: int, stop: int) -> NDArray[Any]:
-        """Return the rows; those of very many chunks are read in parts."""
+    def _rows(self, store: CountingStore, array: zarr.Array[Any], start: int, stop: int) -> NDArray[Any]:
+        """Return the rows; those of very many chunks are read in parts.
+
+        A chunk that is stored as the rows are in memory becomes them. Whatever is unusual about its object,
+        zarr says or makes of it.
+        """
+        if self._layout.is_stored_as_it_is(start, stop):
+            key = self.stored.object_key(start // self._layout.object_rows)
+            found = store.local_bytes(key, self._layout.object_bytes)
+            if found is not None:
+                return found.view(array.dtype).reshape(self._layout.stored)[: stop - start]
         step = self._layout.rows_at_once(start)
         if stop - start <= step:
             buffers = self._layout.prototype(start, stop)

@@ -7,6 +7,7 @@ from emtau_dask.io.zarr_format.documents import (
     StoredArray,
     document_at,
     get_within,
+    local_within,
 )
 from emtau_dask.io.zarr_format.memory import MAX_CHUNKS_AT_ONCE, ZarrLayout
 from emtau_dask.io.zarr_format.own_groups import own_group
@@ -20,5 +21,6 @@ __all__ = [
     "ZarrLayout",
     "document_at",
     "get_within",
+    "local_within",
     "own_group",
 ]

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import zarr
 import zarr.abc.store
+from numpy.typing import NDArray
 from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
@@ -81,10 +83,8 @@ async def get_within(
             "declared. Restore it, or write it again."
         )
     if type(store) is LocalStore:
-        with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            found = await asyncio.to_thread(read_regular, store.root / key, start, stop, limit)
-            return prototype.buffer.from_array_like(found)
-        return None
+        found = await asyncio.to_thread(local_within, store, key, limit, start, stop)
+        return None if found is None else prototype.buffer.from_array_like(found)
     if isinstance(store, UrlStore):
         data = await store.get_within(key, start, stop, limit)
         return None if data is None else prototype.buffer.from_bytes(data)
@@ -95,6 +95,15 @@ async def get_within(
             f"{key} of {store} has {len(value):,} bytes, but at most {limit:,} belong to what is declared."
         )
     return value
+
+
+def local_within(
+    store: LocalStore, key: str, limit: int, start: int = 0, stop: int | None = None
+) -> NDArray[np.uint8] | None:
+    """Do as `get_within` for bytes ``start`` to ``stop`` of a local file, in the calling thread."""
+    with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return read_regular(store.root / key, start, stop, limit)
+    return None
 
 
 def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, bytes] | None:
@@ -370,6 +379,11 @@ class StoredArray:
     def within(self, store: zarr.abc.store.Store) -> zarr.Array[Any]:
         """Return the array as read through another store; its document is not read again."""
         return zarr.Array(zarr.AsyncArray(self.array.metadata, StorePath(store, self.path)))
+
+    def object_key(self, place: int) -> str:
+        """Return the key of the stored object at a place along rows, the first of those side by side."""
+        indices = (place, *(0 for _ in self.description.shape[1:]))
+        return f"{self.path}/{self.array.metadata.encode_chunk_key(indices)}".lstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredArray, (self.store, self.path, self.description)

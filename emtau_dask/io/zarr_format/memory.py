@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ class ZarrLayout:
     @classmethod
     def of(cls, array: zarr.Array[Any]) -> ZarrLayout:
         """Return the layout of an array."""
-        swapped = getattr(array.serializer, "endian", None) is Endian.big
+        swapped = getattr(array.serializer, "endian", None) not in (None, Endian(sys.byteorder))
         return cls(
             shape=array.shape,
             chunks=array.chunks,
@@ -111,6 +112,10 @@ class ZarrLayout:
         if self.shards is not None or not self.plain or self.shape[1:] != self.chunks[1:]:
             return False
         return start % self.chunks[0] == 0 and stop == min(start + self.chunks[0], self.shape[0])
+
+    def is_stored_as_it_is(self, start: int, stop: int) -> bool:
+        """Return whether the rows are the bytes of one stored object, or its first ones."""
+        return self.steps == 0 and stop > start and self.is_one_chunk(start, stop)
 
     def prototype(self, start: int, stop: int) -> BufferPrototype:
         """Return the buffers to read rows into; with them zarr does not copy a single decoded chunk."""
