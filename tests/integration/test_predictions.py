@@ -12,6 +12,7 @@ from oracles import starts
 from references import COVARIANCE_TYPES
 
 from emtau_dask import GaussianMixture
+from emtau_dask.em import predict
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.io.sources.opening import open_source
 from emtau_dask.runs.predict import LabelOptions, write_labels
@@ -111,6 +112,24 @@ class TestLazy:
         found, expected = (getattr(one_model, method)(rows) for rows in (single, single.astype(float)))
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_blocks_are_scored_where_they_lie(one_model, method, monkeypatch):
+    made, scored, score = [], [], predict.score_chunk
+
+    def note(block):
+        made.append(block + 0)
+        return made[-1]
+
+    def noted(loaded, *others):
+        scored.append(loaded.rows)
+        return score(loaded, *others)
+
+    monkeypatch.setattr(predict, "score_chunk", noted)
+    X = da.from_array(ROWS, chunks=(70, 3)).map_blocks(note, dtype=float, meta=np.empty((0, 0)))
+    getattr(one_model, method)(X).compute(scheduler="synchronous")
+    assert list(map(id, scored)) == list(map(id, made))
 
 
 def test_the_kernel_is_planned_once_for_all_labels_that_are_written(one_model, tmp_path):

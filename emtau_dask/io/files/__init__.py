@@ -5,16 +5,19 @@ from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
 from emtau_dask.io.files.proofs import Proofs, this_process
-from emtau_dask.io.files.regular import check_regular, followed, opened_regular, read_regular
+from emtau_dask.io.files.regular import check_regular, followed, fresh, opened_regular, read_regular
+from emtau_dask.io.files.reused import ReusedMemory
 from emtau_dask.io.files.scratch import ScratchFolder
 
 __all__ = [
     "LEAST_BYTES",
     "Proofs",
+    "ReusedMemory",
     "ScratchFolder",
     "check_regular",
     "each",
     "followed",
+    "fresh",
     "give_free_name",
     "opened_regular",
     "passes_cache",

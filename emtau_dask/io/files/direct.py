@@ -8,7 +8,7 @@ of the transfer (`benchmarks/out_of_core.py`). Linux can read straight into alig
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.io.files.regular import fill
+from emtau_dask.io.files.regular import fill, fresh
 from emtau_dask.settings import choice_setting
 
 KEY = "emtau.direct-reads"
@@ -70,8 +70,15 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArray[np.uint8] | None:
+def read_directly(
+    path: Path,
+    begin: int = 0,
+    size: int | None = None,
+    room_for: Callable[[int], NDArray[np.uint8]] = fresh,
+) -> NDArray[np.uint8] | None:
     """Return ``size`` bytes of a file, by default all from ``begin`` on, past the page cache.
+
+    They lie in what ``room_for`` returns for some more bytes.
 
     None where the file has fewer, or where this system or file system has no direct reads. Also None
     where the file cannot be read at all: an ordinary read will say why.
@@ -84,7 +91,7 @@ def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArra
             first = begin // ALIGNED * ALIGNED
             wanted = (os.fstat(descriptor).st_size if size is None else begin + size) - first
             length = -(-wanted // ALIGNED) * ALIGNED
-            held = np.empty(length + ALIGNED, np.uint8)
+            held = room_for(length + ALIGNED)
             room = held[-held.ctypes.data % ALIGNED :][:length]
             return room[begin - first : wanted] if fill(room, wanted, descriptor, first) >= wanted else None
         finally:

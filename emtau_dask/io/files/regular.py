@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,8 +43,21 @@ def check_regular(path: str | Path) -> int:
         return size
 
 
-def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> NDArray[np.uint8]:
+def fresh(size: int) -> NDArray[np.uint8]:
+    """Return ``size`` bytes of any values."""
+    return np.empty(size, np.uint8)
+
+
+def read_regular(
+    path: str | Path,
+    start: int,
+    stop: int | None,
+    limit: int,
+    room_for: Callable[[int], NDArray[np.uint8]] = fresh,
+) -> NDArray[np.uint8]:
     """Return bytes ``start`` to ``stop`` of a file, those that it has; from its end if ``start`` < 0.
+
+    They lie in what ``room_for`` returns for their number.
 
     Raises
     ------
@@ -59,7 +72,7 @@ def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> 
                 f"{path} has {wanted:,} bytes to read, but at most {limit:,} belong to what is declared. "
                 "Restore it, or write it again."
             )
-        room = np.empty(wanted, np.uint8)
+        room = room_for(wanted)
         return room[: fill(room, wanted, descriptor, begin)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
-from emtau_dask.io.files import LEAST_BYTES, passes_cache, read_directly
+from emtau_dask.io.files import LEAST_BYTES, ReusedMemory, fresh, passes_cache, read_directly
 from emtau_dask.io.formats.base import RangeReader
 from emtau_dask.io.formats.read_budget import ReadBudget
 from emtau_dask.io.remote import read_errors
@@ -70,29 +71,33 @@ class CountingStore(WrapperStore[Store]):
             self.bytes_read += len(value)
         return value
 
-    def local_bytes(self, key: str, size: int) -> NDArray[np.uint8] | None:
-        """Read and count an object of ``size`` bytes in the calling thread.
+    def local_bytes(self, key: str, size: int, reused: ReusedMemory) -> NDArray[np.uint8] | None:
+        """Read and count an object of ``size`` bytes in the calling thread, into ``reused`` memory.
 
         None where it has another size or is missing, or where the store is not of local files.
         """
         if type(self._store) is not LocalStore:
             return None
-        found = self._read_large(self._store.root / key) if self._n_objects else None
+        found = self._read_large(self._store.root / key, reused.room) if self._n_objects else None
         if found is None:
-            found = local_within(self._store, key, self._limit)
+            found = local_within(self._store, key, self._limit, room_for=reused.room)
         if found is None or len(found) != size:
             return None
         self.bytes_read += size
         return found
 
-    def _read_large(self, path: Path) -> NDArray[np.uint8] | None:
+    def _read_large(
+        self, path: Path, room_for: Callable[[int], NDArray[np.uint8]] = fresh
+    ) -> NDArray[np.uint8] | None:
         """Return a file's bytes; None where the page cache may hold all files, or has to be used."""
         try:
             about = path.stat()
         except OSError:
             return None
         regular = stat.S_ISREG(about.st_mode) and about.st_size <= self._limit
-        return read_directly(path) if regular and passes_cache(self._n_objects * about.st_size) else None
+        if not regular or not passes_cache(self._n_objects * about.st_size):
+            return None
+        return read_directly(path, room_for=room_for)
 
 
 def is_remote(store: Store) -> bool:
@@ -140,7 +145,7 @@ class ZarrReader(RangeReader):
         """
         if self._layout.is_stored_as_it_is(start, stop):
             key = self.stored.object_key(start // self._layout.object_rows)
-            found = store.local_bytes(key, self._layout.object_bytes)
+            found = store.local_bytes(key, self._layout.object_bytes, self._reused)
             if found is not None:
                 return found.view(array.dtype).reshape(self._layout.stored)[: stop - start]
         step = self._layout.rows_at_once(start)
@@ -180,6 +185,10 @@ class ZarrReader(RangeReader):
     def _spare(self) -> list[tuple[CountingStore, zarr.Array[Any]]]:
         """What no read uses now: to make an array anew takes a twentieth of a read of a small chunk."""
         return []
+
+    @cached_property
+    def _reused(self) -> ReusedMemory:
+        return ReusedMemory()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ZarrReader, (self.stored,)

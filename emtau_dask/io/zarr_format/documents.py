@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from zarr.storage import LocalStore, StorePath
 
 from emtau_dask.checks import integer
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
-from emtau_dask.io.files import read_regular
+from emtau_dask.io.files import fresh, read_regular
 from emtau_dask.io.remote import UrlStore, byte_limits
 from emtau_dask.io.zarr_format.codecs import (
     CHECKSUMS,
@@ -98,11 +98,16 @@ async def get_within(
 
 
 def local_within(
-    store: LocalStore, key: str, limit: int, start: int = 0, stop: int | None = None
+    store: LocalStore,
+    key: str,
+    limit: int,
+    start: int = 0,
+    stop: int | None = None,
+    room_for: Callable[[int], NDArray[np.uint8]] = fresh,
 ) -> NDArray[np.uint8] | None:
     """Do as `get_within` for bytes ``start`` to ``stop`` of a local file, in the calling thread."""
     with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return read_regular(store.root / key, start, stop, limit)
+        return read_regular(store.root / key, start, stop, limit, room_for)
     return None
 
 
