@@ -240,8 +240,8 @@ def reads_of(source, monkeypatch):
     """The files that are read directly for a source's chunks, and its rows."""
     found, read = [], direct.read_directly
 
-    def noted(path, *which):
-        values = read(path, *which)
+    def noted(path, *which, **named):
+        values = read(path, *which, **named)
         found.append(path if values is not None else None)
         return values
 

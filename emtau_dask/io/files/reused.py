@@ -1,8 +1,7 @@
 """Memory of large reads that is read into again, once nothing refers to what it held.
 
-Fresh memory comes from the system page by page, each filled with zeros: half the time of a copy from the page
-cache. malloc keeps little of what large arrays leave, the less where one thread reads and another one
-frees.
+Fresh memory comes from the system page by page, each filled with zeros, which takes half as long as a copy
+from the page cache. malloc keeps little of what large arrays leave, and nothing of more than 32 MiB.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ KEPT_BYTES = 2**26
 class ReusedMemory:
     """Gives memory for reads; takes it back when the last array that lies in it is gone.
 
-    What came back is kept only while other memory of this is in use, so that nothing is between passes.
+    What came back is kept only while other memory of this is in use: nothing is kept between passes, and in a
+    pass of equal chunks no more is held than was in use at once.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,11 @@ class ReusedMemory:
         if size < LEAST_REUSED:
             return np.empty(size, np.uint8)
         with self._lock:
-            self._in_use += 1
             memory = self._kept.pop() if self._kept else None
         if memory is None or len(memory) != size:
             memory = np.empty(size, np.uint8)
+        with self._lock:
+            self._in_use += 1
         return np.asarray(_Lent(memory, self))
 
     def take_back(self, memory: NDArray[np.uint8]) -> None:

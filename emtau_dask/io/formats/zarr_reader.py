@@ -1,4 +1,7 @@
-"""Rows of a zarr array: stored bytes are counted, and large local data are read past the page cache."""
+"""Rows of a zarr array: stored bytes are counted, and large local data are read past the page cache.
+
+Rows that lie in a local file as they do in memory are the bytes of that file, read without zarr.
+"""
 
 from __future__ import annotations
 
