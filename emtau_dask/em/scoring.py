@@ -112,8 +112,11 @@ def score(
 
     heat = 0 if state.progress is None else state.progress.heat
     parameters = tempered(state.parameters, Climbing.inverse_temperature(heat))
-    planned = plan_tiles if problem.compiled else plan_kernel
-    plan = planned(parameters, DOUBLE if problem.missing else problem.rows.dtype)
+    dtype = DOUBLE if problem.missing else problem.rows.dtype
+    if problem.compiled:
+        plan = plan_tiles(parameters, dtype, _rows_of_a_chunk(problem, state, chunks, sample))
+    else:
+        plan = plan_kernel(parameters, dtype)
     totals, plain, collapse, repeated = _with_enough_digits(totals_by, maximise, plan)
     if collapse is not None and settings.climbing is None:
         raise collapse
@@ -127,6 +130,17 @@ def score(
         bound = _lower_bound(problem, state.parameters, totals, frozen)
     found = None if plain is None else statistics(totals)
     return Scored(totals, weight, found, plain, bound, collapse, repeated)
+
+
+def _rows_of_a_chunk(
+    problem: Problem, state: RunState, chunks: Sequence[int], sample: SampleLevel | None
+) -> float:
+    """Return how many rows of a chunk are scored, on average."""
+    counts = problem.rows.chunk_rows
+    if sample is None and not state.afresh:
+        return sum(state.remaining[chunk] for chunk in chunks) / max(1, len(chunks))
+    share = 1.0 if sample is None else sample.samples.shares[sample.level]
+    return share * sum(counts[chunk] for chunk in chunks) / max(1, len(chunks))
 
 
 def _with_enough_digits(
@@ -145,7 +159,7 @@ def _with_enough_digits(
         if parameters is None or plan.admits(parameters):
             return totals, parameters, None, False
     except SingularComponentError as error:
-        if not plan.together.any():
+        if plan.exact:
             return totals, None, error, False
     again = score(plan.centred)
     again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)

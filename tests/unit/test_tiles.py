@@ -22,7 +22,7 @@ from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
 from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
 from emtau_dask.mixture.compiled import tiles, tiling
-from emtau_dask.mixture.compiled.loop import _exponentiate, logarithm
+from emtau_dask.mixture.compiled.loop import exponentiate, logarithm
 from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel, tiled
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep.block_kernel import BlockKernel, MostProbable
@@ -79,7 +79,7 @@ def test_exponentials_are_exact_to_about_a_unit_in_the_last_place(dtype):
     values = np.concatenate([np.linspace(least, 0, 300_001), -np.geomspace(1e-12, 1, 1000)]).astype(dtype)
     values = values[values >= dtype(least)]
     found, sums = values[np.newaxis].copy(), np.empty(len(values), dtype)
-    _exponentiate(found, sums, dtype(least), found[0])
+    exponentiate(found, sums, dtype(least), found[0])
     exact = np.exp(values.astype(np.longdouble))
     last_place = np.spacing(exact.astype(dtype)).astype(np.longdouble)
     assert (np.abs(found[0] - exact) / last_place).max() <= 1.1
@@ -106,7 +106,7 @@ def test_exponentials_that_vanish_are_0_and_nan_stays(dtype):
     least = LEAST_EXPONENT[np.dtype(dtype)]
     scores = np.array([[0, least * 1.01, -np.inf, np.nan], [least * 1.01, -1, -np.inf, 0]], dtype)
     sums = np.empty(4, dtype)
-    _exponentiate(scores, sums, dtype(least), scores[0])
+    exponentiate(scores, sums, dtype(least), scores[0])
     assert np.array_equal(scores[:, :3] > 0, [[True, False, False], [False, True, False]])
     assert np.array_equal(np.isnan(scores), [[False] * 3 + [True], [False] * 4])
     assert np.isnan(sums[3])

@@ -120,7 +120,8 @@ def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: An
 
 
 @sum_loop
-def _sum(values: Any) -> Any:
+def sum_of(values: Any) -> Any:
+    """Return the sum of (m,) values."""
     total = 0.0
     for i in range(len(values)):
         total += values[i]
@@ -128,10 +129,9 @@ def _sum(values: Any) -> Any:
 
 
 @inlined
-def _gather(rows: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
-    """Gather the rows (m, d) for which component k has responsibility of more than ``least``."""
-    responsibilities, group, weights = buffers.scores[k], buffers.groups[k], buffers.weights[k]
-    count = buffers.counts[k]
+def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
+    """Gather the rows (m, d) for which component k has ``responsibilities`` (m,) of more than ``least``."""
+    group, weights, count = buffers.groups[k], buffers.weights[k], buffers.counts[k]
     for t in range(len(rows)):
         if responsibilities[t] > least:
             row, into = rows[t], group[count]
@@ -174,7 +174,7 @@ def _count_present(constants: Any, buffers: Any) -> Any:
     most = 0
     for k in range(len(buffers.scores)):
         responsibilities, count = buffers.scores[k], 0
-        buffers.totals[k] += _sum(responsibilities)
+        buffers.totals[k] += sum_of(responsibilities)
         least = constants.negligible * buffers.totals[k]
         for t in range(len(responsibilities)):
             count += responsibilities[t] > least
@@ -203,7 +203,7 @@ def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any
         multiply_transposed(buffers.scores, buffers.coordinates, buffers.part)
     for k in range(len(buffers.scores)):
         if gathers and buffers.present[k] <= constants.few:
-            _gather(rows, k, buffers.least[k], buffers, moments)
+            gather(rows, buffers.scores[k], k, buffers.least[k], buffers, moments)
         else:
             _sum_all(k, buffers, moments)
 

@@ -194,7 +194,7 @@ def logarithm(value: Any) -> Any:
 
 
 @sum_loop
-def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
+def sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
     """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total; peaks (0,) are none.
 
     No sum is below the exponential of the least exponent; with peaks, none is below 1.
@@ -210,7 +210,7 @@ def _sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any
 
 
 @sum_loop
-def _zero_if_finite(values: Any) -> Any:
+def zero_if_finite(values: Any) -> Any:
     """Return 0 where all (m,) values are finite, else NaN."""
     total = 0.0
     for i in range(len(values)):
@@ -219,7 +219,7 @@ def _zero_if_finite(values: Any) -> Any:
 
 
 @sum_loop
-def _squared_length(values: Any) -> Any:
+def squared_length(values: Any) -> Any:
     """Return the sum of the squares of (m,) values, in their dtype."""
     total = values.dtype.type(0)
     for i in range(len(values)):
@@ -235,7 +235,7 @@ def _fetch_part(values: Any, part: Any, parts: Any) -> None:
 
 
 @inlined
-def _exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> None:
+def exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> None:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
     Exponentials of numbers below ``least`` are taken for 0. Meanwhile prefetch the values ``ahead`` (a,).
@@ -279,7 +279,8 @@ def _subtract_peaks(scores: Any, peaks: Any) -> None:
 
 
 @inlined
-def _most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
+def most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
+    """Write the largest responsibility of each of the first m rows, and the first component that has it."""
     for t in range(len(labels)):
         labels[t] = 0
         largest[t] = responsibilities[0, t]
@@ -318,7 +319,7 @@ def _to_responsibilities(
         peaks = buffers.peaks[: m if relative else 0]
         if relative:
             _subtract_peaks(scores, peaks)
-        _exponentiate(scores, sums, constants.least, ahead)
+        exponentiate(scores, sums, constants.least, ahead)
         if relative or not _any_below(sums, exponential(scores.dtype.type(0.5) * constants.least)):
             break
         relative = True
@@ -328,7 +329,7 @@ def _to_responsibilities(
             of_component[t] /= sums[t]
         for t in range(m, len(of_component)):
             of_component[t] = 0
-    return relative, _sum_of_logarithms(sums, peaks, constants.ceiling, log_likelihoods)
+    return relative, sum_of_logarithms(sums, peaks, constants.ceiling, log_likelihoods)
 
 
 @loop
@@ -347,14 +348,14 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
         results.numbers[i] = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
-        squared += _squared_length(rows[begin:end].reshape(-1))
+        squared += squared_length(rows[begin:end].reshape(-1))
         ahead, log_likelihoods = rows[end : end + tile].reshape(-1), results.log_likelihoods[begin:end]
         relative, part = _to_responsibilities(
             rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
         )
         total += part
         if len(results.labels) > 0:
-            _most_probable(scores, results.labels[begin:end], results.largest[begin:end])
+            most_probable(scores, results.labels[begin:end], results.largest[begin:end])
         if len(weights) > 0:
             for k in range(len(scores)):
                 of_component = scores[k]
@@ -362,7 +363,7 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
                     of_component[t] *= weights[begin + t]
         collect(constants, rows[begin:end], weights[begin:end], buffers, results.moments)
     finish(constants, buffers, results.moments)
-    return squared, total + _zero_if_finite(results.numbers)
+    return squared, total + zero_if_finite(results.numbers)
 
 
 @loop
@@ -377,13 +378,13 @@ def observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
     squared = total = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
-        squared += _squared_length(rows[begin:end].reshape(-1))
+        squared += squared_length(rows[begin:end].reshape(-1))
         ahead, log_likelihoods = rows[end : end + tile].reshape(-1), results.log_likelihoods[begin:end]
         relative, part = _to_responsibilities(
             rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
         )
         total += part
-        _most_probable(scores, results.labels[begin:end], buffers.peaks[: end - begin])
+        most_probable(scores, results.labels[begin:end], buffers.peaks[: end - begin])
         for k in range(len(results.responsibilities)):
             of_component, out = scores[k], results.responsibilities[k]
             for t in range(end - begin):

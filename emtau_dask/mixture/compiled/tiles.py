@@ -31,6 +31,7 @@ from emtau_dask.mixture.estep import (
     Observed,
     PatternKernels,
     even_length,
+    near_rows,
     plan_kernel,
     plan_tiles,
 )
@@ -150,7 +151,7 @@ class TileKernel:
             self._sums.numbers,
         )
         given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
-        squared, total = tiling.loops.accumulate(
+        squared, total = tiling.accumulate(
             _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
         )
         if not math.isfinite(total):
@@ -272,7 +273,10 @@ class Kernels:
                 raise RuntimeError(loops) from None
             tiling = tiling_of(self.plan, loops)
         # With the length of a block, only a copy of its rows and what is seen of them grow.
-        longest = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (self.plan.parameters.n_features + 8)))
+        d = self.plan.parameters.n_features
+        longest = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (d + 8)))
+        if self.plan.reach is not None:
+            longest = near_rows(d)
         return TileKernel(self.plan, even_length(n_rows, longest), tiling)
 
     def finished(self, kernel: Accumulator) -> SufficientStatistics | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from emtau_dask.mixture.compiled.layout import LINES_AT_ONCE, lines, odd_lines, rows_of_tile
 from emtau_dask.mixture.covariance import CovarianceStructure, Moments
 from emtau_dask.mixture.estep import (
     LEAST_EXPONENT,
@@ -19,7 +20,10 @@ from emtau_dask.mixture.estep import (
     NEGLIGIBLE,
     KernelPlan,
     MomentSums,
+    Reach,
     group_rows,
+    longest_block,
+    near_rows,
     statistics_of_moments,
 )
 from emtau_dask.mixture.model import (
@@ -31,14 +35,12 @@ from emtau_dask.mixture.model import (
 )
 from emtau_dask.mixture.numerics import AnyArray, Bools, Floats, Ints, read_only
 
-LINE_BYTES, LINES_AT_ONCE = 64, 3
-"""Products take so many cache lines of each feature at a time (`mixture.compiled.products`)."""
-TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
-"""Bytes of a tile's features (or coordinates), and cache lines of each feature: with more, sums over rows are
-longer; with up to 27, the responsibilities of 16 components stay in the nearest cache."""
 MOST_SUMMED = 12
 """Most features d for which the centred form always sums all rows of a tile. With more, a component's rows
 are gathered where they are at most 1 - 12 / d of a tile: gathering costs less the more features there are."""
+NEAR_TILE, SORTED_TILE = 24, 96
+"""Rows near one component that are scored at a time, whole vectors three at a time whatever their width; and
+rows whose component is guessed at a time."""
 ADDED_ROWS = 8192
 """Rows whose moments about means are merged block by block."""
 DOUBLE = np.dtype(np.float64)
@@ -52,6 +54,7 @@ class Loops(NamedTuple):
     features: ModuleType
     centred: ModuleType
     mixed: ModuleType
+    near: ModuleType
     products: ModuleType
 
 
@@ -67,14 +70,14 @@ def compiled_loops() -> Loops | str:
         from numba import config
         from numba.core.registry import cpu_target
 
-        from emtau_dask.mixture.compiled import centred, features, loop, mixed, products
+        from emtau_dask.mixture.compiled import centred, features, loop, mixed, near, products
     except Exception as error:  # numba raises all kinds where it does not fit what else is installed
         return f"{type(error).__name__}: {error}"
     if config.DISABLE_JIT:
         return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
-    return Loops(loop, features, centred, mixed, products)
+    return Loops(loop, features, centred, mixed, near, products)
 
 
 class BlockSums(Protocol):
@@ -108,32 +111,12 @@ class Tiling:
     """What compiled tiles need under one plan."""
 
     loops: ModuleType  # `mixture.compiled.loop`
+    accumulate: Any  # its function of this name, or that of `mixture.compiled.near`
     constants: Any  # a named tuple of the form
     buffers: Any  # a named tuple of the form
     finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
     order: Ints | None  # the components in the order of the scores; None where it is theirs
     sums: BlockSums
-
-
-def rows_of_tile(n_features: int, itemsize: int) -> int:
-    """Return the rows of a tile: an odd number of lines of each feature, which spreads them over a cache."""
-    fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
-    threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
-    return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
-
-
-def _odd_lines(n_numbers: int, itemsize: int) -> int:
-    """Return the least number, ``n_numbers`` or more, whose numbers fill an odd number of cache lines."""
-    whole = -(-n_numbers * itemsize // LINE_BYTES)
-    return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
-
-
-def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
-    """Return ones of shape (n_rows, tile); each row begins a cache line where ``tile`` fills whole lines."""
-    size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
-    numbers = np.ones(size + spare, dtype)
-    begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
-    return numbers[begin : begin + size].reshape(n_rows, tile)
 
 
 def _views(numbers: Floats, shapes: Shapes) -> Moments:
@@ -298,7 +281,7 @@ def _centred_parts(
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
     """Return the same of the components that are scored in the centred form."""
     parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
-    some, gathers = ~plan.together, d > MOST_SUMMED
+    some, gathers = ~plan.together, d > MOST_SUMMED or plan.reach is not None
     constants = loops.CentredConstants(
         np.zeros((1, d)),
         plan.log_scales[some].ravel(),
@@ -308,7 +291,7 @@ def _centred_parts(
         NEGLIGIBLE / MAX_BLOCK_ROWS,
         (d - MOST_SUMMED) * tile // d if gathers else 0,
     )
-    rows, room = group_rows(K, d) if gathers else 0, _odd_lines(side, DOUBLE.itemsize)
+    rows, room = group_rows(K, d) if gathers else 0, odd_lines(side, DOUBLE.itemsize)
     groups = lines(K * rows, room, DOUBLE).reshape(K if gathers else 0, rows, room)
     groups.fill(0.0)
     wide = d + LINES_AT_ONCE
@@ -334,6 +317,47 @@ def _centred_parts(
     return constants, buffers, (coordinates,)
 
 
+def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tuple[Any, Any]:
+    """Return constants and buffers of tiles of rows near one component."""
+    (K, d), narrow = plan.parameters.means.shape, np.dtype(np.float32)
+    constants, buffers, _ = _centred_parts(
+        plan, loops.centred, side, lines(K, NEAR_TILE, DOUBLE), lines(2, NEAR_TILE, DOUBLE)
+    )
+    of_components, of_tile = partial(np.zeros, (K,), np.intp), partial(np.empty, (NEAR_TILE,))
+    n = longest_block(2 * near_rows(d), near_rows(d))
+    return loops.near.NearConstants(
+        constants,
+        plan.frame.centre,
+        np.zeros((1, d), narrow),
+        reach.discriminants,
+        np.ascontiguousarray(plan.parameters.precisions_cholesky),
+        reach.distances,
+        reach.margins,
+        np.exp(-reach.margins),
+    ), loops.near.NearBuffers(
+        centred=buffers._replace(coordinates=lines(d, NEAR_TILE, DOUBLE)),
+        narrow=np.empty((SORTED_TILE, d), narrow),
+        coordinates=lines(d + 1, SORTED_TILE, narrow),
+        discriminants=lines(K, SORTED_TILE, narrow),
+        largest=np.empty(SORTED_TILE, narrow),
+        guesses=np.zeros(n, np.int32),
+        order=np.zeros(n, np.intp),
+        ends=np.zeros(K + 1, np.intp),
+        rows=np.empty((NEAR_TILE, d)),
+        differences=lines(d + 1, NEAR_TILE, DOUBLE),
+        own=of_tile(),
+        directions=np.empty((K, d + 1)),
+        along=lines(K, NEAR_TILE, DOUBLE),
+        whitened=np.empty(d),
+        of_directions=of_components(),
+        known=of_components(),
+        wanted=of_components(),
+        near=of_components(),
+        labels=of_tile(dtype=np.intp),
+        found=of_tile(),
+    )
+
+
 def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     """Return what compiled tiles need under a plan that is `tiled`."""
     structure, together = plan.parameters.structure, plan.together
@@ -352,16 +376,20 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
         of_features,
     )
     about_means = partial(_CentredSums, loops.centred, structure, of_centred)
+    if plan.reach is not None:
+        near = _near_parts(plan, loops, side, plan.reach)
+        return Tiling(loops.blocks, loops.near.accumulate, *near, (), None, about_means(np.empty(sizes[1])))
     if first == K:
         parts = _feature_parts(plan, loops.features, scores, beside)
-        return Tiling(loops.blocks, *parts, None, by_features(np.empty(sizes[0])))
+        return Tiling(loops.blocks, loops.blocks.accumulate, *parts, None, by_features(np.empty(sizes[0])))
     if first == 0:
         parts = _centred_parts(plan, loops.centred, side, scores, beside)
-        return Tiling(loops.blocks, *parts, None, about_means(np.empty(sizes[1])))
+        return Tiling(loops.blocks, loops.blocks.accumulate, *parts, None, about_means(np.empty(sizes[1])))
     features, featured, finite = _feature_parts(plan, loops.features, scores[:first], beside)
     centred, gathered, beyond = _centred_parts(plan, loops.centred, side, scores[first:], beside)
     return Tiling(
         loops.blocks,
+        loops.blocks.accumulate,
         loops.mixed.MixedConstants(features, centred, LEAST_EXPONENT[dtype], float(plan.ceiling)),
         loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
         (*finite, *beyond),

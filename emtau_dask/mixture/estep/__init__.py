@@ -17,9 +17,12 @@ from emtau_dask.mixture.estep.plan import (
     even_length,
     form_of,
     group_rows,
+    longest_block,
+    near_rows,
     plan_kernel,
     plan_tiles,
 )
+from emtau_dask.mixture.estep.reach import ROUNDING, Reach
 from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "MAX_BLOCK_ROWS",
     "NEGLIGIBLE",
     "PATTERNS_BYTES",
+    "ROUNDING",
     "Accumulated",
     "BlockKernel",
     "Form",
@@ -39,12 +43,15 @@ __all__ = [
     "MostProbable",
     "Observed",
     "PatternKernels",
+    "Reach",
     "ScoredBlock",
     "block_bytes",
     "block_rows",
     "even_length",
     "form_of",
     "group_rows",
+    "longest_block",
+    "near_rows",
     "plan_kernel",
     "plan_tiles",
     "statistics_of_moments",

@@ -23,6 +23,7 @@ from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
 from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
 from emtau_dask.mixture.estep.features import FeatureProducts, coefficients, conditions, frames_of
+from emtau_dask.mixture.estep.reach import Reach, few_reach, many_components, reach_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, tile_rows
 from emtau_dask.mixture.numerics import EPS, Bools, Floats, read_only, read_only_copy
 
@@ -51,6 +52,12 @@ SIDE_PADDING, WIDEST_PADDING = 7, 23
 """Most numbers beyond a row's features in the scatters of tiles, and in the rows that are gathered."""
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """In the centred form, K matrices (d, d) are read for each block, which should be long beside that."""
+NEAR_BYTES, MOST_NEAR_ROWS = 2**24, 2**17
+"""Of the rows of a block whose rows are scored near components: the longer, the more rows each has."""
+NEAR_TILE_BYTES = 800
+"""What tiles of such rows take for each component, beside its coefficients."""
+MOST_SHRUNK = 2.0**-20
+"""The least that may be left of a component's weight after a pass without those that do not count."""
 
 
 class Form(Enum):
@@ -113,9 +120,22 @@ def _gathered_bytes(n_components: int, n_features: int) -> int:
     return 8 * (groups + 2 * moments + 3 * n_components * n_features**2)
 
 
-def _longest(n_rows: int, wanted: int) -> int:
+def longest_block(n_rows: int, wanted: int) -> int:
     """Return an upper bound of `even_length` for chunks of up to ``n_rows`` rows."""
     return min(n_rows, 3 * wanted // 2) + MIN_BLOCK_ROWS
+
+
+def near_rows(n_features: int) -> int:
+    """Return about how many rows make a block that is scored near components."""
+    return min(MOST_NEAR_ROWS, NEAR_BYTES // (8 * n_features))
+
+
+def _near_bytes(n_components: int, n_features: int, n_rows: int) -> int:
+    """Return an upper bound of the bytes that such blocks take beside what they are summed in."""
+    if not many_components(n_components, n_features, n_rows):
+        return 0
+    of_rows = longest_block(n_rows, near_rows(n_features)) * (8 * n_features + 32)
+    return of_rows + n_components * (8 * (n_features + 1) ** 2 + 4 * n_components + NEAR_TILE_BYTES)
 
 
 def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows: int) -> int:
@@ -123,13 +143,15 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
     shape = covariance_type, n_components, n_features
     structure = structure_named(covariance_type)
     forms = {form_of(*shape), Form.CENTRED, Form.JOINT if structure.own_factors else Form.CENTRED}
-    in_blocks = max(_longest(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form) for form in forms)
-    longest = _longest(n_rows, block_rows(*shape, Form.CENTRED))
+    in_blocks = max(
+        longest_block(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form) for form in forms
+    )
+    longest = longest_block(n_rows, block_rows(*shape, Form.CENTRED))
     stretch = stretch_rows(structure, n_components, n_features, longest)
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     in_tiles = 0
     if structure.own_factors and n_features < LEAST_BROKEN_OFF:
-        in_tiles = _gathered_bytes(n_components, n_features)
+        in_tiles = _gathered_bytes(n_components, n_features) + _near_bytes(n_components, n_features, n_rows)
     return in_blocks + gathered + in_tiles + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
 
@@ -164,6 +186,9 @@ class KernelPlan:
         The components that are scored together; the others go centred, one by one.
     single : bool
         Whether products are in float32, and all components are scored together by features.
+    reach : Reach or None
+        By which compiled tiles leave out components that do not count for a row; None where they score all.
+        All that they score go centred then.
     """
 
     parameters: MixtureParameters
@@ -171,6 +196,7 @@ class KernelPlan:
     frame: Frame
     together: Bools
     single: bool = False
+    reach: Reach | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -221,6 +247,11 @@ class KernelPlan:
             return joint.JointProducts(self.factors, scores)
         return FeatureProducts(self.parameters.structure, self.coefficients, self.frame, scores)
 
+    @property
+    def exact(self) -> bool:
+        """Whether every component is scored for every row, in the centred form."""
+        return self.reach is None and not self.together.any()
+
     @cached_property
     def centred(self) -> KernelPlan:
         """The plan that scores every component in the centred form."""
@@ -230,8 +261,11 @@ class KernelPlan:
         """Return whether the statistics behind ``produced`` kept their digits.
 
         They may not where a component collapsed during the iteration: beside its distance from the frame's
-        origin it is tiny, and products lose its digits.
+        origin it is tiny, and products lose its digits. Where it lost nearly all of its weight, rows for
+        which it did not count may be most of what it has left.
         """
+        if self.reach is not None:
+            return bool((produced.weights >= MOST_SHRUNK * self.parameters.weights).all())
         if not self.together.any():
             return True
         epsilon, limit = (SINGLE_EPS, SINGLE_LIMIT) if self.single else (EPS, LIMIT)
@@ -268,26 +302,32 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     return _best(plans)
 
 
-def plan_tiles(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:
+def plan_tiles(
+    parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE, chunk_rows: float = 0
+) -> KernelPlan:
     """Return how compiled tiles score rows of ``dtype`` under ``parameters``: as `plan_kernel`, mostly.
 
     Where components have factors of their own, those for which features may soon lose too many digits are
-    scored in the centred form, which needs no more arithmetic; with many features all are.
+    scored in the centred form, which needs no more arithmetic; with many features all are. Of many
+    components, those that do not count for a row are left out if few reach far; ``chunk_rows`` is about how
+    many rows of a chunk are scored.
     """
-    n_features = parameters.n_features
-    if not parameters.structure.own_factors or n_features >= LEAST_BROKEN_OFF:
+    K, d = parameters.means.shape
+    if not parameters.structure.own_factors or d >= LEAST_BROKEN_OFF:
         return plan_kernel(parameters, dtype)
     frames = frames_of(parameters)
     first = next(frames)
-    if form_of(parameters.covariance_type, parameters.n_components, n_features) is Form.FEATURES:
-        single = _single_plan(parameters, first, dtype)
-        if single is not None:
-            return single
-        if n_features <= WIDEST_IN_TILES:
-            plans = _plans_by_features(parameters, chain([first], frames), LIMIT / SPARE_DIGITS)
-            found = _best(plans)
-            return found if found.together.any() else found.centred
-    return KernelPlan(parameters, Form.CENTRED, first, np.zeros(parameters.n_components, dtype=np.bool_))
+    by_features = form_of(parameters.covariance_type, K, d) is Form.FEATURES
+    single = _single_plan(parameters, first, dtype) if by_features else None
+    if single is not None:
+        return single
+    centred = KernelPlan(parameters, Form.CENTRED, first, np.zeros(K, dtype=np.bool_))
+    if many_components(K, d, chunk_rows) and few_reach(parameters):
+        return replace(centred, reach=reach_of(parameters, first.centre))
+    if by_features and d <= WIDEST_IN_TILES:
+        found = _best(_plans_by_features(parameters, chain([first], frames), LIMIT / SPARE_DIGITS))
+        return found if found.together.any() else found.centred
+    return centred
 
 
 def _single_plan(parameters: MixtureParameters, first: Frame, dtype: np.dtype[Any]) -> KernelPlan | None:

@@ -1,0 +1,114 @@
+"""How far components reach: which of them may count for a row that lies near one of them.
+
+A component counts for no row for which its responsibility is at most 2⁻⁶⁴ of its weight. All such rows
+together add less than 2⁻⁶⁴ to what it has, and less than 2⁻⁵⁶ to its covariance, beside it.
+
+A row at distance r from component a, in a's standard deviations, is at least ``v - c r`` of k's from k, with
+v the distance of a's mean from k, and c the standard deviation of a in the direction h of that distance. For
+``|P_kᵀ (x - μ_k)| >= h (x - μ_k) = v + h (x - μ_a)``, by Cauchy and Schwarz's inequality, twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
+
+UNSEEN = 2.0**-64
+"""Responsibility that counts as none, relative to the component's weight."""
+ROUNDING = 2.0**-19
+"""Taken off bounds of squared distances, relative to them: more than rounding, to float32 too, adds."""
+LEAST_COMPONENTS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 64, 8, 32
+"""Fewest components and features for which the rows of components are scored by themselves, and fewest rows
+of a chunk for each component."""
+MOST_REACHED = 0.75
+"""Largest share of components that may count for a row, on average, for which that is done."""
+BEYOND = 1.0
+"""More than the root of the mean squared distance, in standard deviations, at which that share is taken."""
+PROBED = 32
+"""Components at which it is taken."""
+AT_ONCE = 2**19
+"""Numbers of a temporary array, about."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """Which components may count for a row.
+
+    Attributes
+    ----------
+    discriminants : ndarray of float32, shape (K, d + 1)
+        Coefficients of a row less the frame's centre, and of 1: the largest sum is mostly that of the
+        component of the row.
+    distances : ndarray of float32, shape (K, K)
+        Component k does not count for a row whose squared distance from component a, in a's standard
+        deviations, is at most ``[a, k]``. That is negative where k always may count.
+    margins : ndarray of float64, shape (K,)
+        So many nats below the largest score of a row, a component does not count for it.
+    """
+
+    discriminants: AnyArray
+    distances: AnyArray
+    margins: Floats
+
+
+def reach_of(parameters: MixtureParameters, centre: Floats) -> Reach:
+    """Return how far the components of a mixture reach, which have factors of their own."""
+    pooled = np.tensordot(parameters.weights, parameters.covariances, axes=1)
+    means = parameters.means - centre
+    linear = np.linalg.solve(pooled, means.T).T
+    constant = np.log(parameters.weights) - 0.5 * (linear * means).sum(axis=1)
+    return Reach(
+        np.ascontiguousarray(np.column_stack([linear, constant]), np.float32),
+        _distances(parameters, np.arange(parameters.n_components)),
+        _margins(parameters),
+    )
+
+
+def many_components(n_components: int, n_features: int, chunk_rows: float) -> bool:
+    """Return whether leaving out components may pay: a fixed function of shapes."""
+    enough = chunk_rows >= LEAST_CHUNK_ROWS * n_components
+    return enough and n_components >= LEAST_COMPONENTS and n_features >= LEAST_FEATURES
+
+
+def few_reach(parameters: MixtureParameters) -> bool:
+    """Return whether few enough components may count for a row, by the distances between some of them."""
+    K, d = parameters.means.shape
+    probed = np.unique(np.linspace(0, K - 1, PROBED).astype(np.intp))
+    reached = _distances(parameters, probed) < (math.sqrt(d) + BEYOND) ** 2
+    weights = parameters.weights[probed]
+    return float(weights @ reached.mean(axis=1)) <= MOST_REACHED * float(weights.sum())
+
+
+def _margins(parameters: MixtureParameters) -> Floats:
+    return -math.log(UNSEEN) - np.log(parameters.weights)
+
+
+def _distances(parameters: MixtureParameters, some: Ints) -> AnyArray:
+    """Return rows of the distances of `Reach`: those from ``some`` components.
+
+    They solve ``(v - c r)² = r² + s`` for r, with s twice the nats by which k may lie below a.
+    """
+    K, d = parameters.means.shape
+    found = np.empty((len(some), K), np.float32)
+    scales, margins, means = parameters.log_scales, _margins(parameters), parameters.means
+    factors = np.ascontiguousarray(parameters.precisions_cholesky)
+    turned = np.ascontiguousarray(factors.swapaxes(1, 2))
+    roots = np.ascontiguousarray(np.linalg.inv(factors[some]).swapaxes(1, 2))
+    step = max(1, AT_ONCE // (K * d))
+    for begin in range(0, len(some), step):
+        part = slice(begin, begin + step)
+        whitened = (means[some[part]] - means[:, np.newaxis]) @ factors
+        apart = np.sqrt(np.einsum("kai,kai->ak", whitened, whitened))
+        along = np.ascontiguousarray((whitened @ turned).swapaxes(0, 1)) @ roots[part]
+        spread = np.sqrt(np.einsum("aki,aki->ak", along, along)) / np.where(apart > 0, apart, 1.0)
+        below = 2.0 * np.maximum(0.0, margins + scales - scales[some[part], np.newaxis])
+        left = apart**2 - below
+        root = np.sqrt(np.maximum(0.0, left + below * spread**2))
+        reached = (left / np.where(left > 0, apart * spread + root, 1.0)) ** 2
+        found[part] = np.where(left > 0, (1.0 - ROUNDING) * reached, -1.0)
+    return found
