@@ -4,6 +4,7 @@
     python benchmarks/speed.py --work full-d16 --peers scikit-learn
     python benchmarks/speed.py --python bob=bob-venv/bin/python --mnist mnist12456.npz
     python benchmarks/speed.py --work full-d4 full-d32 --peers scikit-learn --conditions 1e4 1e6 1e8
+    python benchmarks/speed.py --work many-d16 many-d32 --components 1024 --peers
     python benchmarks/speed.py --scale 5000 --most-features 32 --repeats 1 --iterations 1 2
 
 All have the same rows, start and number of threads. Ours come in chunks of at most 16 MiB, as
@@ -12,7 +13,7 @@ contestants in turn; the time of an iteration is that of a longer fit less that 
 one, over the iterations between, and a figure is the median over the repeats. Times are
 without those in which the whole machine stood still (`pauses.py`), where that can be seen.
 
-With --conditions, drawn rows of full covariances are fitted once more for each condition number, which
+With --components, all rows of work have so many. With --conditions, drawn rows of full covariances are fitted once more for each condition number, which
 the covariances of a quarter of the components then have; beside, theirs are 9 at most.
 """
 
@@ -74,6 +75,9 @@ WORK = {
         Work("tied-d16", 1_000_000, 16, 16, "tied"),
         Work("full-near", 400_000, 16, 16, spread=0.3, float32=True),
         Work("diag-near", 1_000_000, 16, 16, "diag", spread=1.0, float32=True),
+        Work("many-d16", 1_000_000, 16, 256, iterations=(1, 4)),
+        Work("many-d32", 1_000_000, 32, 256, iterations=(1, 4)),
+        Work("many-near", 1_000_000, 16, 256, iterations=(1, 4), spread=1.0),
     )
 }
 
@@ -376,7 +380,9 @@ def wanted(options: argparse.Namespace) -> list[Work]:
     """Return the rows of the table; those of a condition follow those without."""
     found = []
     for name in options.work:
-        work = scaled(WORK[name], options.scale, options.most_features)
+        work = WORK[name]
+        work = replace(work, components=options.components or work.components)
+        work = scaled(work, options.scale, options.most_features)
         ill = work.covariance_type == "full" and name != "mnist"
         found += [work, *(replace(work, condition=number) for number in (options.conditions if ill else []))]
     return found
@@ -393,6 +399,7 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
     parser.add_argument("--iterations", type=int, nargs=2, help="of the shorter and of the longer fit")
     parser.add_argument("--scale", type=int, default=1, help="divide the rows by this")
     parser.add_argument("--most-features", type=int, help="take no more than the first so many features")
+    parser.add_argument("--components", type=int, help="in place of those of the work")
     parser.add_argument("--conditions", type=float, nargs="+", default=[], help="of some covariances")
     parser.add_argument("--product", type=int, default=2000, help="rows of the matrices that are multiplied")
     parser.add_argument("--mnist", type=Path, help="as `emtau dataset mnist --source`")
