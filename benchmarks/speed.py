@@ -13,8 +13,9 @@ contestants in turn; the time of an iteration is that of a longer fit less that 
 one, over the iterations between, and a figure is the median over the repeats. Times are
 without those in which the whole machine stood still (`pauses.py`), where that can be seen.
 
-With --components, all rows of work have so many. With --conditions, drawn rows of full covariances are fitted once more for each condition number, which
-the covariances of a quarter of the components then have; beside, theirs are 9 at most.
+With --components, all work has so many. With --conditions, drawn rows of full covariances are
+fitted once more for each condition number, which the covariances of a quarter of the components
+then have; beside, theirs are 9 at most.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from emtau_dask.mixture.compiled import tiling
+from emtau_dask.mixture.compiled import layout, tiling
 from emtau_dask.mixture.compiled.products import (
     COLUMNS,
     VECTOR_BYTES,
@@ -283,8 +283,8 @@ def test_shapes_of_transposed_products_that_do_not_fit_are_refused(left, right, 
 
 
 def test_tiles_have_as_many_lines_as_go_at_once():
-    assert tiling.LINES_AT_ONCE % COLUMNS == 0
-    assert tiling.LINE_BYTES % VECTOR_BYTES == 0
+    assert layout.LINES_AT_ONCE % COLUMNS == 0
+    assert layout.LINE_BYTES % VECTOR_BYTES == 0
 
 
 KEPT = """

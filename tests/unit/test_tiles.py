@@ -21,7 +21,7 @@ from scipy.stats import multivariate_normal
 from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
 from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
-from emtau_dask.mixture.compiled import tiles, tiling
+from emtau_dask.mixture.compiled import layout, tiles, tiling
 from emtau_dask.mixture.compiled.loop import exponentiate, logarithm
 from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel, tiled
 from emtau_dask.mixture.covariance import structure_named
@@ -31,7 +31,7 @@ from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 from emtau_dask.mixture.model.parameters import MixtureParameters
 
 K, D = 3, 4
-TILE = tiling.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
+TILE = layout.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
 MIXED = 5, 16
 """Features of the mixtures of which one component is scored in the centred form, and two by features."""
 FORMS = [*((name, D) for name in COVARIANCE_TYPES), ("full", 20), *(("full", d) for d in MIXED)]
@@ -549,9 +549,9 @@ class TestChoice:
     @pytest.mark.parametrize("itemsize", [4, 8])
     @pytest.mark.parametrize("count", [3, 15, 153, 561, 1200, 5000])
     def test_rows_of_tiles_are_odd_multiples_of_three_cache_lines_that_fit_a_cache(self, count, itemsize):
-        rows = tiling.rows_of_tile(count, itemsize)
+        rows = layout.rows_of_tile(count, itemsize)
         assert rows * itemsize % 384 == 192
-        assert rows * itemsize * count <= max(tiling.TILE_BYTES, 9 * 64 * count)
+        assert rows * itemsize * count <= max(layout.TILE_BYTES, 9 * 64 * count)
         assert rows * itemsize <= 27 * 64
 
     @pytest.mark.parametrize(

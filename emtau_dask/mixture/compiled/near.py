@@ -85,8 +85,8 @@ def _guess(rows: Any, constants: Any, buffers: Any) -> None:
             row, into = rows[t], narrow[t - begin]
             for f in range(len(row)):
                 into[f] = row[f] - centre[f]
-        subtract_transposed(narrow[: end - begin], constants.nothing, 0, buffers.coordinates)
-        multiply(constants.discriminants, buffers.coordinates, 0, buffers.discriminants)
+        subtract_transposed(narrow[: end - begin], constants.nothing, buffers.coordinates)
+        multiply(constants.discriminants, buffers.coordinates, buffers.discriminants)
         most_probable(buffers.discriminants, buffers.guesses[begin:end], buffers.largest[: end - begin])
 
 
@@ -115,7 +115,7 @@ def _fill(rows: Any, picked: Any, constants: Any, buffers: Any) -> None:
         row, into = rows[picked[t]], buffers.rows[t]
         for f in range(len(row)):
             into[f] = row[f]
-    subtract_transposed(buffers.rows[: len(picked)], constants.centred.origin, 0, buffers.centred.coordinates)
+    subtract_transposed(buffers.rows[: len(picked)], constants.centred.origin, buffers.centred.coordinates)
 
 
 @loop
@@ -175,7 +175,7 @@ def _find_near(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
     own, wanted, log_scales = buffers.own, buffers.wanted, constants.centred.log_scales
     for k in range(len(wanted)):
         wanted[k] = k == a
-    multiply(buffers.directions[:used], buffers.differences, 0, buffers.along)
+    multiply(buffers.directions[:used], buffers.differences, buffers.along[:used])
     for j in range(used):
         k, along, counting = buffers.of_directions[j], buffers.along[j], 0
         most = log_scales[k] + constants.margins[k]
@@ -254,7 +254,7 @@ def _accumulate_tile(
     """
     m, d, scores = len(picked), rows.shape[1], buffers.centred.scores
     _fill(rows, picked, constants, buffers)
-    subtract_transposed(buffers.rows[:m], constants.centred.whitening[a, d:], 0, buffers.differences)
+    subtract_transposed(buffers.rows[:m], constants.centred.whitening[a, d:], buffers.differences)
     _score(a, 0, constants, buffers)
     for t in range(len(buffers.own)):
         buffers.own[t] = scores[0, t] if t < m else math.inf

@@ -325,15 +325,18 @@ def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tupl
     )
     of_components, of_tile = partial(np.zeros, (K,), np.intp), partial(np.empty, (NEAR_TILE,))
     n = longest_block(2 * near_rows(d), near_rows(d))
+    factors = np.ascontiguousarray(plan.parameters.precisions_cholesky)
+    shared = plan.frame.centre, reach.discriminants, factors, reach.distances, reach.margins
+    centre, discriminants, factors, distances, margins = (read_only(array.view()) for array in shared)
     return loops.near.NearConstants(
         constants,
-        plan.frame.centre,
+        centre,
         np.zeros((1, d), narrow),
-        reach.discriminants,
-        np.ascontiguousarray(plan.parameters.precisions_cholesky),
-        reach.distances,
-        reach.margins,
-        np.exp(-reach.margins),
+        discriminants,
+        factors,
+        distances,
+        margins,
+        np.exp(-margins),
     ), loops.near.NearBuffers(
         centred=buffers._replace(coordinates=lines(d, NEAR_TILE, DOUBLE)),
         narrow=np.empty((SORTED_TILE, d), narrow),
