@@ -30,9 +30,9 @@ from speed import WORK, Work, chunks_of, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
 from emtau_dask.execution.blas import threads_side_by_side
+from emtau_dask.mixture.compiled.layout import lines, rows_of_tile
 from emtau_dask.mixture.compiled.products import multiply, multiply_transposed
 from emtau_dask.mixture.compiled.tiles import Kernels
-from emtau_dask.mixture.compiled.layout import lines, rows_of_tile
 from emtau_dask.mixture.estep.plan import Form, KernelPlan, plan_kernel
 
 THREADS = (1, 2)
