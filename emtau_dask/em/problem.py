@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from emtau_dask.em.context import Context
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass, ReadingTask
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_stored
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_in_memory, is_stored
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.rows import LARGEST, ChunkLoader, LoadedChunk, ReadContents, loaded_bytes
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12
+INTERPRETED = 2**18
+"""Products of features and coefficients of a chunk, below which they take less time than what Python does for
+the chunk with the interpreter's lock held (`benchmarks/small_chunks.py`)."""
 
 
 def chunk_costs(source: Source) -> dict[int, float]:
@@ -120,6 +123,13 @@ class Problem:
         unknown = self.chunk_ranges.keys() - self.contents.known.keys() if noting else ()
         return replace(loader, known=self.contents.to_compare(), noted=frozenset(unknown))
 
+    def _is_interpreted(self, costs: Mapping[int, float]) -> bool:
+        """Return whether chunks are in memory, and so small that their products take little of their time."""
+        if not costs or not all(map(is_in_memory, self.sources)):
+            return False
+        rows = math.fsum(costs.values()) / (len(costs) * self.n_features)
+        return rows * self.n_components * self.structure.n_row_features(self.n_features) < INTERPRETED
+
     def map_reduce(
         self,
         task: Callable[..., T],
@@ -137,6 +147,7 @@ class Problem:
         ``beside`` (if given), of the rows, and of the weights. With ``beside`` nothing is read ahead.
         """
         sources = self.sources if beside is None else [beside, *self.sources]
+        costs = self.costs if costs is None else costs
         work = Pass(
             task,
             merge,
@@ -144,8 +155,9 @@ class Problem:
             self.chunk_ranges if items is None else items,
             name,
             stage,
-            self.costs if costs is None else costs,
+            costs,
             self.ahead if beside in (None, NO_SOURCE) else None,
+            self._is_interpreted(costs),
         )
         return self.executor.map_reduce(work, self.context.observer)
 

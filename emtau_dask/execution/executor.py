@@ -96,6 +96,9 @@ class Pass(Generic[T]):
         nothing but what every chunk costs.
     ahead : AheadBudget, optional
         What may be read ahead where tasks run in this process; by default nothing.
+    interpreted : bool, default=False
+        Whether tasks hold the interpreter's lock for most of their time. Threads would wait for each other;
+        in this process one does it all, in less time.
     """
 
     task: Callable[..., T]
@@ -106,6 +109,7 @@ class Pass(Generic[T]):
     stage: str
     costs: Mapping[int, float] | None = None
     ahead: AheadBudget | None = None
+    interpreted: bool = False
 
     @property
     def addressable(self) -> bool:

@@ -77,6 +77,7 @@ class ThreadExecutor:
             if reading is not None and upcoming:  # Nothing where dask begins with the graph of another fit.
                 reading.expect(upcoming)
 
+        compute = compute_here if work.interpreted else self.compute
         ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
         per_thread = 2 if work.addressable else 1
         with (
@@ -84,7 +85,7 @@ class ThreadExecutor:
             ahead_of_tasks,
             Callback(start_state=expect, posttask=graph.count(observer)),
         ):
-            return cast("T", self.compute(graph.tasks, graph.root, per_thread))
+            return cast("T", compute(graph.tasks, graph.root, per_thread))
 
 
 def _read_ahead(work: Pass[Any]) -> ReadAhead[Any] | None:

@@ -12,7 +12,7 @@ from emtau_dask.em import chunk_costs
 from emtau_dask.execution import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.init import sample_size
 from emtau_dask.io.objects import RECENT_BYTES, SHARING_ROWS, RowFields
-from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_stored
+from emtau_dask.io.sources import READ_BYTES, RangeSource, Source, is_in_memory, is_stored
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import LONGER, PATTERNS_BYTES, block_bytes
 from emtau_dask.rows import loaded_bytes
@@ -142,7 +142,7 @@ def _memory(
     being_read = threads * held + min(ahead, threads * held)
     beside_rows = being_read * max(0, reading - held) // held if held else 0
     under_way = min(beside_rows, max(READ_BYTES, reading))
-    resident = sum(_bytes(source) for source in sources.values() if _is_in_memory(source))
+    resident = sum(_bytes(source) for source in sources.values() if is_in_memory(source))
     sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
     cached = _cached(sources, outline)
     to_cache = threads * _cached_bytes(sources, outline.fields, longest) if cached else 0
@@ -174,19 +174,15 @@ def _bytes(source: Source) -> int:
     return math.prod(source.shape) * source.dtype.itemsize
 
 
-def _is_in_memory(source: Source) -> bool:
-    return isinstance(source, RangeSource) and source.in_memory
-
-
 def _chunk_bytes(source: Source, n_rows: int) -> int:
-    if _is_in_memory(source):
+    if is_in_memory(source):
         return 0
     return n_rows * math.prod(source.shape[1:]) * source.dtype.itemsize
 
 
 def _reading(source: Source) -> int:
     """Return the bytes held at once while the longest chunk is read, its rows included."""
-    if not isinstance(source, RangeSource) or _is_in_memory(source):
+    if not isinstance(source, RangeSource) or is_in_memory(source):
         return _chunk_bytes(source, max(source.chunk_rows, default=0))
     found, start = 0, 0
     seen: set[int] = set()

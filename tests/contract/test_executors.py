@@ -207,3 +207,14 @@ def test_the_observer_hears_of_the_stage_and_of_every_chunk(executor):
     assert observer.stages == [("a stage", 30)]
     if executor.client is None:  # a cluster's tasks are told of when they are all done, or not at all
         assert sum(observer.done) == 30
+
+
+def thread_of(item):
+    return {(os.getpid(), threading.get_ident())}
+
+
+def test_what_holds_the_interpreters_lock_runs_in_the_thread_that_waits(executor):
+    """Where it is in this process."""
+    found = run(executor, thread_of, dict.fromkeys(range(100)), union, interpreted=True)
+    here = (os.getpid(), threading.get_ident())
+    assert (found == {here}) if executor.in_process else (here not in found)

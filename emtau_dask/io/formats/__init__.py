@@ -8,6 +8,7 @@ from emtau_dask.io.formats.base import (
     RowsInMemory,
     Source,
     chunk_ranges,
+    is_in_memory,
     is_stored,
     memory_source,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "group_source",
     "has_names",
     "is_csv",
+    "is_in_memory",
     "is_parquet",
     "is_pattern",
     "is_stored",

@@ -150,6 +150,11 @@ def is_stored(source: Source) -> bool:
     return isinstance(source, RangeSource) and not source.in_memory
 
 
+def is_in_memory(source: Source) -> bool:
+    """Return whether tasks take the source's chunks from this process's memory."""
+    return isinstance(source, RangeSource) and source.in_memory
+
+
 class RowsInMemory(RangeReader):
     """Reads the rows of one or more consecutive arrays in memory, or memory maps that the user made.
 
