@@ -1,7 +1,9 @@
 """Other processes, which live as long as a test wants them to."""
 
+import multiprocessing
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
 
@@ -14,3 +16,8 @@ def process_of(program, *arguments):
             yield process
         finally:
             process.kill()
+
+
+def pool_of_two():
+    """A pool for dask's processes, which it would otherwise start anew for each pass."""
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))

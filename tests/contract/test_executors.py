@@ -12,6 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from processes import pool_of_two
 
 from emtau_dask.em import SilentObserver
 from emtau_dask.errors import InvalidDataError
@@ -20,12 +21,21 @@ from emtau_dask.io.sources import GraphSource
 
 FAN_IN = 8
 EXECUTORS = ["threads", "one thread", "processes", "cluster"]
+OWN = "processes of the pass"
+and_processes_of_the_pass = pytest.mark.parametrize("executor", [*EXECUTORS, OWN], indirect=True)
+"""For what depends on how processes begin and end; the others share a pool, as starting one takes seconds."""
 
 
 @pytest.fixture(scope="module")
 def cluster():
     with LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with pool_of_two() as pool:
+        yield pool
 
 
 @pytest.fixture(params=EXECUTORS)
@@ -35,8 +45,9 @@ def executor(request):
         with Client(request.getfixturevalue("cluster")):
             yield choose_executor()
         return
-    scheduler = {"threads": "threads", "one thread": "synchronous", "processes": "processes"}[request.param]
-    with dask.config.set(scheduler=scheduler, num_workers=2):
+    scheduler = {"threads": "threads", "one thread": "synchronous"}.get(request.param, "processes")
+    pool = request.getfixturevalue("pool") if request.param == "processes" else None
+    with dask.config.set(scheduler=scheduler, num_workers=2, pool=pool):
         yield choose_executor()
 
 
@@ -111,6 +122,7 @@ def fail_at_three(item):
     return item
 
 
+@and_processes_of_the_pass
 def test_an_error_of_a_task_comes_out_as_it_is_and_the_next_pass_runs(executor):
     items = {chunk: chunk for chunk in range(6)}
     with pytest.raises(InvalidDataError, match=r"^chunk 3 cannot be used$"):
@@ -139,6 +151,7 @@ def interrupt_once_there_is_any(folder):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@and_processes_of_the_pass
 def test_after_an_interrupt_tasks_that_did_not_begin_never_do(executor, tmp_path):
     """Some may have been at hand where the interrupt was not known yet."""
     items = {chunk: chunk for chunk in range(200)}
@@ -194,6 +207,7 @@ def union(parts):
     return set().union(*parts)
 
 
+@and_processes_of_the_pass
 def test_it_says_where_tasks_run(executor):
     pids = run(executor, pid_of, {0: 0, 1: 1}, union)
     assert (pids == {os.getpid()}) == executor.in_process

@@ -1,13 +1,11 @@
 """Fits on a cluster of processes: the bits of a threaded run, and who reads, holds and runs what."""
 
 import asyncio
-import multiprocessing
 import os
 import sys
 import threading
 import warnings
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 
 import dask
 import dask.array as da
@@ -18,6 +16,7 @@ from clusters import GUARD, Homebound, fit_inside, name_of, processes, seen, tas
 from counting import one_chunk_a_task
 from distributed import Client, futures_of, wait
 from fits import ROWS, assert_same_bits
+from processes import pool_of_two
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
@@ -107,10 +106,7 @@ class TestBits:
 
 
 def test_multiprocessing_gives_the_bits_of_threads(stored, threaded, tmp_path):
-    with (
-        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool,
-        dask.config.set(scheduler="processes", pool=pool),
-    ):
+    with pool_of_two() as pool, dask.config.set(scheduler="processes", pool=pool):
         assert_same_bits(fit(stored, checkpoint=tmp_path / "run"), threaded["em-tau"])
         from_memory = fit(ROWS)
     with dask.config.set(THREADS):

@@ -13,6 +13,7 @@ import zarr
 from counting import Reads
 from distributed import Client, LocalCluster
 from oracles import starts
+from processes import pool_of_two
 from threadpoolctl import threadpool_info
 from zarr.storage import LocalStore
 
@@ -99,13 +100,20 @@ class Recorder(SilentObserver):
         self.done += count
 
 
+@pytest.fixture(scope="module")
+def pool():
+    with pool_of_two() as pool:
+        yield pool
+
+
 @pytest.fixture(params=["threads", "synchronous", "processes", "cluster"])
 def scheduler(request):
     if request.param == "cluster":
         with Client(request.getfixturevalue("cluster")):
             yield request.param
         return
-    with dask.config.set(scheduler=request.param, num_workers=2):
+    pool = request.getfixturevalue("pool") if request.param == "processes" else None
+    with dask.config.set(scheduler=request.param, num_workers=2, pool=pool):
         yield request.param
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task, processed
 from passes import run_pass
+from processes import pool_of_two
 
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.errors import InvalidDataError
@@ -92,11 +93,23 @@ def test_the_order_in_which_chunks_are_given_does_not_matter():
     assert merged([70, 3, 9, 1, 8]) == merged([1, 3, 8, 9, 70])
 
 
-@pytest.mark.usefixtures("batching")
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
-def test_the_tree_is_the_same_on_every_scheduler(scheduler):
-    with dask.config.set(scheduler=scheduler, num_workers=2):
-        assert merged(list(range(20))) == expected_tree(list(range(20)))
+@pytest.fixture(scope="module")
+def pool():
+    with pool_of_two() as pool:
+        yield pool
+
+
+@pytest.fixture(params=["synchronous", "threads", "processes"])
+def scheduler(request):
+    """Each of this machine's, in a pool of the user's where there are processes."""
+    pool = request.getfixturevalue("pool") if request.param == "processes" else None
+    with dask.config.set(scheduler=request.param, num_workers=2, pool=pool):
+        yield
+
+
+@pytest.mark.usefixtures("batching", "scheduler")
+def test_the_tree_is_the_same_on_every_scheduler():
+    assert merged(list(range(20))) == expected_tree(list(range(20)))
 
 
 def test_no_chunks_have_no_result():
@@ -158,9 +171,9 @@ def test_the_configured_scheduler_is_used():
     assert found == f"({name} {name})"
 
 
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
-def test_the_payload_is_one_key_of_the_graph_which_local_schedulers_do_not_run(scheduler):
-    with dask.config.set(scheduler=scheduler, num_workers=2), Tasks() as tasks:
+@pytest.mark.usefixtures("scheduler")
+def test_the_payload_is_one_key_of_the_graph_which_local_schedulers_do_not_run():
+    with Tasks() as tasks:
         merged(list(range(70)))
     (graph,), (ran,) = tasks.graphs, tasks.ran
     assert {layer(key) for key in graph} == {"emtau-test", "emtau-merge", "emtau-pass"}
