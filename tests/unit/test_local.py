@@ -101,7 +101,7 @@ def test_after_an_error_tasks_that_lie_ready_do_not_begin(threads):
         began.append(i)
         if next(counter) == 0:
             raise LookupError(i)
-        may_end.wait(10)
+        may_end.wait(3)
 
     with dask.config.set(num_workers=threads), pytest.raises(LookupError):
         compute_in_threads(graph(task, 20), "whole", per_thread=2)
