@@ -27,7 +27,7 @@ _random.shuffle(X)
 def stored(kind):
     folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
     if kind == "array":
-        return np.tile(X, (10, 1))  # several chunks
+        return np.tile(X, (4, 1))  # several chunks
     if kind == "dask":
         return da.from_array(X, chunks=(30_000, 4))
     if kind == "graph":
