@@ -21,13 +21,13 @@ from emtau_dask.fit import fitting
 from emtau_dask.io.sources.opening import as_source, open_source
 from emtau_dask.rows import chunk as chunks
 
-CHUNKS, CHUNK_ROWS = 176, 40
+CHUNKS, CHUNK_ROWS = 80, 40
 _random = np.random.default_rng(4)
 ROWS = _random.normal(size=(CHUNKS * CHUNK_ROWS, 2)) + 5 * _random.integers(2, size=(CHUNKS * CHUNK_ROWS, 1))
 CHUNK_OF = np.arange(len(ROWS)) // CHUNK_ROWS
 SAMPLED = np.isin(CHUNK_OF, list(sampled(as_source(ROWS, ndim=2, what="X").aligned((CHUNK_ROWS,) * CHUNKS))))
 SHIFTED = np.where(SAMPLED[:, None], ROWS, ROWS + 100)
-"""Of 160 of 176 chunks; those that a fingerprint reads stay as they are."""
+"""Of 64 of 80 chunks; those that a fingerprint reads stay as they are."""
 ONE_CHUNK = np.where(
     np.isin(np.arange(len(ROWS)), np.linspace(0, len(ROWS) - 1, 256).astype(int))[:, None], ROWS, ROWS + 100
 )
