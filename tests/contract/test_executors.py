@@ -151,9 +151,9 @@ def interrupt_once_there_is_any(folder):
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@and_processes_of_the_pass
+@pytest.mark.parametrize("executor", ["threads", "one thread", OWN, "cluster"], indirect=True)
 def test_after_an_interrupt_tasks_that_did_not_begin_never_do(executor, tmp_path):
-    """Some may have been at hand where the interrupt was not known yet."""
+    """Some may have been at hand where the interrupt was not known; a pool of the user's has all of them."""
     items = {chunk: chunk for chunk in range(200)}
     interrupting = threading.Thread(target=interrupt_once_there_is_any, args=[tmp_path])
     interrupting.start()
