@@ -12,8 +12,6 @@ from numba.core.errors import TypingError
 
 from emtau_dask.mixture.compiled import layout, tiling
 from emtau_dask.mixture.compiled.products import (
-    COLUMNS,
-    VECTOR_BYTES,
     add_upper_squares,
     multiply,
     multiply_transposed,
@@ -22,6 +20,7 @@ from emtau_dask.mixture.compiled.products import (
     subtract_half_squares,
     subtract_transposed,
 )
+from emtau_dask.mixture.compiled.vectors import COLUMNS, VECTOR_BYTES
 
 DTYPES = (np.float32, np.float64)
 LINE_BYTES = 64
@@ -317,7 +316,8 @@ def test_what_numba_kept_of_other_sources_is_not_used(tmp_path):
 
 OTHER_WIDTHS = """
 import numpy as np
-from emtau_dask.mixture.compiled.products import VECTOR_BYTES, multiply, multiply_transposed
+from emtau_dask.mixture.compiled.products import multiply, multiply_transposed
+from emtau_dask.mixture.compiled.vectors import VECTOR_BYTES
 from emtau_dask.mixture.compiled.products import subtract_half_squares, add_upper_squares, scatter, side_of
 print(VECTOR_BYTES)
 for dtype in ("f4", "f8"):

@@ -165,8 +165,9 @@ def test_mixture_knows_numpy_and_scipy_only():
     compiling = {
         "mixture.compiled.first_use": {"numba"},
         "mixture.compiled.loop": {"numba", "llvmlite"},
-        "mixture.compiled.products": {"numba", "llvmlite"},
+        "mixture.compiled.products": {"numba"},
         "mixture.compiled.tiling": {"numba"},
+        "mixture.compiled.vectors": {"numba", "llvmlite"},
     }
     found = {
         (name, package)

@@ -22,13 +22,13 @@ from emtau_dask.mixture.compiled.loop import (
     zero_if_finite,
 )
 from emtau_dask.mixture.compiled.products import (
-    VECTOR_BYTES,
     inlined,
     loop,
     multiply,
     subtract_half_squares,
     subtract_transposed,
 )
+from emtau_dask.mixture.compiled.vectors import VECTOR_BYTES
 from emtau_dask.mixture.estep import ROUNDING
 from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
 
