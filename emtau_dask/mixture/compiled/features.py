@@ -29,7 +29,13 @@ class FeatureMoments(NamedTuple):
     """Of a block."""
 
     sums: Floats  # of the first F' features, (K, F')
-    squares: Floats  # over all components, (d, d), where they are wanted, else (0, 0)
+
+
+class PooledMoments(NamedTuple):
+    """Of a block, where components share a covariance whose squares are summed over all of them."""
+
+    sums: Floats  # of the first F' features, (K, F')
+    squares: Floats  # over all components, (d, d)
 
 
 class FeatureBuffers(NamedTuple):
@@ -74,6 +80,19 @@ def _score(constants: Any, buffers: Any) -> None:
 def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     multiply_transposed(buffers.scores, buffers.features, buffers.part)
     add(buffers.part, moments.sums)
+    add_squares(moments, rows, weights, buffers)
+
+
+def add_squares(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
+    """Add the squares of the tile's rows, with ``weights`` (m,) or (0,), where the moments have them."""
+    raise NotImplementedError
+
+
+def _add_nothing(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
+    pass
+
+
+def _add_squares(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
     m = len(rows)
     for f in range(len(moments.squares)):
         weighted, coordinate = buffers.weighted[f], buffers.features[1 + f]
@@ -81,15 +100,16 @@ def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any
             weighted[t] = coordinate[t] * weights[t] if len(weights) > 0 else coordinate[t]
         for t in range(m, len(weighted)):
             weighted[t] = 0
-    if len(moments.squares) > 0:
-        multiply_transposed(buffers.weighted, buffers.features[1:], buffers.square)
-        add(buffers.square, moments.squares)
+    multiply_transposed(buffers.weighted, buffers.features[1:], buffers.square)
+    add(buffers.square, moments.squares)
 
 
 def _finish(constants: Any, buffers: Any, moments: Any) -> None:
     pass
 
 
+implement(add_squares, FeatureMoments, _add_nothing)
+implement(add_squares, PooledMoments, _add_squares)
 implement(finish, FeatureConstants, _finish)
 implement(fill, FeatureConstants, _fill)
 implement(score, FeatureConstants, _score)

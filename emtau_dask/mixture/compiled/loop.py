@@ -56,10 +56,10 @@ class Observations(NamedTuple):
 
 
 def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
-    """Have compiled code run ``implementation`` where it calls ``generic`` for constants of this ``kind``."""
+    """Have compiled code run ``implementation`` where ``generic`` is called with such a tuple first."""
 
-    def chosen(constants: Any, *_: Any) -> Callable[..., None] | None:
-        fits = isinstance(constants, types.NamedTuple) and constants.instance_class is kind
+    def chosen(first: Any, *_: Any) -> Callable[..., None] | None:
+        fits = isinstance(first, types.BaseNamedTuple) and first.instance_class is kind
         return implementation if fits else None
 
     overload(generic, jit_options=WITHIN, strict=False)(chosen)

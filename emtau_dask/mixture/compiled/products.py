@@ -47,8 +47,14 @@ from emtau_dask.mixture.compiled.vectors import (
     two_by_three,
 )
 
-OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy", "fastmath": {"contract"}}
-WITHIN: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "_nrt": False,
+    "no_cfunc_wrapper": True,
+    "error_model": "numpy",
+    "fastmath": {"contract"},
+}
+WITHIN: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True}
 
 
 def _digest() -> str:

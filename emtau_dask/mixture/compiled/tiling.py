@@ -141,7 +141,7 @@ class _FeatureSums:
     ) -> None:
         block = _views(numbers, shapes)
         self.numbers = numbers
-        self.moments = kind(block[0], block[1] if block[1:] else np.empty((0, 0)))
+        self.moments = kind(*block)
         self._conclude, self._block = conclude, block
         self.begin()
 
@@ -374,7 +374,7 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     sizes = _size(of_features), _size(of_centred)
     by_features = partial(
         _FeatureSums,
-        loops.features.FeatureMoments,
+        loops.features.PooledMoments if of_features[1:] else loops.features.FeatureMoments,
         partial(statistics_of_moments, structure, plan.frame),
         of_features,
     )
