@@ -188,13 +188,19 @@ def _fill(constants: Any, rows: Any, buffers: Any) -> None:
     subtract_transposed(rows, constants.origin, buffers.coordinates)
 
 
+@inlined
+def score_component(k: Any, constants: Any, coordinates: Any, place: Any, scores: Any) -> None:
+    """Write the scores of component k for a tile's coordinates (d, T) to a place among the scores."""
+    of_component, log_scale = scores[place], constants.log_scales[k]
+    for t in range(len(of_component)):
+        of_component[t] = log_scale
+    subtract_half_squares(constants.whitening[k], coordinates, place, scores)
+
+
 def _score(constants: Any, buffers: Any) -> None:
-    scores, coordinates = buffers.scores, buffers.coordinates[: len(buffers.mean)]
-    for k in range(len(scores)):
-        of_component = scores[k]
-        for t in range(len(of_component)):
-            of_component[t] = constants.log_scales[k]
-        subtract_half_squares(constants.whitening[k], coordinates, k, scores)
+    coordinates = buffers.coordinates[: len(buffers.mean)]
+    for k in range(len(buffers.scores)):
+        score_component(k, constants, coordinates, k, buffers.scores)
 
 
 def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:

@@ -56,7 +56,7 @@ class Observations(NamedTuple):
 
 
 def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
-    """Have compiled code run ``implementation`` where ``generic`` is called with such a tuple first."""
+    """Have compiled code run ``implementation`` where it calls ``generic`` with a tuple of this ``kind``."""
 
     def chosen(first: Any, *_: Any) -> Callable[..., None] | None:
         fits = isinstance(first, types.BaseNamedTuple) and first.instance_class is kind

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from emtau_dask.mixture.compiled.centred import CentredBuffers, CentredConstants, gather
+from emtau_dask.mixture.compiled.centred import CentredBuffers, CentredConstants, gather, score_component
 from emtau_dask.mixture.compiled.loop import (
     exponentiate,
     finish,
@@ -25,7 +25,6 @@ from emtau_dask.mixture.compiled.products import (
     inlined,
     loop,
     multiply,
-    subtract_half_squares,
     subtract_transposed,
 )
 from emtau_dask.mixture.compiled.vectors import VECTOR_BYTES
@@ -121,11 +120,8 @@ def _fill(rows: Any, picked: Any, constants: Any, buffers: Any) -> None:
 @loop
 def _score(k: Any, place: Any, constants: Any, buffers: Any) -> None:
     """Write the scores of component k for the tile to a place among the scores."""
-    scores = buffers.centred.scores
-    of_component, log_scale = scores[place], constants.centred.log_scales[k]
-    for t in range(len(of_component)):
-        of_component[t] = log_scale
-    subtract_half_squares(constants.centred.whitening[k], buffers.centred.coordinates, place, scores)
+    centred = buffers.centred
+    score_component(k, constants.centred, centred.coordinates, place, centred.scores)
 
 
 @loop
