@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from emtau_dask.mixture.compiled.loop import collect, fill, finish, implement, score
+from emtau_dask.mixture.compiled.loop import loops_of
 from emtau_dask.mixture.compiled.products import (
     add_upper_squares,
     inlined,
@@ -184,7 +184,9 @@ def _count_present(constants: Any, buffers: Any) -> Any:
     return most
 
 
-def _fill(constants: Any, rows: Any, buffers: Any) -> None:
+@inlined
+def fill(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write the coordinates of a tile."""
     subtract_transposed(rows, constants.origin, buffers.coordinates)
 
 
@@ -197,13 +199,17 @@ def score_component(k: Any, constants: Any, coordinates: Any, place: Any, scores
     subtract_half_squares(constants.whitening[k], coordinates, place, scores)
 
 
-def _score(constants: Any, buffers: Any) -> None:
+@inlined
+def score(constants: Any, buffers: Any) -> None:
+    """Write the scores of a tile."""
     coordinates = buffers.coordinates[: len(buffers.mean)]
     for k in range(len(buffers.scores)):
         score_component(k, constants, coordinates, k, buffers.scores)
 
 
-def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+@inlined
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+    """Add the moments of a tile about means, or gather its rows."""
     gathers = len(buffers.groups) > 0
     if not gathers or _count_present(constants, buffers) > constants.few:
         multiply_transposed(buffers.scores, buffers.coordinates, buffers.part)
@@ -214,7 +220,9 @@ def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any
             _sum_all(k, buffers, moments)
 
 
-def _finish(constants: Any, buffers: Any, moments: Any) -> None:
+@inlined
+def finish(constants: Any, buffers: Any, moments: Any) -> None:
+    """Add the moments of the rows that are left in the groups."""
     for k in range(len(buffers.groups)):
         weights = buffers.weights[k, : buffers.counts[k]]
         if len(weights) > 0:
@@ -236,7 +244,4 @@ def combine(block: Any, moments: Any) -> None:
             _merge(block.sums[k, 0], block.sums[k, 1:], moments.sums[k], scatter)
 
 
-implement(fill, CentredConstants, _fill)
-implement(score, CentredConstants, _score)
-implement(collect, CentredConstants, _collect)
-implement(finish, CentredConstants, _finish)
+loops = loops_of("centred", fill=fill, score=score, collect=collect, finish=finish)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from emtau_dask.mixture.compiled.loop import add, collect, fill, finish, implement, score
-from emtau_dask.mixture.compiled.products import multiply, multiply_transposed, subtract_transposed
+from emtau_dask.mixture.compiled.loop import add, loops_of
+from emtau_dask.mixture.compiled.products import (
+    inlined,
+    multiply,
+    multiply_transposed,
+    subtract_transposed,
+)
 from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
 
 
@@ -15,7 +20,7 @@ class FeatureConstants(NamedTuple):
     Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
     """
 
-    centre: AnyArray  # (d,)
+    centre: AnyArray  # (1, d)
     turned: AnyArray  # the transpose of the frame's transform, (d, d); (0, 0) for the identity
     first: Ints
     i: Ints
@@ -55,10 +60,12 @@ class FeatureBuffers(NamedTuple):
     square: AnyArray  # (d, d) there, else (0, 0)
 
 
-def _fill(constants: Any, rows: Any, buffers: Any) -> None:
+@inlined
+def fill(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write the features of a tile."""
     d, features = rows.shape[1], buffers.features
     coordinates = features[1 : 1 + d]
-    subtract_transposed(rows, constants.centre.reshape(1, d), buffers.differences)
+    subtract_transposed(rows, constants.centre, buffers.differences)
     if constants.turned.size > 0:
         multiply(constants.turned, buffers.differences, coordinates)
     for s in range(len(constants.first) - 1):
@@ -73,26 +80,23 @@ def _fill(constants: Any, rows: Any, buffers: Any) -> None:
                 square[t] += a[t] * b[t]
 
 
-def _score(constants: Any, buffers: Any) -> None:
+@inlined
+def score(constants: Any, buffers: Any) -> None:
+    """Write the scores of a tile."""
     multiply(constants.coefficients, buffers.features, buffers.scores)
 
 
-def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+@inlined
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+    """Add the sums of a tile's features to `FeatureMoments`."""
     multiply_transposed(buffers.scores, buffers.features, buffers.part)
     add(buffers.part, moments.sums)
-    add_squares(moments, rows, weights, buffers)
 
 
-def add_squares(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
-    """Add the squares of the tile's rows, with ``weights`` (m,) or (0,), where the moments have them."""
-    raise NotImplementedError
-
-
-def _add_nothing(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
-    pass
-
-
-def _add_squares(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
+@inlined
+def _collect_pooled(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+    """Add the sums of a tile's features, and the squares of its rows, to `PooledMoments`."""
+    collect(constants, rows, weights, buffers, moments)
     m = len(rows)
     for f in range(len(moments.squares)):
         weighted, coordinate = buffers.weighted[f], buffers.features[1 + f]
@@ -104,13 +108,10 @@ def _add_squares(moments: Any, rows: Any, weights: Any, buffers: Any) -> None:
     add(buffers.square, moments.squares)
 
 
+@inlined
 def _finish(constants: Any, buffers: Any, moments: Any) -> None:
-    pass
+    """Nothing is left in the buffers."""
 
 
-implement(add_squares, FeatureMoments, _add_nothing)
-implement(add_squares, PooledMoments, _add_squares)
-implement(finish, FeatureConstants, _finish)
-implement(fill, FeatureConstants, _fill)
-implement(score, FeatureConstants, _score)
-implement(collect, FeatureConstants, _collect)
+loops = loops_of("features", fill=fill, score=score, collect=collect, finish=_finish)
+pooled_loops = loops_of("pooled", fill=fill, score=score, collect=_collect_pooled, finish=_finish)

@@ -1,24 +1,26 @@
 """The E-step over a block of rows as one compiled loop, during which other threads may run.
 
 All work on one tile of a block is done before the next tile, so that a tile stays in the core's own cache.
-What depends on the form is in a module for each form, which says by `overload` how to `fill` tiles, to
-`score` and to `collect` for constants of its type. Only `mixture.compiled.tiles` imports these modules, where
-numba is installed.
+What depends on the form is in a module for each form: how to `fill` tiles, to `score` and to `collect`.
+`loops_of` puts it into the loops. Only `mixture.compiled.tiles` imports these modules, where numba is
+installed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import populate_array
 
-from emtau_dask.mixture.compiled.products import WITHIN, inlined, loop, sum_loop
+from emtau_dask.mixture.compiled.products import inlined, loop, sum_loop
 from emtau_dask.mixture.numerics import Floats, Ints
 
 TO_READ_SOON = 0, 2, 1
@@ -55,14 +57,11 @@ class Observations(NamedTuple):
     responsibilities: Floats  # (K, n), or (0, n) where they are not wanted
 
 
-def implement(generic: Callable[..., None], kind: type, implementation: Callable[..., None]) -> None:
-    """Have compiled code run ``implementation`` where it calls ``generic`` with a tuple of this ``kind``."""
+class BlockLoops(NamedTuple):
+    """The loops over blocks whose rows are scored in one form."""
 
-    def chosen(first: Any, *_: Any) -> Callable[..., None] | None:
-        fits = isinstance(first, types.BaseNamedTuple) and first.instance_class is kind
-        return implementation if fits else None
-
-    overload(generic, jit_options=WITHIN, strict=False)(chosen)
+    accumulate: Any
+    observe: Any  # None where rows are always summed
 
 
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
@@ -86,6 +85,24 @@ def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any)
 def finish(constants: Any, buffers: Any, moments: Any) -> None:
     """Add the moments of what is left of a block in the buffers; compiled code only."""
     raise NotImplementedError
+
+
+def loops_of(form: str, **steps: Any) -> BlockLoops:
+    """Return the loops over blocks of a form, with its own `fill`, `score`, `collect` and `finish`.
+
+    The steps are functions that `inlined` made. So numba compiles each form's loops as one function: it would
+    optimise a function that is chosen by type once by itself, and again as a part of these.
+    """
+    step = _with_steps(_to_responsibilities, form, steps)
+    steps = steps | {"_to_responsibilities": inlined(step)}
+    return BlockLoops(*(loop(_with_steps(each, form, steps)) for each in (_accumulate, _observe)))
+
+
+def _with_steps(function: Any, form: str, steps: dict[str, Any]) -> Any:
+    """Return a copy of a function of this module for which the names of ``steps`` stand for these."""
+    copied = FunctionType(function.__code__, globals() | steps, function.__name__)
+    copied.__qualname__ = f"{function.__name__}-{form}"
+    return copied
 
 
 @intrinsic
@@ -141,6 +158,22 @@ def _fetch(_: Any, values: Any, i: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(values, types.intp), built
+
+
+@intrinsic
+def flattened(_: Any, matrix: Any) -> Any:
+    """Return the numbers of a matrix in C order, as a vector of the same memory."""
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = context.make_array(signature.args[0])(context, builder, arguments[0])
+        numbers = context.make_array(signature.return_type)(context, builder)
+        size = builder.mul(*cgutils.unpack_tuple(builder, whole.shape))
+        populate_array(numbers, whole.data, [size], [whole.itemsize], whole.itemsize, None)
+        return numbers._getvalue()
+
+    if matrix.ndim != 2 or matrix.layout != "C":
+        raise TypingError(f"this is not a matrix in C order: {matrix}")
+    return types.Array(matrix.dtype, 1, "C", readonly=not matrix.mutable)(matrix), built
 
 
 def exponential(value: Any) -> Any:
@@ -301,7 +334,6 @@ def add(part: Any, moments: Any) -> None:
             into[f] += of_component[f]
 
 
-@inlined
 def _to_responsibilities(
     rows: Any, constants: Any, buffers: Any, relative: Any, ahead: Any, log_likelihoods: Any
 ) -> Any:
@@ -332,8 +364,7 @@ def _to_responsibilities(
     return relative, sum_of_logarithms(sums, peaks, constants.ceiling, log_likelihoods)
 
 
-@loop
-def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
+def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
     """Score a block of rows (n, d) and sum its moments; weights are (n,), or (0,) where every row weighs 1.
 
     Constants and buffers are named tuples of a form; results are `Results`. Return two numbers: the sum of
@@ -348,8 +379,8 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
         results.numbers[i] = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
-        squared += squared_length(rows[begin:end].reshape(-1))
-        ahead, log_likelihoods = rows[end : end + tile].reshape(-1), results.log_likelihoods[begin:end]
+        squared += squared_length(flattened(rows[begin:end]))
+        ahead, log_likelihoods = flattened(rows[end : end + tile]), results.log_likelihoods[begin:end]
         relative, part = _to_responsibilities(
             rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
         )
@@ -366,9 +397,8 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
     return squared, total + zero_if_finite(results.numbers)
 
 
-@loop
-def observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Score a block of rows (n, d) and no more; see `accumulate`. Results are `Observations`.
+def _observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
+    """Score a block of rows (n, d) and no more; see `_accumulate`. Results are `Observations`.
 
     Return the sum of the squares of all values of the rows, and the sum of the log-likelihoods.
     """
@@ -378,8 +408,8 @@ def observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
     squared = total = 0.0
     for begin in range(0, len(rows), tile):
         end = min(begin + tile, len(rows))
-        squared += squared_length(rows[begin:end].reshape(-1))
-        ahead, log_likelihoods = rows[end : end + tile].reshape(-1), results.log_likelihoods[begin:end]
+        squared += squared_length(flattened(rows[begin:end]))
+        ahead, log_likelihoods = flattened(rows[end : end + tile]), results.log_likelihoods[begin:end]
         relative, part = _to_responsibilities(
             rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
         )

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from emtau_dask.mixture.compiled.centred import CentredBuffers, CentredConstants, CentredMoments
+from emtau_dask.mixture.compiled.centred import collect as collect_centred
+from emtau_dask.mixture.compiled.centred import fill as fill_centred
+from emtau_dask.mixture.compiled.centred import finish as finish_centred
+from emtau_dask.mixture.compiled.centred import score as score_centred
 from emtau_dask.mixture.compiled.features import FeatureBuffers, FeatureConstants, FeatureMoments
-from emtau_dask.mixture.compiled.loop import collect, fill, finish, implement, score
+from emtau_dask.mixture.compiled.features import collect as collect_features
+from emtau_dask.mixture.compiled.features import fill as fill_features
+from emtau_dask.mixture.compiled.features import score as score_features
+from emtau_dask.mixture.compiled.loop import loops_of
+from emtau_dask.mixture.compiled.products import inlined
 from emtau_dask.mixture.numerics import Floats
 
 
@@ -36,27 +44,27 @@ class MixedMoments(NamedTuple):
     centred: CentredMoments
 
 
+@inlined
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
-    fill(constants.by_features, rows, buffers.by_features)
-    fill(constants.centred, rows, buffers.centred)
+    fill_features(constants.by_features, rows, buffers.by_features)
+    fill_centred(constants.centred, rows, buffers.centred)
 
 
+@inlined
 def _score(constants: Any, buffers: Any) -> None:
-    score(constants.by_features, buffers.by_features)
-    score(constants.centred, buffers.centred)
+    score_features(constants.by_features, buffers.by_features)
+    score_centred(constants.centred, buffers.centred)
 
 
+@inlined
 def _collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
-    collect(constants.by_features, rows, weights, buffers.by_features, moments.by_features)
-    collect(constants.centred, rows, weights, buffers.centred, moments.centred)
+    collect_features(constants.by_features, rows, weights, buffers.by_features, moments.by_features)
+    collect_centred(constants.centred, rows, weights, buffers.centred, moments.centred)
 
 
+@inlined
 def _finish(constants: Any, buffers: Any, moments: Any) -> None:
-    finish(constants.by_features, buffers.by_features, moments.by_features)
-    finish(constants.centred, buffers.centred, moments.centred)
+    finish_centred(constants.centred, buffers.centred, moments.centred)
 
 
-implement(fill, MixedConstants, _fill)
-implement(score, MixedConstants, _score)
-implement(collect, MixedConstants, _collect)
-implement(finish, MixedConstants, _finish)
+loops = loops_of("mixed", fill=_fill, score=_score, collect=_collect, finish=_finish)

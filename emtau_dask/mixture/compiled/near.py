@@ -12,10 +12,17 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from emtau_dask.mixture.compiled.centred import CentredBuffers, CentredConstants, gather, score_component
-from emtau_dask.mixture.compiled.loop import (
-    exponentiate,
+from emtau_dask.mixture.compiled.centred import (
+    CentredBuffers,
+    CentredConstants,
     finish,
+    gather,
+    score_component,
+)
+from emtau_dask.mixture.compiled.loop import (
+    BlockLoops,
+    exponentiate,
+    flattened,
     most_probable,
     squared_length,
     sum_of_logarithms,
@@ -273,7 +280,7 @@ def _accumulate_tile(
 
 @loop
 def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Do as `mixture.compiled.loop.accumulate`."""
+    """Do as the loop of this name of other forms."""
     n, tile = len(rows), len(buffers.rows)
     for i in range(len(results.numbers)):
         results.numbers[i] = 0.0
@@ -292,4 +299,7 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
             used, part = _accumulate_tile(rows, weights, a, picked, used, constants, buffers, results)
             total += part
     finish(constants.centred, buffers.centred, results.moments)
-    return squared_length(rows.reshape(-1)), total + zero_if_finite(results.numbers)
+    return squared_length(flattened(rows)), total + zero_if_finite(results.numbers)
+
+
+loops = BlockLoops(accumulate, None)

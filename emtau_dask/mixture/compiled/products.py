@@ -23,12 +23,9 @@ from emtau_dask.mixture.compiled.vectors import (
     ROWS,
     SIDE,
     VECTOR_BYTES,
-    four_by_one,
     four_by_three,
     multiply_four,
     multiply_one,
-    multiply_three,
-    multiply_two,
     one_by_one,
     one_by_three,
     scatter_own,
@@ -40,11 +37,7 @@ from emtau_dask.mixture.compiled.vectors import (
     subtract_one,
     subtract_three,
     subtract_two,
-    three_by_one,
-    three_by_three,
     transpose_four,
-    two_by_one,
-    two_by_three,
 )
 
 OPTIONS: dict[str, Any] = {
@@ -54,7 +47,6 @@ OPTIONS: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"contract"},
 }
-WITHIN: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True}
 
 
 def _digest() -> str:
@@ -112,22 +104,18 @@ def subtract_transposed(rows: Any, origin: Any, out: Any) -> None:
 def multiply(left: Any, right: Any, out: Any) -> None:
     """Write ``left @ right``, of (m, F) and (F, T), into ``out`` (m, T).
 
-    T numbers fill a multiple of `COLUMNS` cache lines.
+    T numbers fill a multiple of `COLUMNS` cache lines. The last group of rows may overlap the one before, and
+    comes to the same.
     """
-    m, step = len(left), COLUMNS * VECTOR_BYTES // right.itemsize
-    depth, rest = len(right), m % ROWS
-    k = m - rest
+    m, depth, step = len(left), len(right), COLUMNS * VECTOR_BYTES // right.itemsize
     if left.shape[1] != depth or len(out) != m or right.shape[1] != out.shape[1] or right.shape[1] % step:
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
     for t in range(0, right.shape[1], step):
-        for row in range(0, k, ROWS):
-            multiply_four(left, right, out, row, t, row, depth)
-        if rest == 1:
-            multiply_one(left, right, out, k, t, k, depth)
-        elif rest == 2:
-            multiply_two(left, right, out, k, t, k, depth)
-        elif rest == 3:
-            multiply_three(left, right, out, k, t, k, depth)
+        for row in range(0, m if m < ROWS else 0):
+            multiply_one(left, right, out, row, t, row, depth)
+        for row in range(0, m if m >= ROWS else 0, ROWS):
+            first = row if row + ROWS <= m else m - ROWS
+            multiply_four(left, right, out, first, t, first, depth)
 
 
 @loop
@@ -156,52 +144,27 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
             subtract_three(left, right, out, k, t, first, m)
 
 
-@inlined
-def _three_columns(left: Any, right: Any, i: Any, depth: Any, out: Any) -> None:
-    """Write ``left[:, :depth] @ right[i : i + 3, :depth].T`` into columns i to i + 2 of out."""
-    rest = len(left) % ROWS
-    k = len(left) - rest
-    for row in range(0, k, ROWS):
-        four_by_three(left, right, out, row, i, i, depth)
-    if rest == 1:
-        one_by_three(left, right, out, k, i, i, depth)
-    elif rest == 2:
-        two_by_three(left, right, out, k, i, i, depth)
-    elif rest == 3:
-        three_by_three(left, right, out, k, i, i, depth)
-
-
-@inlined
-def _one_column(left: Any, right: Any, i: Any, depth: Any, out: Any) -> None:
-    """Write ``left[:, :depth] @ right[i, :depth]`` into column i of out."""
-    rest = len(left) % ROWS
-    k = len(left) - rest
-    for row in range(0, k, ROWS):
-        four_by_one(left, right, out, row, i, i, depth)
-    if rest == 1:
-        one_by_one(left, right, out, k, i, i, depth)
-    elif rest == 2:
-        two_by_one(left, right, out, k, i, i, depth)
-    elif rest == 3:
-        three_by_one(left, right, out, k, i, i, depth)
-
-
 @loop
 def multiply_transposed(left: Any, right: Any, out: Any) -> None:
     """Write ``left @ right[:n].T``, of (m, T) and at least (n, T), into ``out`` (m, n).
 
-    T numbers fill a multiple of cache lines.
+    T numbers fill a multiple of cache lines. The last groups may overlap those before, as in `multiply`.
     """
     (m, n), depth = out.shape, left.shape[1]
-    whole = n - n % COLUMNS
     if len(left) != m or right.shape[1] != depth or depth % (VECTOR_BYTES // right.itemsize):
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
     if n > len(right):
         raise ValueError("the second factor has too few rows")
-    for i in range(0, whole, COLUMNS):
-        _three_columns(left, right, i, depth, out)
-    for i in range(whole, n):
-        _one_column(left, right, i, depth, out)
+    for i in range(0, n if n >= COLUMNS else 0, COLUMNS):
+        column = i if i + COLUMNS <= n else n - COLUMNS
+        for row in range(0, m if m >= ROWS else 0, ROWS):
+            first = row if row + ROWS <= m else m - ROWS
+            four_by_three(left, right, out, first, column, column, depth)
+        for row in range(0, m if m < ROWS else 0):
+            one_by_three(left, right, out, row, column, column, depth)
+    for i in range(0, n if n < COLUMNS else 0):
+        for row in range(m):
+            one_by_one(left, right, out, row, i, i, depth)
 
 
 @loop

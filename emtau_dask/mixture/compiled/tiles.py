@@ -143,7 +143,7 @@ class TileKernel:
         """Do as `BlockKernel.accumulate`, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
         self._check(rows, *(seen or ()), *(() if weights is None else (weights,)))
-        results = tiling.loops.Results(
+        results = tiling.blocks.Results(
             np.empty(n),
             self._labels[: 0 if seen is None else n],
             np.empty(0) if seen is None else seen.largest,
@@ -151,7 +151,7 @@ class TileKernel:
             self._sums.numbers,
         )
         given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
-        squared, total = tiling.accumulate(
+        squared, total = tiling.loops.accumulate(
             _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
         )
         if not math.isfinite(total):
@@ -191,7 +191,7 @@ class TileKernel:
         n, tiling = len(rows), self.tiling
         self._check(rows)
         wanted = len(tiling.buffers.scores) if responsibilities else 0
-        results = tiling.loops.Observations(
+        results = tiling.blocks.Observations(
             np.empty(n), np.empty(n, np.intp), np.empty((wanted, n), self._plan.dtype)
         )
         squared, total = tiling.loops.observe(_read_only(rows), tiling.constants, tiling.buffers, results)

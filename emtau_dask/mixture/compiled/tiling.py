@@ -110,8 +110,8 @@ class BlockSums(Protocol):
 class Tiling:
     """What compiled tiles need under one plan."""
 
-    loops: ModuleType  # `mixture.compiled.loop`
-    accumulate: Any  # its function of this name, or that of `mixture.compiled.near`
+    blocks: ModuleType  # `mixture.compiled.loop`
+    loops: Any  # its `BlockLoops`, of the form
     constants: Any  # a named tuple of the form
     buffers: Any  # a named tuple of the form
     finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
@@ -246,7 +246,7 @@ def _feature_parts(
     features = lines(count, tile, dtype)
     differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
     constants = loops.FeatureConstants(
-        plan.frame.centre.astype(dtype),
+        plan.frame.centre.astype(dtype).reshape(1, d),
         np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
         *structure.squares.pairs(d),
         np.array(plan.coefficients, order="C"),
@@ -372,27 +372,29 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     of_features = structure.moment_shapes(first, count)
     of_centred = (K - first, 1 + d), (K - first, side, side)
     sizes = _size(of_features), _size(of_centred)
+    pools = len(of_features) > 1
+    of_form = loops.features.pooled_loops if pools else loops.features.loops
     by_features = partial(
         _FeatureSums,
-        loops.features.PooledMoments if of_features[1:] else loops.features.FeatureMoments,
+        loops.features.PooledMoments if pools else loops.features.FeatureMoments,
         partial(statistics_of_moments, structure, plan.frame),
         of_features,
     )
     about_means = partial(_CentredSums, loops.centred, structure, of_centred)
     if plan.reach is not None:
         near = _near_parts(plan, loops, side, plan.reach)
-        return Tiling(loops.blocks, loops.near.accumulate, *near, (), None, about_means(np.empty(sizes[1])))
+        return Tiling(loops.blocks, loops.near.loops, *near, (), None, about_means(np.empty(sizes[1])))
     if first == K:
         parts = _feature_parts(plan, loops.features, scores, beside)
-        return Tiling(loops.blocks, loops.blocks.accumulate, *parts, None, by_features(np.empty(sizes[0])))
+        return Tiling(loops.blocks, of_form, *parts, None, by_features(np.empty(sizes[0])))
     if first == 0:
         parts = _centred_parts(plan, loops.centred, side, scores, beside)
-        return Tiling(loops.blocks, loops.blocks.accumulate, *parts, None, about_means(np.empty(sizes[1])))
+        return Tiling(loops.blocks, loops.centred.loops, *parts, None, about_means(np.empty(sizes[1])))
     features, featured, finite = _feature_parts(plan, loops.features, scores[:first], beside)
     centred, gathered, beyond = _centred_parts(plan, loops.centred, side, scores[first:], beside)
     return Tiling(
         loops.blocks,
-        loops.blocks.accumulate,
+        loops.mixed.loops,
         loops.mixed.MixedConstants(features, centred, LEAST_EXPONENT[dtype], float(plan.ceiling)),
         loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
         (*finite, *beyond),
