@@ -243,7 +243,7 @@ def needed(folder: Path, options: argparse.Namespace) -> int:
         covariance_type="full",
         fields=None,
         threads=options.threads,
-        cache_limit=read_settings().cache_bytes,
+        cache_limit=0,
         read_ahead_limit=read_settings().read_ahead_bytes,
     )
     return demand({"X": open_source(str(folder / ZSTD))}, outline).memory

@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> Reading | None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=64_000_000)
     parser.add_argument("--memory", default="512MB", help="that the fit may use")
-    parser.add_argument("--cache", default="32 MiB", help="of it, for sampled and active rows")
+    parser.add_argument("--cache", default="auto", help="of it, for sampled and active rows")
     parser.add_argument("--chunk-rows", type=int, default=250_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the data are; by default a temporary folder")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import dask
 from dask.utils import parse_bytes
 
 from emtau_dask.errors import ConfigError
 
-CACHE_BYTES = 2**25
+AUTO: Literal["auto"] = "auto"
 READ_AHEAD_BYTES = 2**26
 
 
@@ -19,15 +20,16 @@ class Settings:
 
     Attributes
     ----------
-    cache_bytes : int
+    cache_bytes : int or "auto"
         ``emtau.cache-bytes``: bytes that each process may keep in memory between passes; 0 keeps nothing.
+        What "auto", the default, stands for depends on the fit and its memory (`fit.automatic_cache`).
     read_ahead_bytes : int
         ``emtau.read-ahead-bytes``: bytes that a pass may hold read ahead; 0 reads nothing ahead.
     compiled, direct_reads : "auto", "always" or "never"
         ``emtau.compiled``, and ``emtau.direct-reads`` (which counts in the process that reads).
     """
 
-    cache_bytes: int
+    cache_bytes: int | Literal["auto"]
     read_ahead_bytes: int
     compiled: str
     direct_reads: str
@@ -42,14 +44,18 @@ def read_settings() -> Settings:
         One is neither a number of bytes nor one of the words that it may be.
     """
     return Settings(
-        _bytes("emtau.cache-bytes", CACHE_BYTES),
+        _bytes_or_auto("emtau.cache-bytes"),
         _bytes("emtau.read-ahead-bytes", READ_AHEAD_BYTES),
         choice_setting("emtau.compiled"),
         choice_setting("emtau.direct-reads"),
     )
 
 
-def _bytes(key: str, default: int) -> int:
+def _bytes_or_auto(key: str) -> int | Literal["auto"]:
+    return AUTO if dask.config.get(key, AUTO) == AUTO else _bytes(key, 0, " or 'auto'")
+
+
+def _bytes(key: str, default: int, words: str = "") -> int:
     value = dask.config.get(key, default)
     try:
         size = -1 if isinstance(value, bool) else int(parse_bytes(value))
@@ -57,7 +63,7 @@ def _bytes(key: str, default: int) -> int:
         size = -1
     if size < 0:
         raise ConfigError(
-            f"dask's setting {key} is {value!r}; give a number of bytes, such as 0 or '256 MiB'."
+            f"dask's setting {key} is {value!r}; give a number of bytes, such as 0 or '256 MiB'{words}."
         )
     return size
 

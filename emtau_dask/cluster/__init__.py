@@ -4,6 +4,7 @@ from emtau_dask.cluster.access import differing_workers, prove_access, shared_da
 from emtau_dask.cluster.beside import looking
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.cluster.errors import cluster_errors
+from emtau_dask.cluster.memory import memory_of_worker, task_processes
 from emtau_dask.cluster.payload import Payload, in_use, opened
 from emtau_dask.cluster.scatter import check_portable, resident
 from emtau_dask.cluster.scheduler import (
@@ -26,6 +27,7 @@ __all__ = [
     "local_scheduler",
     "local_threads",
     "looking",
+    "memory_of_worker",
     "missing_workers_reported",
     "numerical_environment",
     "opened",
@@ -33,6 +35,7 @@ __all__ = [
     "resident",
     "shared_data",
     "shared_source",
+    "task_processes",
     "threads_of_process",
     "warn_without_workers",
 ]

@@ -18,7 +18,6 @@ from emtau_dask.inputs import checked_array, checked_lazy, opened_path, row_valu
 from emtau_dask.io.sources import as_source
 from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.numerics import Floats
-from emtau_dask.settings import read_settings
 
 MAX_VALUES = 2**23
 """Of a sample: 64 MiB. Of many features fewer rows are drawn."""
@@ -93,7 +92,7 @@ def drawn_rows(
         interrupts_as_they_are(),
         resident(client, shared_source(client, rows, "X")) as kept,
         resident(client, weights) as kept_weights,
-        open_context(executor, observer or SilentObserver(), read_settings(), keeps_rows=False) as context,
+        open_context(executor, observer or SilentObserver()) as context,
         features_named(names),
     ):
         prove_access(client, None, FitSources(kept, kept_weights).named())

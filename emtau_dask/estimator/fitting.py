@@ -43,6 +43,7 @@ from emtau_dask.fit import (
     FitSources,
     Journal,
     automatic,
+    cache_bytes,
     check_missing,
     check_settings,
     fit,
@@ -67,7 +68,6 @@ from emtau_dask.policies import (
 )
 from emtau_dask.progress import LoggingObserver, Observers, closed_after, observer_for
 from emtau_dask.rows import Samples
-from emtau_dask.settings import read_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ def fit_estimator(
     seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
     given = responsibilities_init is not None
     check_missing(estimator.missing, policy, estimator.acceleration, responsibilities=given)
-    keeps_rows = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter)) is not None
+    checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     with (
         as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
@@ -263,7 +263,7 @@ def fit_estimator(
         log_beginning("begins", settings, sources, executor)
         with (
             _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
-            open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+            open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
             features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)

@@ -42,6 +42,7 @@ from emtau_dask.execution import Executor
 from emtau_dask.fit import (
     FitSettings,
     FitSources,
+    cache_bytes,
     check_settings,
     fit,
     marginalises,
@@ -55,7 +56,6 @@ from emtau_dask.messages import shown
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, matching_policy
 from emtau_dask.rows import Samples
-from emtau_dask.settings import read_settings
 
 M = TypeVar("M", bound=FittedMixture)
 
@@ -204,10 +204,7 @@ def resume_estimator(
         else as_policy(estimator.algorithm)
     )
     needed = responsibilities_init if state.current is None and state.best is None else None
-    climbing = _climbing(saved.config)
-    sampled = climbing is not None and bool(climbing.samples.shares)
-    arrays = checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
-    keeps_rows = sampled or arrays is not None
+    checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
     with (
         as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
@@ -239,7 +236,7 @@ def resume_estimator(
         log_beginning(f"resumed after iteration {made}", settings, sources, executor)
         journal = _journal(saved, reopened, config, settings, sources, executor)
         with (
-            open_context(executor, observer, read_settings(), keeps_rows=keeps_rows) as context,
+            open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
             features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)

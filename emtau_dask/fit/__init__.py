@@ -1,5 +1,6 @@
 """A whole fit from its settings, sources and state."""
 
+from emtau_dask.fit.cache_size import LEAST_BYTES, automatic_cache, cache_bytes
 from emtau_dask.fit.context import open_context
 from emtau_dask.fit.fitting import FitSettings, FitSources, fit
 from emtau_dask.fit.journal import Journal, TemporaryJournal, row_fields, temporary_journal
@@ -9,6 +10,7 @@ from emtau_dask.fit.settings import CONSTRAINTS, check_missing, check_settings, 
 
 __all__ = [
     "CONSTRAINTS",
+    "LEAST_BYTES",
     "NAMED_TOL",
     "FitDemand",
     "FitOutline",
@@ -17,6 +19,8 @@ __all__ = [
     "Journal",
     "TemporaryJournal",
     "automatic",
+    "automatic_cache",
+    "cache_bytes",
     "check_missing",
     "check_settings",
     "demand",

@@ -11,27 +11,25 @@ from typing import Any
 from emtau_dask.em import Context, FitObserver
 from emtau_dask.execution import Executor, interrupts_as_they_are, threads_side_by_side
 from emtau_dask.io.cache import RowCache, release_rows
-from emtau_dask.settings import Settings
+from emtau_dask.settings import read_settings
 
 RELEASE_SECONDS = 5.0
 """How long the end of a fit waits for workers to remove what they keep for it."""
 
 
 @contextmanager
-def open_context(
-    executor: Executor, observer: FitObserver, settings: Settings, *, keeps_rows: bool
-) -> Iterator[Context]:
+def open_context(executor: Executor, observer: FitObserver, cache_bytes: int = 0) -> Iterator[Context]:
     """Open the context of a fit: BLAS is limited to one thread, and active rows are cached between passes.
 
-    At the end the limit and all caches, those of workers too, are removed. ``keeps_rows`` says whether
-    the policy keeps row state; only then are active rows cached.
+    At the end the limit and all caches, those of workers too, are removed. ``cache_bytes`` are those that
+    each process may keep in memory, 0 for no cache.
     """
     with (
         interrupts_as_they_are(),
         threads_side_by_side(),
-        _row_cache(executor, settings.cache_bytes if keeps_rows else 0) as cache,
+        _row_cache(executor, cache_bytes) as cache,
     ):
-        yield Context(observer, cache, settings.read_ahead_bytes)
+        yield Context(observer, cache, read_settings().read_ahead_bytes)
 
 
 @contextmanager

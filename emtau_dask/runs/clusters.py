@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
+from types import MappingProxyType
 from typing import Any
 
 import dask
@@ -28,8 +29,10 @@ DASHBOARD = ("127.0.0.1", 8787)
 
 
 @contextmanager
-def computing(config: RunConfig, observer: FitObserver) -> Iterator[None]:
-    """Let dask compute where the section `cluster` says, until the block ends.
+def computing(
+    config: RunConfig, observer: FitObserver, settings: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[None]:
+    """Let dask compute where the section `cluster` says, and by further settings, until the block ends.
 
     The observer is told where the dashboard of a cluster is that is started for it.
 
@@ -41,7 +44,7 @@ def computing(config: RunConfig, observer: FitObserver) -> Iterator[None]:
     cluster = config.cluster
     if cluster.scheduler == "threads":
         threads = {} if cluster.workers is None else {"num_workers": cluster.workers}
-        with dask.config.set(scheduler="threads", **threads):
+        with dask.config.set({"scheduler": "threads", **threads, **settings}):
             yield
         return
     with ExitStack() as stack:
@@ -52,7 +55,7 @@ def computing(config: RunConfig, observer: FitObserver) -> Iterator[None]:
                 f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "
                 f"{error}). {_remedy(cluster.scheduler)}"
             ) from error
-        stack.enter_context(dask.config.set(scheduler="distributed"))
+        stack.enter_context(dask.config.set({"scheduler": "distributed", **settings}))
         yield
 
 

@@ -42,8 +42,8 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
-    inputs = affordable_inputs(config, overwrite=overwrite, progress=progress)
-    with watching(progress) as observer, computing(config, observer):
+    inputs, plan = affordable_inputs(config, overwrite=overwrite, progress=progress)
+    with watching(progress) as observer, computing(config, observer, plan.settings):
         model = estimator_of(config)
         run = fit_estimator(
             model,
@@ -101,8 +101,8 @@ def run_resume(
     require(demands(config, run, override_keys(overrides)), run, confirm)
     _check_present(config, run)
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
-    inputs = affordable_inputs(config, overwrite=False, progress=progress)
-    with watching(progress) as observer, computing(config, observer):
+    inputs, plan = affordable_inputs(config, overwrite=False, progress=progress)
+    with watching(progress) as observer, computing(config, observer, plan.settings):
         model = saved_estimator(
             GaussianMixture,
             saved,
@@ -138,9 +138,10 @@ def resume_arguments(config: RunConfig) -> str:
     return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
 
 
-def affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> Inputs:
-    """Open a run's data; raises `ConfigError` where the fit would exceed the memory limit."""
+def affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> tuple[Inputs, Plan]:
+    """Open a run's data, and plan it; raises `ConfigError` where the fit would exceed the memory limit."""
     with watching(progress) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
-    check_memory(plan_of(config, inputs))
-    return inputs
+    plan = plan_of(config, inputs)
+    check_memory(plan)
+    return inputs, plan

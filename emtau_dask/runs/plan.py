@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from dask.system import CPU_COUNT
 from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
-from emtau_dask.cluster import active_client
-from emtau_dask.config import RunConfig, algorithm_of
+from emtau_dask.cluster import active_client, memory_of_worker
+from emtau_dask.config import ClusterSection, RunConfig, algorithm_of
 from emtau_dask.em import worth_compiling
 from emtau_dask.errors import ConfigError
 from emtau_dask.fit import (
+    LEAST_BYTES,
     FitDemand,
     FitOutline,
     automatic,
+    automatic_cache,
     demand,
     largest_chunk,
     marginalises,
     row_fields,
 )
+from emtau_dask.io.files import usable_memory
 from emtau_dask.io.sources import Source
 from emtau_dask.runs.inputs import Inputs
 from emtau_dask.runs.tables import text_table
-from emtau_dask.settings import read_settings
+from emtau_dask.settings import AUTO, read_settings
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Plan:
         Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
     outlined : bool
         Whether the data are a dataset that the fit makes first.
+    settings : mapping of str to int
+        What the run sets in dask's configuration: what the plan took for "auto".
     """
 
     demand: FitDemand
@@ -49,6 +57,7 @@ class Plan:
     longest: int
     fitting: int
     outlined: bool
+    settings: Mapping[str, int]
 
 
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
@@ -71,18 +80,37 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         covariance_type=model.covariance_type,
         fields=row_fields(inputs.rows, model.n_components, policy, config.stop.max_iter),
         threads=threads,
-        cache_limit=settings.cache_bytes,
+        cache_limit=0,
         read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
         compiled=not missing and worth_compiling(client, shape, model.covariance_type, model.n_components),
         sampled=sum(shares),
         missing=missing,
     )
-    found = demand(sources, outline)
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
+    cache = _cache_limit(cluster, limit, sources, outline)
+    outline = replace(outline, cache_limit=sys.maxsize if cache is None else cache)
+    found = demand(sources, outline)
     longest = fitting = max(inputs.rows.chunk_rows, default=0)
     if limit is not None and found.memory > limit:
         fitting = largest_chunk(sources, outline, limit)
-    return Plan(found, threads, limit, longest, fitting, inputs.outlined)
+    chosen_here = {} if cache is None else {"emtau.cache-bytes": cache}
+    return Plan(found, threads, limit, longest, fitting, inputs.outlined, chosen_here)
+
+
+def _cache_limit(
+    cluster: ClusterSection, limit: int | None, sources: Mapping[str, Source], outline: FitOutline
+) -> int | None:
+    """Return what a process may keep between passes; None where workers with limits of their own do."""
+    setting, usable = read_settings().cache_bytes, usable_memory()
+    if setting != AUTO:
+        return setting
+    if cluster.scheduler == "threads":
+        return automatic_cache(sources, outline, min(limit or usable, usable))
+    if cluster.scheduler == "processes":
+        workers = cluster.workers or os.cpu_count() or 1
+        share = min(1 / workers, cluster.threads / CPU_COUNT)  # by the latter dask limits a worker
+        return automatic_cache(sources, outline, memory_of_worker(limit or int(usable * share)))
+    return None
 
 
 def check_memory(plan: Plan) -> None:
@@ -96,7 +124,7 @@ def check_memory(plan: Plan) -> None:
     )
     needed = {"cache-bytes": plan.demand.cache, "read-ahead-bytes": plan.demand.read_ahead}
     for name, size in needed.items():
-        if size:
+        if size > LEAST_BYTES:
             remedy += f", lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "

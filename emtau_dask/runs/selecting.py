@@ -85,8 +85,8 @@ def run_selection(
     if request.written:
         outputs = checked_outputs(config, overwrite=overwrite, run=None if known is None else known.id)
         _check_replaceable(directory / RESULT, overwrite=overwrite or known is not None)
-    inputs = affordable_inputs(config, overwrite=False, progress=progress)
-    with watching(progress) as observer, computing(config, observer):
+    inputs, plan = affordable_inputs(config, overwrite=False, progress=progress)
+    with watching(progress) as observer, computing(config, observer, plan.settings):
         data = {"X": inputs.rows, "sample_weight": inputs.weights, "columns": None}
         found = select(settings, data, checkpoint=checkpoint, observer=observer)
     if outputs is None:

@@ -26,7 +26,6 @@ from emtau_dask.selection.criteria import Score
 from emtau_dask.selection.scoring import score_all
 from emtau_dask.selection.settings import Candidate, SelectionSettings
 from emtau_dask.selection.sizes import sample_share
-from emtau_dask.settings import read_settings
 
 T = TypeVar("T")
 _OF_A_FIT: tuple[str, ...] = ("n_components", "covariance_type", "random_state", "verbose", "checkpoint")
@@ -121,7 +120,7 @@ def _passed(
     observer: FitObserver,
     run: Callable[[Problem], T],
 ) -> T:
-    with open_context(executor, observer, read_settings(), keeps_rows=False) as context:
+    with open_context(executor, observer) as context:
         problem = make_problem(sources.rows, sources.weights, 1, structure, executor, context, compiled=False)
         with first_unusable_row_named(problem):
             return run(problem)

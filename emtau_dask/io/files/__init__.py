@@ -1,6 +1,6 @@
 """Local files: read safely, written whole; their errors translated into words that name a remedy."""
 
-from emtau_dask.io.files.direct import LEAST_BYTES, passes_cache, read_directly
+from emtau_dask.io.files.direct import LEAST_BYTES, passes_cache, read_directly, usable_memory
 from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
@@ -26,5 +26,6 @@ __all__ = [
     "reason_of",
     "remedy_of",
     "this_process",
+    "usable_memory",
     "writing_errors",
 ]

@@ -1,0 +1,40 @@
+"""How much memory the processes that run tasks may use, and how many tasks they run at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emtau_dask.cluster.errors import cluster_errors
+from emtau_dask.cluster.scheduler import threads_of_process
+from emtau_dask.io.files import usable_memory
+
+PAUSED_FROM = 5, 4
+"""Dask pauses a worker, for good where its memory is not given back, at four fifths of its limit."""
+
+
+def memory_of_worker(limit: int) -> int:
+    """Return the bytes that tasks may use of a worker's memory limit."""
+    whole, used = PAUSED_FROM
+    return limit * used // whole
+
+
+def task_processes(client: Any) -> tuple[int, int] | None:
+    """Return the bytes that a process which runs tasks may use, and its threads.
+
+    Without a client it is this process. Of workers that differ it is the least memory and the most
+    threads; None where there are no workers now.
+    """
+    if client is None:
+        return usable_memory(), threads_of_process()
+    with cluster_errors():
+        answers = client.run(_worker, on_error="ignore")
+    if not answers:
+        return None
+    shared = len(answers)
+    limits = [min(limit or usable // shared, usable) for limit, usable, _ in answers.values()]
+    return memory_of_worker(min(limits)), max(threads for _, _, threads in answers.values())
+
+
+def _worker(dask_worker: Any) -> tuple[int | None, int, int]:
+    """Return a worker's memory limit, 0 or None for none, what its process may use, and its threads."""
+    return dask_worker.memory_manager.memory_limit, usable_memory(), dask_worker.state.nthreads
