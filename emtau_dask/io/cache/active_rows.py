@@ -22,6 +22,7 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.io.cache.apart import apart
 from emtau_dask.io.files import ScratchFolder
 from emtau_dask.process import of_process
 
@@ -69,6 +70,11 @@ class CachedRows:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
+
+    def apart(self) -> CachedRows:
+        """Return the same with arrays in memory of their own."""
+        positions, rows, *weights = apart(self.arrays)
+        return CachedRows(positions, rows, weights[0] if weights else None, self.source_bytes)
 
 
 def _covers(cached: NDArray[Any], wanted: NDArray[Any]) -> bool:
@@ -282,12 +288,23 @@ class RowCache:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _keep_in_memory(self, key: tuple[str, int], found: CachedRows) -> bool:
+        return self._fits(key, found.nbytes) and self._put(key, found.apart())
+
+    def _fits(self, key: tuple[str, int], nbytes: int) -> bool:
+        """Return whether an entry has room now: whether it is worth a copy."""
         store = _store()
         with store.lock:
             cached = store.of(self.token)
-            fits = cached is not None and found.nbytes <= store.room(cached, key, self.limit)
+            return cached is not None and nbytes <= store.room(cached, key, self.limit)
+
+    def _put(self, key: tuple[str, int], entry: CachedRows | _State) -> bool:
+        """Replace what is cached under a key, where the entry has room; return whether it has."""
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
+            fits = cached is not None and entry.nbytes <= store.room(cached, key, self.limit)
             if cached is not None and fits:
-                store.put(cached, key, found)
+                store.put(cached, key, entry)
         return fits
 
     def drop(self, chunk: int, name: str = ROWS) -> None:
@@ -309,12 +326,12 @@ class RowCache:
         for array in values.values():
             array.setflags(write=False)
             nbytes += array.nbytes
-        state, key, store = _State(stored, values, nbytes), (STATE, chunk), _store()
-        with store.lock:
-            cached = store.of(self.token)
-            if cached:
-                fits = state.nbytes <= store.room(cached, key, self.limit)
-                store.put(cached, key, state if fits else None)
+        key = (STATE, chunk)
+        if self._fits(key, nbytes):
+            kept = dict(zip(values, apart(list(values.values())), strict=True))
+            if self._put(key, _State(stored, kept, nbytes)):
+                return
+        self.drop_state(chunk)
 
     def drop_state(self, chunk: int) -> None:
         """Remove the state of a chunk's rows."""
