@@ -1,6 +1,9 @@
 """The cache of rows: what it finds is what was kept, within its bytes, and nothing of it stays."""
 
 import errno
+import mmap
+import subprocess
+import sys
 import threading
 from itertools import count
 
@@ -37,6 +40,10 @@ def rows_at(positions, dtype="f8", weighted=False, source_bytes=PLENTY):
 
 def files_in(scratch):
     return [path for path in scratch.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
 KINDS = {"memory": PLENTY, "files": 0}
@@ -381,3 +388,72 @@ def test_many_threads_at_once(store):
         thread.join()
     assert failures == []
     assert store._bytes == sum(rows.nbytes for rows in store._tokens["mine"].entries.values()) <= cache.limit
+
+
+class TestMemoryOfItsOwn:
+    """Resident memory is measured in a process of its own, so that nothing else takes or leaves any."""
+
+    PROGRAM = """
+import numpy as np
+from pathlib import Path
+from emtau_dask.io.cache.active_rows import CachedRows, RowCache, release_rows
+
+def resident():
+    return 1024 * int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
+
+def keep(cache, chunk):
+    rows = np.ones((20_000, 4))
+    cache.keep(chunk, CachedRows(np.arange(20_000), rows, None, 10**9))
+    gaps.append(np.ones(2_000))  # what stays among the rows, such as positions of a small sample
+
+gaps = []
+cache = RowCache("mine", 10**9)
+keep(cache, 0)
+before = resident()
+for chunk in range(1, 101):
+    keep(cache, chunk)
+kept = resident() - before
+for chunk in range(101):
+    cache.drop(chunk)
+print(kept, resident() - before)
+"""
+
+    def test_is_given_back_whatever_lies_beside_it(self):
+        kept, left = map(int, run(self.PROGRAM).split())
+        stored = 100 * 20_000 * (4 + 1) * 8
+        assert stored <= kept <= 1.1 * stored
+        assert left <= 0.1 * stored
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_is_mapped_for_many_rows_alone(self, weighted):
+        cache = RowCache("mine", PLENTY)
+        for n in (10, 20_000):
+            kept = rows_at(range(n), weighted=weighted)
+            cache.keep(n, kept)
+            found, read = cache.find(n, kept.positions)
+            assert read == 0
+            assert [array.tobytes() for array in found.arrays] == [array.tobytes() for array in kept.arrays]
+            assert not any(array.flags.writeable for array in found.arrays)
+            assert np.shares_memory(found.rows, kept.rows) == (n == 10)
+
+    def test_of_state_too(self):
+        cache = RowCache("mine", PLENTY)
+        values = {"active": np.arange(300_000) % 3 == 0, "counter": np.arange(300_000, dtype="u2")}
+        cache.keep_state(0, "here", values)
+        found = cache.find_state(0, "here")
+        assert list(found) == list(values)
+        for name, array in found.items():
+            assert np.array_equal(array, values[name])
+            assert array.dtype == values[name].dtype
+            assert not array.flags.writeable
+            assert not np.shares_memory(array, values[name])
+
+    def test_is_malloc_s_where_none_can_be_mapped(self, monkeypatch):
+        def none(*args, **kwargs):
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        monkeypatch.setattr(mmap, "mmap", none)
+        cache, kept = RowCache("mine", PLENTY), rows_at(range(20_000))
+        cache.keep(0, kept)
+        found, _ = cache.find(0, kept.positions)
+        assert np.array_equal(found.rows, kept.rows)
