@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from emtau_dask.cluster.errors import cluster_errors
@@ -21,11 +22,11 @@ def memory_of_worker(limit: int) -> int:
 def task_processes(client: Any) -> tuple[int, int] | None:
     """Return the bytes that a process which runs tasks may use, and its threads.
 
-    Without a client it is this process. Of workers that differ it is the least memory and the most
-    threads; None where there are no workers now.
+    Without a client it is this process, which may be a worker whose task this is. Of workers that differ it
+    is the least memory and the most threads; None where there are no workers now.
     """
     if client is None:
-        return usable_memory(), threads_of_process()
+        return _own_memory(), threads_of_process()
     with cluster_errors():
         answers = client.run(_worker, on_error="ignore")
     if not answers:
@@ -33,6 +34,16 @@ def task_processes(client: Any) -> tuple[int, int] | None:
     shared = len(answers)
     limits = [min(limit or usable // shared, usable) for limit, usable, _ in answers.values()]
     return memory_of_worker(min(limits)), max(threads for _, _, threads in answers.values())
+
+
+def _own_memory() -> int:
+    distributed = sys.modules.get("distributed")
+    try:
+        worker = None if distributed is None else distributed.get_worker()
+    except ValueError:  # no task of a worker
+        worker = None
+    limit = None if worker is None else worker.memory_manager.memory_limit
+    return min(memory_of_worker(limit), usable_memory()) if limit else usable_memory()
 
 
 def _worker(dask_worker: Any) -> tuple[int | None, int, int]:

@@ -105,6 +105,7 @@ class TestFits:
             Client(cluster) as client,
         ):
             assert task_processes(client) == (2_400_000_000, 1)
+            assert client.submit(task_processes, None).result()[0] == 2_400_000_000
             cluster.new_spec["options"] |= {"memory_limit": "2 GB", "nthreads": 2}
             cluster.scale(2)
             client.wait_for_workers(2)
