@@ -7,11 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from emtau_dask.cluster import cluster_errors
 from emtau_dask.em.observer import FitObserver
 from emtau_dask.errors import ClusterError, ConfigError
+from emtau_dask.io.sources import Source
 from emtau_dask.mixture.compiled import compile_loops, why_not_compiled
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.estep import Form, form_of
@@ -105,18 +104,24 @@ def check_compiler() -> None:
 
 
 def compile_ahead(
-    structure: CovarianceStructure, n_components: int, n_features: int, dtype: Any, observer: FitObserver
+    structure: CovarianceStructure, n_components: int, rows: Source, observer: FitObserver
 ) -> None:
     """Begin to compile the loops in a thread of this process, beside what a fit does before it needs them.
 
     A pass that needs them meanwhile waits for the rest. So the bits of a fit do not depend on how long it
     takes. ``observer`` is told if they were not compiled on this machine before.
     """
+    chunk_rows = rows.shape[0] / max(1, len(rows.chunk_rows))
 
     def compile_here() -> None:
         with suppress(Exception):  # A pass that needs the loops raises the same, in its place.
             compile_loops(
-                structure, n_components, n_features, np.dtype(dtype), partial(observer.note, COMPILES)
+                structure,
+                n_components,
+                rows.shape[1],
+                rows.dtype,
+                chunk_rows,
+                partial(observer.note, COMPILES),
             )
 
     threading.Thread(target=compile_here, name="emtau-compile").start()

@@ -291,8 +291,7 @@ def compile_beside(
 ) -> None:
     """Begin to compile what a fit in this process needs; see `compile_ahead`."""
     if settings.compiled and executor.in_process:
-        rows = sources.rows
-        compile_ahead(settings.structure, settings.n_components, rows.shape[1], rows.dtype, observer)
+        compile_ahead(settings.structure, settings.n_components, sources.rows, observer)
 
 
 @contextmanager

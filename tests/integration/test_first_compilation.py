@@ -20,22 +20,24 @@ IN_ITS_OWN_PROCESS = """
 import json, sys, warnings
 import dask, numpy as np
 from emtau_dask import GaussianMixture
-from emtau_dask.mixture.compiled import centred, compile_loops, features
+from emtau_dask.mixture.compiled import centred, compile_loops, features, near
 from emtau_dask.mixture.covariance import structure_named
 warnings.simplefilter("ignore")
-forms = features.loops, features.pooled_loops, centred.loops
+forms = features.loops, features.pooled_loops, centred.loops, near.loops
 
 def kinds_compiled():
     return [len(form.accumulate.signatures) for form in forms]
 
 found = []
-for covariance_type, width, dtype in json.loads(sys.argv[1]):
+for covariance_type, k, width, dtype in json.loads(sys.argv[1]):
     begun = []
-    compile_loops(structure_named(covariance_type), 2, width, np.dtype(dtype), lambda: begun.append(1))
+    rows = 200 * k
+    compile_loops(structure_named(covariance_type), k, width, np.dtype(dtype), rows, lambda: begun.append(1))
     kinds = kinds_compiled()
-    X = np.random.default_rng(0).normal(size=(400, width)).astype(dtype)
+    rng = np.random.default_rng(0)
+    X = (50 * rng.normal(size=(k, width))[np.arange(rows) % k] + rng.normal(size=(rows, width))).astype(dtype)
     with dask.config.set({"emtau.compiled": "always", "scheduler": "synchronous"}):
-        GaussianMixture(2, covariance_type=covariance_type, algorithm="em", max_iter=2, random_state=0).fit(X)
+        GaussianMixture(k, covariance_type=covariance_type, algorithm="em", max_iter=2, random_state=0).fit(X)
     found.append([len(begun), kinds, kinds_compiled()])
 print(json.dumps(found))
 """
@@ -50,22 +52,24 @@ def in_a_process(shapes, cache):
 
 
 def test_a_later_process_finds_what_was_compiled(tmp_path):
-    shapes = [("full", 3, "f8")]
-    assert in_a_process(shapes, tmp_path) == [[1, [1, 0, 0], [1, 0, 0]]]
-    assert in_a_process(shapes, tmp_path) == [[0, [1, 0, 0], [1, 0, 0]]]
+    shapes = [("full", 2, 3, "f8")]
+    assert in_a_process(shapes, tmp_path) == [[1, [1, 0, 0, 0], [1, 0, 0, 0]]]
+    assert in_a_process(shapes, tmp_path) == [[0, [1, 0, 0, 0], [1, 0, 0, 0]]]
 
 
 def test_what_is_compiled_ahead_is_what_a_fit_uses():
     cache = os.environ.get("NUMBA_CACHE_DIR", "")
     shapes = [
-        ("full", 3, "f8"),
-        ("full", 3, "f4"),
-        ("full", 20, "f8"),
-        ("tied", 3, "f8"),
+        ("full", 2, 3, "f8"),
+        ("full", 2, 3, "f4"),
+        ("full", 2, 20, "f8"),
+        ("tied", 2, 3, "f8"),
+        ("full", 64, 8, "f8"),
     ]
     for _, before, after in in_a_process(shapes, cache):
         assert any(before)
         assert before == after
+    assert after[-1] == 1  # of the last shape, far components are left out
 
 
 class Notes(SilentObserver):
@@ -81,8 +85,8 @@ def compiled_for(monkeypatch):
     """What fits ask to be compiled; told as if nothing had been before."""
     asked = []
 
-    def noted(structure, n_components, n_features, dtype, begins):
-        asked.append((structure.name, n_components, n_features, dtype))
+    def noted(structure, n_components, n_features, dtype, chunk_rows, begins):
+        asked.append((structure.name, n_components, n_features, dtype, chunk_rows))
         begins()
 
     monkeypatch.setattr(compiling, "compile_loops", noted)
@@ -99,5 +103,5 @@ def test_a_fit_that_compiles_says_so(setting, compiles, compiled_for):
     for thread in threading.enumerate():
         if thread.name == "emtau-compile":
             thread.join()
-    assert compiled_for == ([("full", 3, 2, np.dtype("f8"))] if compiles else [])
+    assert compiled_for == ([("full", 3, 2, np.dtype("f8"), 300)] if compiles else [])
     assert observer.notes == ([COMPILES] if compiles else [])

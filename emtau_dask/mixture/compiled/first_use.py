@@ -13,18 +13,22 @@ from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import plan_tiles
 from emtau_dask.mixture.model import m_step, zero
 
+FAR = 100.0
+"""From one mean to the next, in standard deviations, in each feature."""
+
 
 def compile_loops(
     structure: CovarianceStructure,
     n_components: int,
     n_features: int,
     dtype: np.dtype[Any],
+    chunk_rows: float,
     begins: Callable[[], None],
 ) -> None:
     """Compile the loops for rows of a shape and dtype, or load what was compiled before.
 
-    They are compiled for the form in which well-conditioned components are scored. Where a fit needs another
-    one, that is compiled in its first pass.
+    They are compiled for the form in which well-conditioned components are scored, and for that in which far
+    ones of many are left out. Where a fit needs another one, that is compiled in its first pass.
 
     Parameters
     ----------
@@ -32,6 +36,8 @@ def compile_loops(
     n_components, n_features : int
     dtype : dtype
         Of the rows.
+    chunk_rows : float
+        Rows of a chunk, on average.
     begins : callable () -> None
         Called once if something has to be compiled, when that begins.
     """
@@ -51,12 +57,15 @@ def compile_loops(
 
     nothing = zero(structure, n_components, n_features)
     alike = replace(nothing, weights=np.ones(n_components))
-    plan = plan_tiles(m_step(alike, structure, reg_covar=1.0), dtype)
-    kernels = Kernels(plan, compiled=True)
-    if not kernels.by_tiles:
-        return
-    rows = np.zeros((1, n_features), plan.dtype)
+    apart = replace(alike, means=np.repeat(FAR * np.arange(n_components)[:, np.newaxis], n_features, axis=1))
+    plans = (
+        plan_tiles(m_step(alike, structure, reg_covar=1.0), dtype),
+        plan_tiles(m_step(apart, structure, reg_covar=1.0), dtype, chunk_rows),
+    )
     with install_listener("numba:compile", Begins()):
-        kernel = kernels.made(len(rows))
-        kernel.accumulate(rows, None, None)
-        kernels.finished(kernel)
+        for plan in plans[: 1 if plans[1].reach is None else 2]:
+            kernels = Kernels(plan, compiled=True)
+            if kernels.by_tiles:
+                kernel = kernels.made(1)
+                kernel.accumulate(np.zeros((1, n_features), plan.dtype), None, None)
+                kernels.finished(kernel)
