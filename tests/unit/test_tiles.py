@@ -664,7 +664,7 @@ def libraries():
 
 assert why_not_compiled() is None
 before = libraries()
-compile_loops(structure_named("full"), 2, 3, np.dtype("f8"), lambda: print("compiles"))
+compile_loops(structure_named("full"), 2, 3, np.dtype("f8"), 1000, lambda: print("compiles"))
 print(sorted(libraries() - before))
 """
 
