@@ -10,8 +10,8 @@ import numpy as np
 from emtau_dask.mixture.estep.centred import CentredStatistics, centred_log_densities
 from emtau_dask.mixture.estep.plan import KernelPlan
 from emtau_dask.mixture.estep.responsibilities import normalise
-from emtau_dask.mixture.model import SufficientStatistics, merge, most_probable, spread_out
-from emtau_dask.mixture.numerics import AnyArray, Floats, squared_length
+from emtau_dask.mixture.model import SufficientStatistics, chosen, merge, most_probable, spread_out
+from emtau_dask.mixture.numerics import AnyArray, Floats, room_for_rows, squared_length
 
 
 class ScoredBlock(NamedTuple):
@@ -70,10 +70,10 @@ class BlockKernel:
         self._scores: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
         self._of_rows: Floats = np.empty((2, n_rows), dtype=plan.dtype)
         self._some: Floats = self._scores
-        if not plan.together.all():
-            self._some = np.empty((np.count_nonzero(plan.together), n_rows))
+        if not plan.produced.all():
+            self._some = np.empty((np.count_nonzero(plan.produced), n_rows))
         self._products = plan.products(self._some)
-        self._centred_buffers: Floats | None = None
+        self._centred_buffers: tuple[Floats, Floats] | None = None
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, parameters.n_features))
         self._responsibilities: Floats = self._scores[:, :0]
@@ -104,10 +104,11 @@ class BlockKernel:
         if self._products is not None and together.any():
             self._products.score(rows)
             if self._some is not self._scores:
-                scores[together] = self._some[:, :n]
+                scores[self._plan.produced] = self._some[:, :n]
         if not together.all():
             if self._centred_buffers is None:
-                self._centred_buffers = np.empty((2, self.n_rows, rows.shape[1]))
+                shape = self.n_rows, rows.shape[1]
+                self._centred_buffers = room_for_rows(*shape), room_for_rows(*shape)
             plan, components = self._plan, np.flatnonzero(~together)
             centred_log_densities(
                 rows, plan.parameters, plan.log_scales, components, self._centred_buffers, scores
@@ -125,15 +126,14 @@ class BlockKernel:
             responsibilities *= weights
         if self._products is not None and together.any():
             if self._some is not self._scores:
-                self._some[:, : len(self._rows)] = responsibilities[together]
-                responsibilities = np.where(together[:, np.newaxis], 0.0, responsibilities)
+                self._some[:, : len(self._rows)] = responsibilities[self._plan.produced]
             self._products.collect()
         if not together.all():
             if self._centred is None:
                 parameters = self._plan.parameters
                 shape = parameters.n_components, parameters.n_features
                 self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
-            self._centred.push(self._rows, responsibilities)
+            self._centred.push(self._rows, responsibilities, ~together)
 
     def accumulate(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
@@ -155,5 +155,6 @@ class BlockKernel:
         centred = None if self._centred is None else self._centred.total()
         if some is None:
             return centred
-        found = spread_out(some, self._plan.together)
+        together = self._plan.together
+        found = spread_out(chosen(some, together[self._plan.produced]), together)
         return found if centred is None else merge(self._plan.parameters.structure, found, centred)

@@ -25,8 +25,9 @@ from emtau_dask.mixture.model import (
     SufficientStatistics,
     block_statistics,
     merge,
+    spread_out,
 )
-from emtau_dask.mixture.numerics import Floats, Ints
+from emtau_dask.mixture.numerics import Bools, Floats, Ints
 
 STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 8192
 REACH = 750.0
@@ -60,22 +61,28 @@ class CentredStatistics:
         self._structure = structure
         self._rows: Floats = np.empty((n_rows, n_features))
         self._responsibilities: Floats = np.empty((n_components, n_rows))
+        self._components: Bools = np.ones(n_components, dtype=np.bool_)
         self._gathered = 0
         self._merger = PairwiseMerger(partial(merge, structure))
 
-    def push(self, rows: Floats, responsibilities: Floats) -> None:
-        """Add a block of rows (n, d) with their responsibilities (K, n)."""
-        if self._gathered + len(rows) > len(self._rows):
+    def push(self, rows: Floats, responsibilities: Floats, components: Bools) -> None:
+        """Add a block of rows (n, d), with responsibilities (K, n) of which those of ``components`` count."""
+        full = self._gathered + len(rows) > len(self._rows)
+        if full or not np.array_equal(components, self._components):
             self._flush()
+        self._components = components
         block = slice(self._gathered, self._gathered + len(rows))
         self._rows[block] = rows
-        self._responsibilities[:, block] = responsibilities
+        for own, k in zip(self._responsibilities, np.flatnonzero(components), strict=False):
+            own[block] = responsibilities[k]
         self._gathered = block.stop
 
     def _flush(self) -> None:
         if self._gathered:
-            rows, responsibilities = self._rows[: self._gathered], self._responsibilities[:, : self._gathered]
-            self._merger.push(block_statistics(self._structure, rows, responsibilities))
+            rows = self._rows[: self._gathered]
+            some = self._responsibilities[: np.count_nonzero(self._components), : self._gathered]
+            found = block_statistics(self._structure, rows, some)
+            self._merger.push(spread_out(found, self._components))
             self._gathered = 0
 
     def total(self) -> SufficientStatistics | None:
@@ -89,35 +96,41 @@ def centred_log_densities(
     parameters: MixtureParameters,
     log_scales: Floats,
     components: Ints,
-    buffers: Floats,
+    buffers: tuple[Floats, Floats],
     out: Floats,
 ) -> None:
     """Write ``ln π_k N(x_n | μ_k, Σ_k)``, nats, for some components k and rows (n, d) into ``out`` (K, n).
 
     Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
-    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number; ``buffers`` are of shape
-    (2, at least n, d). All arrays are float64.
+    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number; each of ``buffers``
+    is `room_for_rows` of at least n rows. All arrays are float64.
     """
     everything = len(components) == len(out)
     breaks_off = parameters.structure.own_factors and parameters.n_features >= LEAST_BROKEN_OFF
     if everything and breaks_off and _broken_off(rows, parameters, log_scales, buffers, out):
         return
     n = len(rows)
-    differences, whitened = buffers[:, :n]
+    differences, whitened = (buffer[:n] for buffer in buffers)
     whiten = parameters.structure.whiten
     for k in components:
-        np.subtract(rows, parameters.means[k], out=differences)
+        np.subtract(rows.T, parameters.means[k][:, np.newaxis], out=differences.T)
         whiten(differences, parameters.precisions_cholesky, k, whitened)
         np.einsum("ij,ij->i", whitened, whitened, out=out[k])
     if everything:
         out *= -0.5
         out += log_scales
     else:
-        out[components] = log_scales[components] - 0.5 * out[components]
+        for k in components:
+            out[k] *= -0.5
+            out[k] += log_scales[k]
 
 
 def _broken_off(
-    rows: Floats, parameters: MixtureParameters, log_scales: Floats, buffers: Floats, out: Floats
+    rows: Floats,
+    parameters: MixtureParameters,
+    log_scales: Floats,
+    buffers: tuple[Floats, Floats],
+    out: Floats,
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
@@ -151,7 +164,7 @@ def _go_on(
     k: int,
     edges: Iterable[int],
     floor: Floats,
-    buffers: Floats,
+    buffers: tuple[Floats, Floats],
     log_densities: Floats,
 ) -> None:
     """Continue ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
@@ -159,7 +172,7 @@ def _go_on(
     for begin, end in pairwise(edges):
         which = which[log_densities[which] > floor[which]]
         n = len(which)
-        differences = np.subtract(rows[which, :end], mean[:end], out=buffers[0, :n, :end])
-        whitened = buffers[1, :n, begin:end]
+        differences = np.subtract(rows[which, :end], mean[:end], out=buffers[0][:n, :end])
+        whitened = buffers[1][:n, begin:end]
         np.matmul(differences, factor[:end, begin:end], out=whitened)
         log_densities[which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)

@@ -239,13 +239,25 @@ class KernelPlan:
             read_only(self.parameters.precisions_cholesky[some]),
         )
 
+    @cached_property
+    def produced(self) -> Bools:
+        """The components for which products write scores: those scored together, or all, shape (K,).
+
+        Where at least half are scored together by features, a product for all costs less than a copy of
+        theirs; what it says of the others is not used.
+        """
+        all_are = self.form is Form.FEATURES and 2 * np.count_nonzero(self.together) >= len(self.together)
+        return np.ones_like(self.together) if all_are else self.together
+
     def products(self, scores: Floats) -> Products | None:
-        """Return what writes ``scores`` (K', n_rows) of the K' components that are scored together."""
+        """Return what writes ``scores`` (K', n_rows) of the K' components in `produced`."""
         if not self.together.any():
             return None
         if self.form is Form.JOINT:
             return joint.JointProducts(self.factors, scores)
-        return FeatureProducts(self.parameters.structure, self.coefficients, self.frame, scores)
+        wanted = np.zeros((len(scores), self.coefficients.shape[1]), dtype=self.dtype)
+        wanted[self.together[self.produced]] = self.coefficients
+        return FeatureProducts(self.parameters.structure, wanted, self.frame, scores)
 
     @property
     def exact(self) -> bool:

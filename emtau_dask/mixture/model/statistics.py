@@ -19,10 +19,8 @@ from emtau_dask.mixture.numerics import (
     Bools,
     Floats,
     Ints,
-    perform,
     read_only,
-    read_only_copy,
-    summed_product,
+    room_for_rows,
 )
 
 T = TypeVar("T")
@@ -177,6 +175,17 @@ def spread_out(statistics: SufficientStatistics, components: Bools) -> Sufficien
     )
 
 
+def chosen(statistics: SufficientStatistics, components: Bools) -> SufficientStatistics:
+    """Return the statistics of some of the components, (K,) bool: the inverse of `spread_out`.
+
+    Where components share a covariance, all must be chosen.
+    """
+    if components.all():
+        return statistics
+    parts = statistics.weights, statistics.means, statistics.scatter
+    return SufficientStatistics(*(read_only(part[components]) for part in parts))
+
+
 def block_statistics(
     structure: CovarianceStructure, rows: Floats, responsibilities: Floats
 ) -> SufficientStatistics:
@@ -186,20 +195,16 @@ def block_statistics(
     the means for the rounding of the first (Chan et al. 1983, eq. 1.7). So neither the distance from the
     origin nor a collapse onto identical rows costs digits.
     """
-    weights = responsibilities.sum(axis=1)
-    sums = np.empty((len(weights), rows.shape[1]))
-    perform(summed_product(responsibilities, rows.T, sums))
-    means = quotients(sums, weights[:, np.newaxis])
-    parts = ((int(k), *_present(rows, responsibilities[k])) for k in np.flatnonzero(weights > 0))
-    return _about(structure, weights, means, parts)
+    parts = (_present(rows, own) for own in responsibilities)
+    return _summed(structure, (len(responsibilities), rows.shape[1]), parts)
 
 
 def _present(rows: Floats, row_weights: Floats) -> tuple[Floats, Floats]:
     """Leave out rows without weight where they are the majority, as in many dimensions."""
-    present = np.flatnonzero(row_weights)
+    present = np.flatnonzero(row_weights != 0.0)
     if 2 * len(present) > len(rows):
         return rows, row_weights
-    return rows[present], row_weights[present]
+    return np.take(rows, present, axis=0), row_weights[present]
 
 
 def group_statistics(
@@ -214,11 +219,9 @@ def group_statistics(
     ends = np.cumsum(np.bincount(groups, minlength=n_components))
     sorted_rows = rows[order]
     sorted_weights = np.ones(len(rows)) if weights is None else weights[order]
-    spans = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-    totals = np.array([sorted_weights[span].sum() for span in spans])
-    sums = np.array([sorted_weights[span] @ sorted_rows[span] for span in spans])
-    parts = ((k, sorted_rows[span], sorted_weights[span]) for k, span in enumerate(spans) if totals[k] > 0)
-    return _about(structure, totals, quotients(sums, totals[:, np.newaxis]), parts)
+    spans = (slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+    parts = ((sorted_rows[span], sorted_weights[span]) for span in spans)
+    return _summed(structure, (n_components, rows.shape[1]), parts)
 
 
 def tile_rows(n_features: int) -> int:
@@ -230,32 +233,32 @@ def tile_rows(n_features: int) -> int:
     return max(MIN_TILE_ROWS, TILE_BYTES // (8 * n_features))
 
 
-def _about(
-    structure: CovarianceStructure,
-    weights: Floats,
-    means: Floats,
-    parts: Iterable[tuple[int, Floats, Floats]],
+def _summed(
+    structure: CovarianceStructure, shape: tuple[int, int], parts: Iterable[tuple[Floats, Floats]]
 ) -> SufficientStatistics:
-    """Return statistics from first means and, for each component, its rows and their weights."""
-    scatter = np.zeros(structure.shape(*means.shape))
-    corrections = np.zeros_like(means)
-    height = tile_rows(means.shape[1])
-    buffer = np.empty((height, means.shape[1]))
+    """Return the statistics of K components of d features from the rows of each, and their weights."""
+    (K, d), height = shape, tile_rows(shape[1])
+    weights, means, corrections = np.zeros(K), np.zeros(shape), np.zeros(shape)
+    scatter = np.zeros(structure.shape(K, d))
 
     def roots_of(k: int, rows: Floats, row_weights: Floats) -> Iterator[Floats]:
-        roots = np.sqrt(row_weights)[:, np.newaxis]
+        roots, buffer = np.sqrt(row_weights), room_for_rows(min(height, len(rows)), d)
         for begin in range(0, len(rows), height):
             tile = slice(begin, begin + height)
-            residuals = np.subtract(rows[tile], means[k], out=buffer[: len(rows[tile])])
+            residuals = buffer[: len(rows[tile])]
+            np.subtract(rows[tile].T, means[k][:, np.newaxis], out=residuals.T)
             corrections[k] += row_weights[tile] @ residuals
-            residuals *= roots[tile]
+            np.multiply(residuals.T, roots[tile], out=residuals.T)
             yield residuals
 
-    for k, rows, row_weights in parts:
-        structure.add_scatter(scatter, k, roots_of(k, rows, row_weights))
+    for k, (rows, row_weights) in enumerate(parts):
+        weights[k] = row_weights.sum()
+        if weights[k] > 0:
+            means[k] = row_weights @ rows / weights[k]
+            structure.add_scatter(scatter, k, roots_of(k, rows, row_weights))
     corrections = quotients(corrections, weights[:, np.newaxis])
     structure.add_outer(scatter, -weights[np.newaxis], corrections[np.newaxis])
-    return SufficientStatistics(read_only_copy(weights), read_only(means + corrections), read_only(scatter))
+    return SufficientStatistics(read_only(weights), read_only(means + corrections), read_only(scatter))
 
 
 class PairwiseMerger(Generic[T]):

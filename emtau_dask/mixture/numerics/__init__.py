@@ -8,6 +8,7 @@ from emtau_dask.mixture.numerics.arrays import (
     Ints,
     read_only,
     read_only_copy,
+    room_for_rows,
     squared_length,
     symmetrised,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "product",
     "read_only",
     "read_only_copy",
+    "room_for_rows",
     "squared_length",
     "squares",
     "summed_product",

@@ -14,6 +14,8 @@ AnyArray = NDArray[Any]
 
 EPS = float(np.finfo(np.float64).eps)
 SIDE = 128
+FEW_FEATURES = 16
+"""Up to so many features less one, loops over rows are faster than loops over the features of a row."""
 
 
 def squared_length(array: AnyArray) -> float:
@@ -21,6 +23,17 @@ def squared_length(array: AnyArray) -> float:
     values = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.dot(values, values))
+
+
+def room_for_rows(n_rows: int, n_features: int) -> Floats:
+    """Return an array (n_rows, n_features), not initialised, in the memory order in which work on it is fast.
+
+    Few features lie one after another, each with all rows, so that loops of NumPy are long; many lie side by
+    side. Calls take the long loops where all their arguments are transposed, the array's first axis last.
+    """
+    if n_features < FEW_FEATURES:
+        return np.empty((n_features, n_rows)).T
+    return np.empty((n_rows, n_features))
 
 
 def read_only_copy(array: AnyArray | list[float]) -> Floats:
