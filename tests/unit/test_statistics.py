@@ -7,7 +7,16 @@ import pytest
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model.statistics import Merger, PairwiseMerger, group_statistics, merge, merged, zero
+from emtau_dask.mixture.model.statistics import (
+    Merger,
+    PairwiseMerger,
+    chosen,
+    group_statistics,
+    merge,
+    merged,
+    spread_out,
+    zero,
+)
 
 SHAPES = {
     "full": (3, 4, 4),
@@ -91,6 +100,19 @@ def test_a_component_without_weight_leaves_the_others_alone(structure):
     responsibilities[:, 1] = 0
     statistics = statistics_of(structure, rows, responsibilities)
     assert_matches(statistics, naive_statistics(rows, responsibilities, structure.name))
+
+
+def test_some_components_chosen_and_spread_out_again_are_those_components():
+    rng = np.random.default_rng(0)
+    found = statistics_of(structure_named("full"), rng.normal(size=(20, 3)), rng.random((20, 4)))
+    components = np.array([True, False, True, False])
+    some = chosen(found, components)
+    assert np.array_equal(some.scatter, found.scatter[[0, 2]])
+    again = spread_out(some, components)
+    for part, whole in zip(vars(again).values(), vars(found).values(), strict=True):
+        assert np.array_equal(part[components], whole[components])
+        assert not part[~components].any()
+    assert chosen(found, np.ones(4, dtype=bool)) is found
 
 
 def test_statistics_are_read_only(structure):
