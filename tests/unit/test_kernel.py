@@ -240,11 +240,11 @@ def test_the_statistics_of_no_rows_are_none(parameters, form):
     assert BlockKernel(form(plan_kernel(parameters)), 16).statistics() is None
 
 
-def ill_conditioned(k, d, ill, seed=0):
-    """Components far from the origin; of those in ``ill``, correlations of condition 1e8."""
+def ill_conditioned(k, d, ill, seed=0, condition=1e8):
+    """Components far from the origin; of those in ``ill``, correlations of the given condition."""
     rng = np.random.default_rng(seed)
     rotations = np.linalg.qr(rng.normal(size=(k, d, d)))[0]
-    spectra = np.where(np.isin(np.arange(k), ill)[:, None], np.geomspace(1.0, 1e-8, d), 1.0)
+    spectra = np.where(np.isin(np.arange(k), ill)[:, None], np.geomspace(1.0, 1 / condition, d), 1.0)
     covariances = (rotations * spectra[:, None, :]) @ rotations.swapaxes(1, 2)
     covariances = (covariances + covariances.swapaxes(1, 2)) / 2
     means = 1e3 + 3 * rng.normal(size=(k, d))
@@ -306,9 +306,10 @@ def test_ill_conditioned_components_beside_others_keep_their_digits(d, ill, shar
 
 
 @pytest.mark.parametrize("d", [4, 20])
-def test_ill_conditioned_components_beside_others_are_scored_exactly(d):
+@pytest.mark.parametrize("condition", [1e4, 1e8])
+def test_ill_conditioned_components_beside_others_are_scored_exactly(d, condition):
     """Judged in longdouble from the same factors, near the components, where no term is large."""
-    parameters = ill_conditioned(6, d, [1, 4])
+    parameters = ill_conditioned(6, d, [1, 4], condition=condition)
     rng = np.random.default_rng(2)
     owners = rng.integers(6, size=200)
     roots = np.linalg.cholesky(parameters.covariances)
@@ -423,6 +424,15 @@ class TestPlan:
         plan = plan_kernel(drawn("full", spread=100.0))
         assert plan.form is Form.JOINT
         assert plan.together.all()
+
+    @pytest.mark.parametrize(
+        ("ill", "form", "alone"),
+        [([1], Form.FEATURES, [1]), ([1, 4], Form.FEATURES, [1, 4]), ([1, 3, 4], Form.JOINT, [])],
+    )
+    def test_few_components_that_features_would_not_see_go_centred_and_many_jointly(self, ill, form, alone):
+        plan = plan_kernel(ill_conditioned(6, 4, ill, condition=1e4))
+        assert plan.form is form
+        assert np.flatnonzero(~plan.together).tolist() == alone
 
     def test_components_too_far_for_products_go_centred(self):
         assert not plan_kernel(drawn("full", spread=1e5)).together.any()

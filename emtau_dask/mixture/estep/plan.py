@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any, Protocol
 
@@ -40,6 +40,8 @@ MOST_SHIFTED = 16.0
 WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 """Most features d for which components with factors of their own use quadratic features: 10 + 2 K, but 96 at
 most (`benchmarks/kernels.py`). All components share the cost of forming them."""
+MOST_ALONE = 1 / 3
+"""Largest share of the components that go centred beside features; where it is larger, all may go jointly."""
 BLOCK_BYTES = 2**23
 WIDEST_IN_TILES = 19
 """The same for compiled tiles, which in the centred form are faster beyond (`benchmarks/compiled.py`)."""
@@ -295,8 +297,8 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     """Return how to score rows of ``dtype`` under ``parameters``.
 
     Products are in float32 where rows are, and where the condition holds without whitening, which could lose
-    digits itself. Components for which features lose too many digits may still be scored in the joint form,
-    where they have factors of their own.
+    digits itself. Where features lose too many digits of many components, these may still be scored in the joint
+    form if they have factors of their own; few cost less in the centred form.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
     frames = frames_of(parameters)
@@ -308,10 +310,11 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     single = _single_plan(parameters, first, dtype)
     if single is not None:
         return single
-    plans = _plans_by_features(parameters, chain([first], frames), LIMIT)
-    if parameters.structure.own_factors:
-        plans = chain(plans, map(partial(_joint_plan, parameters), [first]))
-    return _best(plans)
+    by_features = _best(_plans_by_features(parameters, chain([first], frames), LIMIT))
+    alone = np.count_nonzero(~by_features.together)
+    if not parameters.structure.own_factors or alone <= MOST_ALONE * parameters.n_components:
+        return by_features
+    return _best([by_features, _joint_plan(parameters, first)])
 
 
 def plan_tiles(
