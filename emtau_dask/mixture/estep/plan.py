@@ -297,8 +297,8 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     """Return how to score rows of ``dtype`` under ``parameters``.
 
     Products are in float32 where rows are, and where the condition holds without whitening, which could lose
-    digits itself. Where features lose too many digits of many components, these may still be scored in the joint
-    form if they have factors of their own; few cost less in the centred form.
+    digits itself. Where features lose too many digits of many components, these may still be scored in the
+    joint form if they have factors of their own; few cost less in the centred form.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
     frames = frames_of(parameters)
