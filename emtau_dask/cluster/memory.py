@@ -9,14 +9,13 @@ from emtau_dask.cluster.errors import cluster_errors
 from emtau_dask.cluster.scheduler import threads_of_process
 from emtau_dask.io.files import usable_memory
 
-PAUSED_FROM = 5, 4
-"""Dask pauses a worker, for good where its memory is not given back, at four fifths of its limit."""
-
 
 def memory_of_worker(limit: int) -> int:
-    """Return the bytes that tasks may use of a worker's memory limit."""
-    whole, used = PAUSED_FROM
-    return limit * used // whole
+    """Return the bytes that tasks may use of a worker's memory limit.
+
+    At four fifths of it dask pauses a worker, for good where its memory is not given back.
+    """
+    return limit * 4 // 5
 
 
 def task_processes(client: Any) -> tuple[int, int] | None:
