@@ -17,8 +17,11 @@ from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import LONGER, PATTERNS_BYTES, block_bytes
 from emtau_dask.rows import loaded_bytes
 
-PROCESS_BYTES = 280 * 10**6
-"""The interpreter with every library that a fit loads, in a process of its own or a dask worker."""
+PROCESS_BYTES = 300 * 10**6
+"""The interpreter with every library that a fit loads, in a process of its own or a dask worker.
+
+In a new environment it also compiles their modules to bytecode, which takes 15 MB.
+"""
 COMPILER_BYTES = 150 * 10**6
 """Numba and LLVM with what they compile, where a fit goes by compiled tiles."""
 FLOAT = 8
