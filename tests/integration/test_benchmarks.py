@@ -1,6 +1,7 @@
 """The benchmarks, on tiny data: every part of them runs, and what they compute is right."""
 
 import dataclasses
+import gc
 import importlib
 import itertools
 import json
@@ -45,7 +46,7 @@ def speed(main_of):
 
 @pytest.fixture
 def in_process(speed, monkeypatch):
-    """Contestants run here, which spares their imports."""
+    """Contestants run here, which spares imports; they collect garbage before fits, their own alone."""
     contestant = runpy.run_path(str(BENCHMARKS / "contestants.py"))["main"]
 
     def run(python, arguments, threads):
@@ -53,6 +54,9 @@ def in_process(speed, monkeypatch):
             return contestant(arguments)
 
     monkeypatch.setitem(speed.__globals__, "run_contestant", run)
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("main_of")
