@@ -148,25 +148,24 @@ def _with_enough_digits(
     maximise: Callable[[PassTotals], MixtureParameters | None],
     plan: KernelPlan,
 ) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None, bool]:
-    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of a centred pass.
+    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of one that kept them.
 
     In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
-    The last of what is returned says whether there was a centred pass.
+    The last of what is returned says whether there was another pass.
     """
-    totals = score(plan)
-    try:
-        parameters = maximise(totals)
-        if parameters is None or plan.admits(parameters):
-            return totals, parameters, None, False
-    except SingularComponentError as error:
-        if plan.exact:
-            return totals, None, error, False
-    again = score(plan.centred)
-    again = replace(again, bytes_read=totals.bytes_read + again.bytes_read)
-    try:
-        return again, maximise(again), None, True
-    except SingularComponentError as error:
-        return again, None, error, True
+    first, bytes_read = plan, 0
+    while True:
+        totals = score(plan)
+        bytes_read += totals.bytes_read
+        parameters, collapse = None, None
+        try:
+            parameters = maximise(totals)
+            again = None if parameters is None else plan.again(parameters)
+        except SingularComponentError as error:
+            collapse, again = error, None if plan.exact else plan.centred
+        if again is None:
+            return replace(totals, bytes_read=bytes_read), parameters, collapse, plan is not first
+        plan = again if plan is first else plan.centred
 
 
 def _e_step(

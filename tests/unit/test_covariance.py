@@ -164,7 +164,7 @@ def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(str
         "tied_diag": np.array([np.diag(np.diag(scatters.sum(axis=0) / 18))] * K),
         "tied_spherical": np.array([np.trace(scatters.sum(axis=0)) / (18 * D) * np.eye(D)] * K),
     }[structure.name]
-    actual = structure.covariances(scatter_of(structure, scatters), weights, D, reg_covar)
+    actual = structure.covariances(scatter_of(structure, scatters), weights, D, reg_covar, 1)
     assert np.allclose(matrices(structure, actual), expected + reg_covar * np.eye(D), rtol=1e-13)
 
 
@@ -174,7 +174,7 @@ def test_covariances_are_exactly_symmetric(structure):
     scatter = np.zeros(structure.shape(K, D))
     structure.add_outer(scatter, np.ones((1, K)), rng.normal(size=(1, K, D)))
     scatter *= 1 + rng.uniform(0, 1e-15, size=D)
-    full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0))
+    full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0, 1))
     assert np.array_equal(full, full.swapaxes(1, 2))
 
 
@@ -279,6 +279,15 @@ def test_factors_of_many_features_are_the_inverse_of_scipys(d):
     assert np.array_equal(factor, np.triu(factor))
 
 
+def test_threads_change_no_bit_of_covariances():
+    structure, d, weights = structure_named("full"), 300, np.array([1.0, 2.0, 5.0])
+    scatter = np.random.default_rng(8).normal(size=(3, d, d))
+    alone, together = (structure.covariances(scatter, weights, d, 0.5, threads) for threads in (1, 3))
+    assert np.array_equal(alone, together)
+    means = (scatter + scatter.swapaxes(1, 2)) / (2 * weights[:, None, None])
+    assert np.allclose(alone, means + 0.5 * np.eye(d), rtol=1e-14)
+
+
 def test_threads_change_no_bit_of_factors():
     structure, d = structure_named("full"), 300
     matrices = random_covariances(np.random.default_rng(8), "full", 3, d)
@@ -286,6 +295,7 @@ def test_threads_change_no_bit_of_factors():
     zeros, ones = np.zeros((3, d)), np.ones(3)
     alone, together = (structure.factor(matrices, zeros, ones, threads) for threads in (1, 3))
     assert np.array_equal(alone, together)
+    assert np.allclose(alone.swapaxes(1, 2) @ matrices @ alone, np.eye(d), atol=1e-10)
     matrices[1, 0] = matrices[1, :, 0] = 0.0
     for threads in (1, 3):
         with pytest.raises(SingularComponentError) as caught:

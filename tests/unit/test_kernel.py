@@ -443,8 +443,14 @@ class TestPlan:
         plan = form(plan_kernel(before))
         tiny = before.covariances * np.array([1.0, 1.0, 1e-14])[:, None, None]
         factors = structure_named("full").factor(tiny, before.means, np.ones(K), 1)
-        assert plan.admits(before)
-        assert not plan.admits(replace(before, covariances=tiny, precisions_cholesky=factors))
+        assert plan.again(before) is None
+        again = plan.again(replace(before, covariances=tiny, precisions_cholesky=factors))
+        assert again.together.tolist() == [True, True, False]
+        assert (again.form, again.frame) == (plan.form, plan.frame)
+        everything = replace(
+            before, covariances=1e-14 * before.covariances, precisions_cholesky=1e7 * factors
+        )
+        assert plan.again(everything).exact
 
 
 SINGLE = np.dtype(np.float32)
@@ -525,8 +531,8 @@ class TestSingle:
         plan = plan_kernel(before, SINGLE)
         small = before.covariances * np.array([1.0, 1.0, 1e-6])[:, None, None]
         factors = structure_named("full").factor(small, before.means, np.ones(K), 1)
-        assert plan.admits(before)
-        assert not plan.admits(replace(before, covariances=small, precisions_cholesky=factors))
+        assert plan.again(before) is None
+        assert plan.again(replace(before, covariances=small, precisions_cholesky=factors)).exact
 
 
 SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]

@@ -256,10 +256,10 @@ class TestChoice:
     def test_a_pass_in_which_a_component_lost_nearly_all_of_its_weight_is_done_again(self):
         parameters = clusters()
         plan = planned(parameters)
-        assert plan.admits(parameters)
+        assert plan.again(parameters) is None
         shrunk = parameters.weights.copy()
         shrunk[3] *= 2.0**-21
-        assert not plan.admits(replace(parameters, weights=shrunk))
+        assert plan.again(replace(parameters, weights=shrunk)).exact
 
     def test_the_centred_plan_leaves_nothing_out(self):
         plan = planned(clusters())

@@ -126,9 +126,9 @@ class CovarianceStructure:
     shape: Callable[[int, int], tuple[int, ...]]
     # (K, d) -> the number of free parameters of the covariances.
     n_parameters: Callable[[int, int], int]
-    # (scatter, weights (K,), d, reg_covar) -> the maximum-likelihood covariances plus ``reg_covar`` on the
-    # diagonal.
-    covariances: Callable[[Floats, Floats, int, float], Floats]
+    # (scatter, weights (K,), d, reg_covar, threads) -> the maximum-likelihood covariances plus ``reg_covar``
+    # on the diagonal, by so many threads where that pays.
+    covariances: Callable[[Floats, Floats, int, float, int], Floats]
     # (covariances, means, weights, threads) -> factors, by so many threads where that pays; raises
     # `SingularComponentError`.
     factor: Callable[[Floats, Floats, Floats, int], Floats]

@@ -38,7 +38,7 @@ DIAG = CovarianceStructure(
     shared=False,
     shape=lambda K, d: (K, d),
     n_parameters=lambda K, d: K * d,
-    covariances=lambda scatter, weights, d, reg: scatter / weights[:, np.newaxis] + reg,
+    covariances=lambda scatter, weights, d, reg, threads: scatter / weights[:, np.newaxis] + reg,
     factor=_factor,
     log_det=lambda factors, K, d: np.log(factors).sum(axis=1),
     precisions=np.square,

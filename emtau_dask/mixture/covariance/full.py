@@ -19,35 +19,57 @@ from emtau_dask.mixture.covariance.matrices import (
     split_matrices,
     squared_factors,
     standardised_forms,
-    times_upper,
     whitened_trace,
 )
 from emtau_dask.mixture.covariance.squares import ALL_PAIRS, pairs_by_distance
 from emtau_dask.mixture.numerics import (
     Floats,
+    correlation_factors,
     covariance_of_factor,
+    inverted_factors,
     perform,
     precision_factors,
     read_only_copy,
     squares,
+    times_upper,
 )
 
 THREADED = 2**26
-"""K d³ from which on threads share the factorisations: they then take milliseconds."""
+"""K d³ from which on threads share the covariances and their factors: these then take milliseconds."""
+
+
+def _covariances(scatter: Floats, weights: Floats, d: int, reg_covar: float, threads: int) -> Floats:
+    if len(weights) * d**3 < THREADED:
+        return regularised(scatter / weights[:, np.newaxis, np.newaxis], reg_covar)
+    covariances = np.empty_like(scatter)
+
+    def write(k: int) -> None:
+        np.divide(scatter[k], weights[k], out=covariances[k])
+        regularised(covariances[k], reg_covar)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(write, range(len(weights))))
+    return covariances
 
 
 def _factor(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+    """Return precision factors; each is made in two halves, so that threads end nearly at once."""
     K, d = means.shape
     if K * d**3 < THREADED:
         return precision_factors(covariances, means, weights)
     factors = np.empty_like(covariances)
 
-    def factorise(k: int) -> None:
+    def begun(k: int) -> tuple[Floats, Floats]:
         one = slice(k, k + 1)
-        factors[one] = precision_factors(covariances[one], means[one], weights[one], first=k)
+        return correlation_factors(covariances[one], means[one], weights[one], first=k)
 
-    with ThreadPoolExecutor(min(threads, K)) as pool:
-        list(pool.map(factorise, range(K)))
+    with ThreadPoolExecutor(threads) as pool:
+        halves = [pool.submit(begun, k) for k in range(K)]
+
+        def end(k: int) -> None:
+            factors[k : k + 1] = inverted_factors(*halves[k].result())
+
+        list(pool.map(end, range(K)))
     return factors
 
 
@@ -102,9 +124,7 @@ FULL = CovarianceStructure(
     own_factors=True,
     shape=lambda K, d: (K, d, d),
     n_parameters=lambda K, d: K * d * (d + 1) // 2,
-    covariances=lambda scatter, weights, d, reg: regularised(
-        scatter / weights[:, np.newaxis, np.newaxis], reg
-    ),
+    covariances=_covariances,
     factor=_factor,
     log_det=lambda factors, K, d: log_diagonal(factors),
     precisions=squared_factors,

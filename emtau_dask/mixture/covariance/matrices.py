@@ -16,7 +16,6 @@ from emtau_dask.mixture.numerics import (
     upper_inverse,
 )
 
-PANELS, NARROWEST_PANEL = 4, 48
 TILE = 2**16
 """Elements of a matrix that are worked on at a time."""
 
@@ -90,15 +89,6 @@ def correlated(normals: Floats, covariance: Floats, whose: str) -> Floats:
         raise InvalidDataError(
             f"no rows can be drawn: {whose} is not positive definite. Fit again with a larger reg_covar."
         ) from error
-
-
-def times_upper(rows: Floats, upper: Floats, out: Floats) -> None:
-    """Write ``rows @ upper`` by panels of columns, which leaves out most of the zeros."""
-    d = len(upper)
-    width = max(NARROWEST_PANEL, -(-d // PANELS))
-    for begin in range(0, d, width):
-        end = min(begin + width, d)
-        np.matmul(rows[:, :end], upper[:end, begin:end], out=out[:, begin:end])
 
 
 def standardised_forms(seconds: Floats, weights: Floats, factors: Floats) -> Floats:

@@ -19,7 +19,6 @@ from emtau_dask.mixture.covariance.matrices import (
     split_matrices,
     squared_factors,
     standardised_forms,
-    times_upper,
     whitened_trace,
 )
 from emtau_dask.mixture.covariance.squares import SUM_OF_SQUARES
@@ -33,6 +32,7 @@ from emtau_dask.mixture.numerics import (
     precision_factors,
     squares,
     summed_product,
+    times_upper,
 )
 
 
@@ -97,7 +97,7 @@ TIED = CovarianceStructure(
     shared=True,
     shape=lambda K, d: (d, d),
     n_parameters=lambda K, d: d * (d + 1) // 2,
-    covariances=lambda scatter, weights, d, reg: regularised(scatter / weights.sum(), reg),
+    covariances=lambda scatter, weights, d, reg, threads: regularised(scatter / weights.sum(), reg),
     factor=_factor,
     log_det=lambda factor, K, d: np.repeat(log_diagonal(factor), K),
     precisions=squared_factors,

@@ -29,7 +29,7 @@ from emtau_dask.mixture.model import (
 )
 from emtau_dask.mixture.numerics import Bools, Floats, Ints
 
-STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 8192
+STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 2**16
 REACH = 750.0
 """So many nats below a row's largest log-density, a responsibility is 0, as exp(-745.2) is."""
 LEAST_BROKEN_OFF = 384
@@ -40,7 +40,7 @@ def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: 
     """Return how many rows `CentredStatistics` gathers: a fixed function of its arguments.
 
     They take about as much memory as their statistics, or 8 MiB where these take less. They are at most
-    8,192, but not fewer than a block has.
+    65,536, but not fewer than a block has.
     """
     statistics = 8 * math.prod(structure.shape(n_components, n_features))
     rows = max(STRETCH_BYTES, statistics) // (8 * (n_features + n_components))
@@ -67,14 +67,19 @@ class CentredStatistics:
 
     def push(self, rows: Floats, responsibilities: Floats, components: Bools) -> None:
         """Add a block of rows (n, d), with responsibilities (K, n) of which those of ``components`` count."""
+        some = responsibilities
+        if not components.all():
+            some = responsibilities[components]
+            counted = np.flatnonzero(np.add.reduce(some, axis=0) != 0.0)
+            if 2 * len(counted) <= len(rows):
+                rows, some = np.take(rows, counted, axis=0), np.take(some, counted, axis=1)
         full = self._gathered + len(rows) > len(self._rows)
         if full or not np.array_equal(components, self._components):
             self._flush()
         self._components = components
         block = slice(self._gathered, self._gathered + len(rows))
         self._rows[block] = rows
-        for own, k in zip(self._responsibilities, np.flatnonzero(components), strict=False):
-            own[block] = responsibilities[k]
+        self._responsibilities[: len(some), block] = some
         self._gathered = block.stop
 
     def _flush(self) -> None:
@@ -140,7 +145,7 @@ def _broken_off(
     `REACH` of it.
     """
     n, d = rows.shape
-    everyone, edges = np.arange(n), (0, *(d * eighths // 8 for eighths in (1, 2, 4, 6, 8)))
+    everyone, edges = np.arange(n), [d * eighths // 8 for eighths in range(9)]
     unbounded = np.full(n, -np.inf)
     out[:] = log_scales
     for k in range(len(out)):
@@ -169,10 +174,13 @@ def _go_on(
 ) -> None:
     """Continue ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
     mean, factor = parameters.means[k], parameters.precisions_cholesky[k]
+    known = 0  # features whose differences are in the buffer
     for begin, end in pairwise(edges):
-        which = which[log_densities[which] > floor[which]]
-        n = len(which)
-        differences = np.subtract(rows[which, :end], mean[:end], out=buffers[0][:n, :end])
-        whitened = buffers[1][:n, begin:end]
-        np.matmul(differences, factor[:end, begin:end], out=whitened)
-        log_densities[which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)
+        above = log_densities[which] > floor[which]
+        if not above.all():
+            which, known = which[above], 0
+        differences, whitened = (buffer[: len(which)] for buffer in buffers)
+        np.subtract(rows[which, known:end], mean[known:end], out=differences[:, known:end])
+        known = end
+        found = np.matmul(differences[:, :end], factor[:end, begin:end], out=whitened[:, begin:end])
+        log_densities[which] -= 0.5 * np.einsum("ij,ij->i", found, found)

@@ -271,17 +271,18 @@ class KernelPlan:
         """The plan that scores every component in the centred form."""
         return KernelPlan(self.parameters, Form.CENTRED, self.frame, np.zeros_like(self.together))
 
-    def admits(self, produced: MixtureParameters) -> bool:
-        """Return whether the statistics behind ``produced`` kept their digits.
+    def again(self, produced: MixtureParameters) -> KernelPlan | None:
+        """Return how to score the rows again, None where the statistics behind ``produced`` kept digits.
 
         They may not where a component collapsed during the iteration: beside its distance from the frame's
-        origin it is tiny, and products lose its digits. Where it lost nearly all of its weight, rows for
-        which it did not count may be most of what it has left.
+        origin it is tiny, and products lose its digits. It goes centred then. Where it lost nearly all of its
+        weight, rows for which it did not count may be most of what it has left.
         """
         if self.reach is not None:
-            return bool((produced.weights >= MOST_SHRUNK * self.parameters.weights).all())
+            kept = produced.weights >= MOST_SHRUNK * self.parameters.weights
+            return None if kept.all() else self.centred
         if not self.together.any():
-            return True
+            return None
         epsilon, limit = (SINGLE_EPS, SINGLE_LIMIT) if self.single else (EPS, LIMIT)
         most = STATISTICS_SLACK * limit / epsilon
         if self.form is Form.JOINT:
@@ -290,7 +291,11 @@ class KernelPlan:
             good = seen & (joint.shifts(produced, means) <= MOST_SHIFTED)
         else:
             good = conditions(produced, self.frame) <= most
-        return bool(good[self.together].all())
+        left = self.together & good
+        if np.array_equal(left, self.together):
+            return None
+        divisible = not (self.single or self.parameters.structure.shared)
+        return replace(self, together=left) if divisible and left.any() else self.centred
 
 
 def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) -> KernelPlan:

@@ -106,7 +106,7 @@ def m_step(
         k = int(np.argmax(empty))
         raise SingularComponentError(k, float(weights[k]), "no row is left in it")
     means = statistics.means
-    covariances = structure.covariances(statistics.scatter, weights, means.shape[1], reg_covar)
+    covariances = structure.covariances(statistics.scatter, weights, means.shape[1], reg_covar, threads)
     return MixtureParameters(
         structure.name,
         read_only(weights / total),

@@ -14,12 +14,21 @@ from emtau_dask.mixture.numerics.arrays import (
 )
 from emtau_dask.mixture.numerics.cholesky import (
     check_variances,
+    correlation_factors,
     covariance_of_factor,
     factor_of_precision,
+    inverted_factors,
     precision_factors,
     upper_inverse,
 )
-from emtau_dask.mixture.numerics.products import Step, perform, product, squares, summed_product
+from emtau_dask.mixture.numerics.products import (
+    Step,
+    perform,
+    product,
+    squares,
+    summed_product,
+    times_upper,
+)
 from emtau_dask.mixture.numerics.row_hash import hashed_uniforms
 
 __all__ = [
@@ -30,9 +39,11 @@ __all__ = [
     "Ints",
     "Step",
     "check_variances",
+    "correlation_factors",
     "covariance_of_factor",
     "factor_of_precision",
     "hashed_uniforms",
+    "inverted_factors",
     "perform",
     "precision_factors",
     "product",
@@ -43,5 +54,6 @@ __all__ = [
     "squares",
     "summed_product",
     "symmetrised",
+    "times_upper",
     "upper_inverse",
 ]

@@ -16,6 +16,7 @@ from scipy.linalg import lapack
 
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.numerics.arrays import EPS, Floats, read_only_copy
+from emtau_dask.mixture.numerics.products import times_upper, upper_times
 
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
@@ -45,9 +46,19 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
 def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
     """Return for each of ``covariances`` (K, d, d) the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
 
-    The correlation matrices are factorised, so that the scale of a feature does not matter. The other
-    arguments are those of `check_variances`. `SingularComponentError` is raised where a covariance is
-    singular to working precision.
+    Arguments and errors are those of `correlation_factors`.
+    """
+    return inverted_factors(*correlation_factors(covariances, means, weights, first))
+
+
+def correlation_factors(
+    covariances: Floats, means: Floats, weights: Floats, first: int = 0
+) -> tuple[Floats, Floats]:
+    """Return the upper Cholesky factors of the correlation matrices (K, d, d), and the scales (K, d).
+
+    Correlations are factorised so that the scale of a feature does not matter. The other arguments are those
+    of `check_variances`. `SingularComponentError` is raised where a covariance is singular to working
+    precision.
     """
     variances = np.einsum("kii->ki", covariances)
     check_variances(variances, means, weights, first)
@@ -64,6 +75,11 @@ def precision_factors(covariances: Floats, means: Floats, weights: Floats, first
             f"feature {feature} is a linear combination of the features before it to within {limit:.3g} "
             "of its variance, so the covariance is not positive definite",
         )
+    return factors, scales
+
+
+def inverted_factors(factors: Floats, scales: Floats) -> Floats:
+    """Turn `correlation_factors` into the P of their covariances, in place, and return them."""
     for factor in factors:
         _invert_upper(factor)
     factors /= scales[:, :, np.newaxis]
@@ -74,10 +90,12 @@ def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[i
     """Return the upper Cholesky factors, and the first singular component with the place of its least pivot.
 
     Singular is one whose least pivot is at most ``limit``; where there is none, return None. NumPy
-    factorises, since SciPy's LAPACK lets no other thread run; SciPy's is asked only which pivot failed.
+    factorises, since SciPy's LAPACK lets no other thread run; SciPy's is asked only which pivot failed. NumPy
+    copies a matrix by its columns, which lie side by side in the transpose.
     """
     try:
-        factors = np.linalg.cholesky(correlations, upper=True).astype(np.float64, copy=False)
+        transposes = correlations.swapaxes(-1, -2)
+        factors = np.linalg.cholesky(transposes, upper=True).astype(np.float64, copy=False)
     except np.linalg.LinAlgError:
         factors = correlations
         pivots = np.stack([_pivots_until_failure(correlation) for correlation in correlations])
@@ -110,7 +128,9 @@ def _invert_upper(upper: Floats) -> None:
     first, corner, last = upper[:half, :half], upper[:half, half:], upper[half:, half:]
     _invert_upper(first)
     _invert_upper(last)
-    np.matmul(first, corner @ last, out=corner)
+    right = np.empty(corner.shape)
+    times_upper(corner, last, right)
+    upper_times(first, right, corner)
     np.negative(corner, out=corner)
 
 
