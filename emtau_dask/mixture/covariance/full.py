@@ -53,22 +53,23 @@ def _covariances(scatter: Floats, weights: Floats, d: int, reg_covar: float, thr
 
 
 def _factor(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
-    """Return precision factors; each is made in two halves, so that threads end nearly at once."""
+    """Return precision factors; threads share two halves of each, so that they end nearly at once."""
     K, d = means.shape
     if K * d**3 < THREADED:
         return precision_factors(covariances, means, weights)
-    factors = np.empty_like(covariances)
+    factors, scales = np.empty_like(covariances), np.empty(means.shape)
 
-    def begun(k: int) -> tuple[Floats, Floats]:
+    def begin(k: int) -> None:
         one = slice(k, k + 1)
-        return correlation_factors(covariances[one], means[one], weights[one], first=k)
+        found = correlation_factors(covariances[one], means[one], weights[one], first=k)
+        factors[one], scales[one] = found
+
+    def end(k: int) -> None:
+        begun[k].result()
+        inverted_factors(factors[k : k + 1], scales[k : k + 1])
 
     with ThreadPoolExecutor(threads) as pool:
-        halves = [pool.submit(begun, k) for k in range(K)]
-
-        def end(k: int) -> None:
-            factors[k : k + 1] = inverted_factors(*halves[k].result())
-
+        begun = [pool.submit(begin, k) for k in range(K)]
         list(pool.map(end, range(K)))
     return factors
 
