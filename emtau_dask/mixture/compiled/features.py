@@ -63,9 +63,15 @@ class FeatureBuffers(NamedTuple):
 @inlined
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
     """Write the features of a tile."""
-    d, features = rows.shape[1], buffers.features
-    coordinates = features[1 : 1 + d]
     subtract_transposed(rows, constants.centre, buffers.differences)
+    complete(constants, buffers)
+
+
+@inlined
+def complete(constants: Any, buffers: Any) -> None:
+    """Write the features of a tile whose differences are there."""
+    d, features = len(constants.centre[0]), buffers.features
+    coordinates = features[1 : 1 + d]
     if constants.turned.size > 0:
         multiply(constants.turned, buffers.differences, coordinates)
     for s in range(len(constants.first) - 1):

@@ -9,9 +9,8 @@ from emtau_dask.mixture.compiled.centred import collect as collect_centred
 from emtau_dask.mixture.compiled.centred import fill as fill_centred
 from emtau_dask.mixture.compiled.centred import finish as finish_centred
 from emtau_dask.mixture.compiled.centred import score as score_centred
-from emtau_dask.mixture.compiled.features import FeatureBuffers, FeatureConstants, FeatureMoments
+from emtau_dask.mixture.compiled.features import FeatureBuffers, FeatureConstants, FeatureMoments, complete
 from emtau_dask.mixture.compiled.features import collect as collect_features
-from emtau_dask.mixture.compiled.features import fill as fill_features
 from emtau_dask.mixture.compiled.features import score as score_features
 from emtau_dask.mixture.compiled.loop import loops_of
 from emtau_dask.mixture.compiled.products import inlined
@@ -46,8 +45,14 @@ class MixedMoments(NamedTuple):
 
 @inlined
 def _fill(constants: Any, rows: Any, buffers: Any) -> None:
-    fill_features(constants.by_features, rows, buffers.by_features)
     fill_centred(constants.centred, rows, buffers.centred)
+    centre = constants.by_features.centre
+    for f in range(centre.shape[1]):
+        difference, coordinate = buffers.by_features.differences[f], buffers.centred.coordinates[f]
+        middle = centre[0, f]
+        for t in range(len(difference)):
+            difference[t] = coordinate[t] - middle
+    complete(constants.by_features, buffers.by_features)
 
 
 @inlined
