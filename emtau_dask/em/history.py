@@ -33,7 +33,7 @@ class IterationRecord:
     bytes_read : int
         Stored bytes for addressable sources, decoded bytes for graphs, and the
         bytes of files in which active rows were cached; 0 for those in memory.
-        Of both passes where the first was done again.
+        Of all passes where the first was done again.
     seconds : float
         Wall-clock time.
     rows : int

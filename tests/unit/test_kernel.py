@@ -447,10 +447,9 @@ class TestPlan:
         again = plan.again(replace(before, covariances=tiny, precisions_cholesky=factors))
         assert again.together.tolist() == [True, True, False]
         assert (again.form, again.frame) == (plan.form, plan.frame)
-        everything = replace(
-            before, covariances=1e-14 * before.covariances, precisions_cholesky=1e7 * factors
-        )
-        assert plan.again(everything).exact
+        tiny = 1e-14 * before.covariances
+        factors = 1e7 * before.precisions_cholesky
+        assert plan.again(replace(before, covariances=tiny, precisions_cholesky=factors)).exact
 
 
 SINGLE = np.dtype(np.float32)

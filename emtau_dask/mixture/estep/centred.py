@@ -145,7 +145,7 @@ def _broken_off(
     `REACH` of it.
     """
     n, d = rows.shape
-    everyone, edges = np.arange(n), [d * eighths // 8 for eighths in range(9)]
+    everyone, edges = np.arange(n), (0, *(d * eighths // 8 for eighths in (1, 2, 4, 6, 8)))
     unbounded = np.full(n, -np.inf)
     out[:] = log_scales
     for k in range(len(out)):
@@ -174,13 +174,10 @@ def _go_on(
 ) -> None:
     """Continue ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
     mean, factor = parameters.means[k], parameters.precisions_cholesky[k]
-    known = 0  # features whose differences are in the buffer
     for begin, end in pairwise(edges):
-        above = log_densities[which] > floor[which]
-        if not above.all():
-            which, known = which[above], 0
-        differences, whitened = (buffer[: len(which)] for buffer in buffers)
-        np.subtract(rows[which, known:end], mean[known:end], out=differences[:, known:end])
-        known = end
-        found = np.matmul(differences[:, :end], factor[:end, begin:end], out=whitened[:, begin:end])
-        log_densities[which] -= 0.5 * np.einsum("ij,ij->i", found, found)
+        which = which[log_densities[which] > floor[which]]
+        n = len(which)
+        differences = np.subtract(rows[which, :end], mean[:end], out=buffers[0][:n, :end])
+        whitened = buffers[1][:n, begin:end]
+        np.matmul(differences, factor[:end, begin:end], out=whitened)
+        log_densities[which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)

@@ -1,13 +1,13 @@
-"""Matrix products over the rows of a block, in slices of the rows.
+"""Matrix products over the rows of a block, in slices of the rows; and by triangles, in panels.
 
-Two costs are avoided. OpenBLAS packs the factors of a product before it multiplies them; where a factor has
-few rows, packing takes longer than the product. It does not pack where the product has at most a million
-multiplications and, if the second factor is transposed, at most about a thousand results. And NumPy's
+Two costs of the first are avoided. OpenBLAS packs the factors of a product before it multiplies them; where
+a factor has few rows, packing takes longer than the product. It does not pack where the product has at most a
+million multiplications and, if the second factor is transposed, at most about a thousand results. And NumPy's
 `matmul` keeps the interpreter lock, so that all other threads wait, while it computes a result of at most 500
 numbers, however long the factors are. A stack of results, one for each slice, has more numbers. `dot` never
 keeps the lock, but copies factors that are not contiguous.
 
-Making the views of the slices keeps the lock as well. A product is therefore returned as steps, calls of
+Making the views of the slices keeps the lock as well. Such a product is therefore returned as steps, calls of
 NumPy whose arguments exist already, which every block of rows in the same buffers can `perform` again.
 """
 
