@@ -8,9 +8,9 @@ compression. The fit runs in a process of its own; where a memory cgroup can be 
 more than ``--memory``, page cache included. Of that, ``--cache`` is for rows that stay in memory between
 passes: sampled rows take a tenth of the data. The start counts too: its samples, k-means, and all E-steps.
 
-It prints, in units of the bytes of the data, what the fit's iterations read and what the process read in all
-(``rchar`` of ``/proc``, less what it had read when the fit began), beside the number of full passes and the
-greatest memory of the process.
+It prints, in units of the bytes of the data, what was read of the chunks themselves, start included;
+what the iterations read, files of cached rows included; what the process read in all (``rchar`` of ``/proc``,
+less what it had read when the fit began). Beside them are the number of full passes and the greatest memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dask
 import zarr
@@ -34,12 +37,14 @@ from out_of_core import cgroup, entering
 from passes_data import MIXTURES
 
 from emtau_dask import GaussianMixture
+from emtau_dask.rows import ChunkLoader, LoadedChunk
 
 
 @dataclass(frozen=True)
 class Reading:
     """What a fit read, in units of the bytes of the data, and what it made of it."""
 
+    chunks: float
     iterations: float
     process: float
     full_passes: int
@@ -58,14 +63,30 @@ def read_so_far() -> int:
     return int(fields["rchar"])
 
 
+@contextmanager
+def chunk_bytes() -> Iterator[list[int]]:
+    """Yield the bytes of each chunk that is read meanwhile, not of rows that are cached in files."""
+    load, found = ChunkLoader.load, []
+
+    @wraps(load)
+    def noted(*arguments: Any) -> LoadedChunk:
+        loaded = load(*arguments)
+        found.append(loaded.bytes_read)
+        return loaded
+
+    with patch.object(ChunkLoader, "load", noted):
+        yield found
+
+
 def fit(stored: str, threads: int, cache: str) -> dict[str, Any]:
     array = zarr.open_array(stored, mode="r")
     size = array.nbytes
     before, began = read_so_far(), time.perf_counter()
     settings = {"scheduler": "threads", "num_workers": threads, "emtau.cache-bytes": cache}
-    with dask.config.set(settings):
+    with dask.config.set(settings), chunk_bytes() as of_chunks:
         model = GaussianMixture(MIXTURES["C"][1].components, random_state=0).fit(array)
     found = Reading(
+        sum(of_chunks) / size,
         sum(record.bytes_read for record in model.history_) / size,
         (read_so_far() - before) / size,
         sum(record.full_pass for record in model.history_),
@@ -115,8 +136,9 @@ def main(arguments: list[str] | None = None) -> Reading | None:
     print(
         f"{found.full_passes} full passes, work {found.work:.1f}, {found.seconds:.0f} s, "
         f"{format_bytes(found.resident)} resident at most\n"
-        f"read: {found.iterations:.2f} times in iterations, {found.process:.2f} times by the process "
-        f"(of the data; at most {found.allowed} wanted)"
+        f"chunks: read {found.chunks:.2f} times (at most {found.allowed} wanted)\n"
+        f"with files of cached rows: read {found.iterations:.2f} times the data in iterations, "
+        f"{found.process:.2f} times by the process"
     )
     return found
 

@@ -381,11 +381,12 @@ def test_seconds_to_optimum(main_of, capsys):
 
 
 def test_out_of_core_passes(main_of):
-    """What the process read is at least what its iterations read, and each full pass is among that."""
+    """What the process read is at least what chunks and iterations are, and each full pass is among that."""
     found = main_of("out_of_core_passes")(["--rows", "20000", "--chunk-rows", "2000", "--threads", "1"])
     assert found.full_passes >= 1
+    assert found.chunks >= found.full_passes
     assert found.iterations >= found.full_passes
-    assert found.process > found.iterations
+    assert found.process > max(found.iterations, found.chunks)
     assert found.work > found.full_passes
 
 
@@ -419,3 +420,13 @@ def test_predictions(main_of, monkeypatch, capsys, tmp_path):
     counts = {name: runs[0]["counts"] for name, runs in found.items() if "counts" in runs[0]}
     assert counts["labels"] == counts["scikit-learn"] == counts["all outputs written"]
     assert sum(counts["labels"]) == 4 * sum(counts["labels, quarter"]) == 4000
+
+
+@pytest.mark.usefixtures("main_of")
+def test_the_first_compilation_is_loaded_later(capsys):
+    pytest.importorskip("numba")
+    module = importlib.import_module("first_compilation")
+    found = module.main(["--rows", "2000", "--repeats", "1", "--algorithms", "em"])
+    ((_, _, functions),) = found["em"]
+    assert functions >= 1
+    assert f"{functions} functions compiled" in capsys.readouterr().out

@@ -378,12 +378,11 @@ def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: 
     for i in range(len(results.numbers)):
         results.numbers[i] = 0.0
     for begin in range(0, len(rows), tile):
-        end = min(begin + tile, len(rows))
-        squared += squared_length(flattened(rows[begin:end]))
+        of_tile = rows[begin : begin + tile]
+        end = begin + len(of_tile)
+        squared += squared_length(flattened(of_tile))
         ahead, log_likelihoods = flattened(rows[end : end + tile]), results.log_likelihoods[begin:end]
-        relative, part = _to_responsibilities(
-            rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
-        )
+        relative, part = _to_responsibilities(of_tile, constants, buffers, relative, ahead, log_likelihoods)
         total += part
         if len(results.labels) > 0:
             most_probable(scores, results.labels[begin:end], results.largest[begin:end])
@@ -392,7 +391,7 @@ def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: 
                 of_component = scores[k]
                 for t in range(end - begin):
                     of_component[t] *= weights[begin + t]
-        collect(constants, rows[begin:end], weights[begin:end], buffers, results.moments)
+        collect(constants, of_tile, weights[begin:end], buffers, results.moments)
     finish(constants, buffers, results.moments)
     return squared, total + zero_if_finite(results.numbers)
 
@@ -407,12 +406,11 @@ def _observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
     relative = False
     squared = total = 0.0
     for begin in range(0, len(rows), tile):
-        end = min(begin + tile, len(rows))
-        squared += squared_length(flattened(rows[begin:end]))
+        of_tile = rows[begin : begin + tile]
+        end = begin + len(of_tile)
+        squared += squared_length(flattened(of_tile))
         ahead, log_likelihoods = flattened(rows[end : end + tile]), results.log_likelihoods[begin:end]
-        relative, part = _to_responsibilities(
-            rows[begin:end], constants, buffers, relative, ahead, log_likelihoods
-        )
+        relative, part = _to_responsibilities(of_tile, constants, buffers, relative, ahead, log_likelihoods)
         total += part
         most_probable(scores, results.labels[begin:end], buffers.peaks[: end - begin])
         for k in range(len(results.responsibilities)):
