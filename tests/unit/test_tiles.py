@@ -216,6 +216,24 @@ def test_scatters_of_few_features_are_the_sums_over_rows_however_many_a_componen
     assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
 
 
+@pytest.mark.parametrize("weight", [1e-24, 1e-3, 1.0])
+@pytest.mark.parametrize("d", [1, 4, 13])
+def test_scatters_lose_no_digit_where_rows_come_by_place(d, weight):
+    """A tile of rows far away, of some weight, comes before two tiles of rows that lie close together."""
+    plan = planned(drawn("full", k=1, d=d)).centred
+    rng = np.random.default_rng(d)
+    rows = 1e-3 * rng.normal(size=(3 * TILE, d))
+    rows[:TILE] += 1e6
+    weights = np.repeat([weight, 1.0], [TILE, 2 * TILE])
+    kernel = absorber(plan, len(rows), compiled=True)
+    kernel.accumulate(rows, weights)
+    found, wanted = kernel.statistics(), naive_statistics(rows, weights[:, np.newaxis], "full")
+    assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-13)
+    assert np.allclose(found.means, wanted[1].astype(float), rtol=0, atol=np.spacing(1e6))
+    lengths = np.sqrt(np.diag(wanted[2][0]))
+    assert (np.abs(found.scatter[0] - wanted[2][0]) <= 1e-8 * np.outer(lengths, lengths)).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_the_squares_of_all_values_are_summed(covariance_type, d, dtype):
@@ -256,6 +274,7 @@ def test_statistics_of_many_blocks_are_those_of_one(d, spread):
     whole.accumulate(rows, None, None)
     for begin in range(0, 2000, 300):
         kernel.accumulate(rows[begin : begin + 300], None, None)
+        assert kernel.statistics().weights.sum() == pytest.approx(min(begin + 300, 2000))
     found, expected = kernel.statistics(), whole.statistics()
     assert np.allclose(found.weights, expected.weights, rtol=1e-13)
     assert np.allclose(found.scatter, expected.scatter, rtol=1e-12, atol=1e-12)

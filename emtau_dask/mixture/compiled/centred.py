@@ -56,7 +56,7 @@ class CentredBuffers(NamedTuple):
     totals: Floats  # responsibilities summed over the block so far, (K,)
     least: Floats  # responsibility that counts as none, (K,)
     present: Ints  # rows of a tile for which a component has more than that, (K,)
-    part: Floats  # sums of [x, 1] over a tile, (K, d + 1)
+    part: Floats  # Σ w x of a tile, (1, d)
     middle: Floats  # [m, 0] of a tile, (1, d + 3)
     square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
     mean: Floats  # m, (d,)
@@ -147,31 +147,36 @@ def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, m
 
 @inlined
 def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
-    """Add the scatter of all rows of a tile for component k; the sums of its coordinates are in ``part``."""
+    """Add the scatter of all rows of a tile for component k.
+
+    It is formed about the mean of the rows before, where these weigh at least as much, and corrected. What
+    that loses is below a rounding of the sum: the distance between the means is in it with at least half of
+    the tile's weight.
+    """
     middle, square, mean = buffers.middle, buffers.square, buffers.mean
-    d = len(mean)
-    weight = buffers.part[k, d]
+    sums, summed, d = moments.sums[k], moments.scatter[k], len(mean)
+    weight = sum_of(buffers.scores[k])
     if not weight > 0:
         return
-    for f in range(d):
-        middle[0, f] = buffers.part[k, f] / weight
+    if sums[0] >= weight:
+        for f in range(d):
+            middle[0, f] = sums[1 + f]
+    else:
+        multiply_transposed(buffers.scores[k : k + 1], buffers.coordinates, buffers.part)
+        for f in range(d):
+            middle[0, f] = buffers.part[0, f] / weight
     scatter(buffers.scores, k, buffers.coordinates, middle, d, square)
-    summed = moments.scatter[k]
     for i in range(d):
         moved = square[i, d] / weight
         mean[i] = middle[0, i] + moved
         for j in range(i, d):
             summed[i, j] += square[i, j] - moved * square[j, d]
-    _merge(weight, mean, moments.sums[k], summed)
+    _merge(weight, mean, sums, summed)
 
 
 @inlined
-def _count_present(constants: Any, buffers: Any) -> Any:
-    """Write for how many rows of a tile each component has responsibility; return the largest number.
-
-    Write also how much responsibility counts as none.
-    """
-    most = 0
+def _count_present(constants: Any, buffers: Any) -> None:
+    """Write for how many rows of a tile each component has responsibility, and how much counts as none."""
     for k in range(len(buffers.scores)):
         responsibilities, count = buffers.scores[k], 0
         buffers.totals[k] += sum_of(responsibilities)
@@ -180,8 +185,6 @@ def _count_present(constants: Any, buffers: Any) -> Any:
             count += responsibilities[t] > least
         buffers.present[k] = count
         buffers.least[k] = least
-        most = max(most, count)
-    return most
 
 
 @inlined
@@ -211,8 +214,8 @@ def score(constants: Any, buffers: Any) -> None:
 def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     """Add the moments of a tile about means, or gather its rows."""
     gathers = len(buffers.groups) > 0
-    if not gathers or _count_present(constants, buffers) > constants.few:
-        multiply_transposed(buffers.scores, buffers.coordinates, buffers.part)
+    if gathers:
+        _count_present(constants, buffers)
     for k in range(len(buffers.scores)):
         if gathers and buffers.present[k] <= constants.few:
             gather(rows, buffers.scores[k], k, buffers.least[k], buffers, moments)

@@ -123,8 +123,7 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
     """Subtract from ``out[first]`` half the squared lengths of the columns of ``left[:m] @ (right - p)``.
 
     The column p is ``left[m]``. They are of shapes (m + 1, m), (m, T) and (K, T); T numbers fill a multiple
-    of `COLUMNS` cache lines. Its first m rows are 0 above their diagonal; what is beyond the end of a
-    group of four rows is not read.
+    of `COLUMNS` cache lines. The first m rows of ``left`` are 0 above their diagonal, and not read there.
     """
     m, step = len(right), COLUMNS * VECTOR_BYTES // right.itemsize
     rest = m % ROWS

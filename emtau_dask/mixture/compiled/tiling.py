@@ -17,6 +17,7 @@ from emtau_dask.mixture.covariance import CovarianceStructure, Moments
 from emtau_dask.mixture.estep import (
     LEAST_EXPONENT,
     MAX_BLOCK_ROWS,
+    MERGED_ROWS,
     NEGLIGIBLE,
     KernelPlan,
     MomentSums,
@@ -41,8 +42,6 @@ are gathered where they are at most 1 - 12 / d of a tile: gathering costs less t
 NEAR_TILE, SORTED_TILE = 24, 96
 """Rows near one component that are scored at a time, whole vectors three at a time whatever their width; and
 rows whose component is guessed at a time."""
-ADDED_ROWS = 8192
-"""Rows whose moments about means are merged block by block."""
 DOUBLE = np.dtype(np.float64)
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -157,45 +156,50 @@ class _FeatureSums:
 
 
 class _CentredSums:
-    """Merges moments about means, which are written into ``numbers``."""
+    """Merges moments about means, which are written into ``numbers``, pairwise."""
 
-    def __init__(
-        self, loops: ModuleType, structure: CovarianceStructure, shapes: Shapes, numbers: Floats
-    ) -> None:
+    def __init__(self, loops: ModuleType, shapes: Shapes, numbers: Floats) -> None:
         self.numbers = numbers
         self.moments = loops.CentredMoments(*_views(numbers, shapes))
-        self._combine = loops.combine
-        self._merged = loops.CentredMoments(*map(np.empty, shapes))
-        self._merge = partial(merge, structure)
+        self._loops, self._shapes = loops, shapes
         self.begin()
 
+    def _nothing(self) -> Any:
+        return self._loops.CentredMoments(*map(np.zeros, self._shapes))
+
+    def _joined(self, before: Any, later: Any) -> Any:
+        self._loops.combine(later, before)
+        return before
+
     def begin(self) -> None:
-        for moments in self._merged:
-            moments.fill(0.0)
-        self._rows = 0
-        self._merger: PairwiseMerger[SufficientStatistics] = PairwiseMerger(self._merge)
+        self._merged, self._rows = self._nothing(), 0
+        self._merger: PairwiseMerger[Any] = PairwiseMerger(self._joined)
 
     def push(self, n_rows: int) -> None:
-        self._combine(self.moments, self._merged)
+        self._loops.combine(self.moments, self._merged)
         self._rows += n_rows
-        if self._rows >= ADDED_ROWS:
+        if self._rows >= MERGED_ROWS:
             self._flush()
 
     def _flush(self) -> None:
         if self._rows:
-            sums, scatter = self._merged
-            d = sums.shape[1] - 1
-            upper = np.triu(scatter[:, :d, :d])
-            whole = upper + np.triu(upper, 1).swapaxes(1, 2)
-            weights, means = read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy())
-            self._merger.push(SufficientStatistics(weights, means, read_only(whole)))
-            sums.fill(0.0)
-            scatter.fill(0.0)
-            self._rows = 0
+            self._merger.push(self._merged)
+            self._merged, self._rows = self._nothing(), 0
 
     def statistics(self) -> SufficientStatistics | None:
         self._flush()
-        return self._merger.total()
+        found = self._merger.total()
+        self._merger = PairwiseMerger(self._joined)
+        if found is None:
+            return None
+        self._merger.push(found)  # The parts that it was merged from have been overwritten.
+        sums, scatter = found
+        d = sums.shape[1] - 1
+        upper = np.triu(scatter[:, :d, :d])
+        whole = upper + np.triu(upper, 1).swapaxes(1, 2)
+        return SufficientStatistics(
+            read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
+        )
 
 
 class _MixedSums:
@@ -308,7 +312,7 @@ def _centred_parts(
         totals=np.zeros(K),
         least=np.zeros(K),
         present=np.zeros(K, np.intp),
-        part=np.empty((K, d + 1)),
+        part=np.empty((1, d)),
         middle=np.zeros((1, wide)),
         square=np.empty((wide, wide)),
         mean=np.empty(d),
@@ -380,7 +384,7 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
         partial(statistics_of_moments, structure, plan.frame),
         of_features,
     )
-    about_means = partial(_CentredSums, loops.centred, structure, of_centred)
+    about_means = partial(_CentredSums, loops.centred, of_centred)
     if plan.reach is not None:
         near = _near_parts(plan, loops, side, plan.reach)
         return Tiling(loops.blocks, loops.near.loops, *near, (), None, about_means(np.empty(sizes[1])))

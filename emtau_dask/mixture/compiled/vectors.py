@@ -184,21 +184,30 @@ def _multiply_some(rows: int) -> Any:
 def _subtract_some(rows: int) -> Any:
     """Return what subtracts half the squares of such a product, summed over its rows, from row i of out.
 
-    The last row of ``left`` is subtracted from the columns of ``right`` before.
+    The last row of ``left`` is subtracted from the columns of ``right`` before. The last ``rows`` columns of
+    the factor are 0 above their diagonal, and not read there.
     """
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
         last = builder.sub(a.height, INDEX(1))
+        sums = _Sums(builder, a, product(range(rows), range(COLUMNS)))
 
-        def load(j: Any, column: int) -> Any:
-            return builder.fsub(b.load(b.place(j, t, 0, column)), a.repeated(a.place(last, j)))
+        def add(j: Any, first: int) -> None:
+            point = a.repeated(a.place(last, j))
+            vectors = [builder.fsub(b.load(b.place(j, t, 0, column)), point) for column in range(COLUMNS)]
+            for row in range(first, rows):
+                sums.add(row, a.repeated(a.place(k, j, row)), vectors)
 
-        sums = _product(builder, (rows, COLUMNS), lambda j, row: a.place(k, j, row), a, load, depth)
-        minus_half = ir.Constant(c.vector, [-0.5] * c.lanes)
+        whole = builder.sub(depth, INDEX(rows))
+        with cgutils.for_range(builder, whole, intp=INDEX) as along:
+            add(along.index, 0)
+        for beyond in range(rows):
+            add(builder.add(whole, INDEX(beyond)), beyond)
+        found, minus_half = sums.vectors(), ir.Constant(c.vector, [-0.5] * c.lanes)
         for column in range(COLUMNS):
             total = ir.Constant(c.vector, [0.0] * c.lanes)
             for row in range(rows):
-                total = c.call("fmuladd", c.vector, sums[row, column], sums[row, column], total)
+                total = c.call("fmuladd", c.vector, found[row, column], found[row, column], total)
             place = c.place(i, t, 0, column)
             c.store(c.call("fmuladd", c.vector, total, minus_half, c.load(place)), place)
 

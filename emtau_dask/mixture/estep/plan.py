@@ -54,6 +54,8 @@ SIDE_PADDING, WIDEST_PADDING = 7, 23
 """Most numbers beyond a row's features in the scatters of tiles, and in the rows that are gathered."""
 MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
 """In the centred form, K matrices (d, d) are read for each block, which should be long beside that."""
+MERGED_ROWS = 8192
+"""Rows whose moments about means compiled tiles merge block by block; their sums are merged pairwise."""
 NEAR_BYTES, MOST_NEAR_ROWS = 2**24, 2**17
 """Of the rows of a block whose rows are scored near components: the longer, the more rows each has."""
 NEAR_TILE_BYTES = 800
@@ -115,11 +117,12 @@ def group_rows(n_components: int, n_features: int) -> int:
     return max(LEAST_GROUP_ROWS, min(MOST_GROUP_ROWS, fitting))
 
 
-def _gathered_bytes(n_components: int, n_features: int) -> int:
+def _gathered_bytes(n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of what compiled tiles take in the centred form beside their rows."""
+    at_a_time = 3 + (n_rows // MERGED_ROWS).bit_length()
     groups = n_components * group_rows(n_components, n_features) * (n_features + WIDEST_PADDING)
     moments = n_components * (1 + n_features + (n_features + SIDE_PADDING) ** 2)
-    return 8 * (groups + 2 * moments + 3 * n_components * n_features**2)
+    return 8 * (groups + at_a_time * moments + 3 * n_components * n_features**2)
 
 
 def longest_block(n_rows: int, wanted: int) -> int:
@@ -153,7 +156,8 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     in_tiles = 0
     if structure.own_factors and n_features < LEAST_BROKEN_OFF:
-        in_tiles = _gathered_bytes(n_components, n_features) + _near_bytes(n_components, n_features, n_rows)
+        in_tiles = _gathered_bytes(n_components, n_features, n_rows)
+        in_tiles += _near_bytes(n_components, n_features, n_rows)
     return in_blocks + gathered + in_tiles + min(n_rows, tile_rows(n_features)) * 8 * n_features
 
 
