@@ -8,6 +8,7 @@ from emtau_dask.execution.interrupts import interrupt_saying, interrupts_as_they
 from emtau_dask.execution.merge_tree import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.execution.observer import PassObserver
 from emtau_dask.execution.read_ahead import AheadBudget
+from emtau_dask.execution.threads import lasting_threads
 
 __all__ = [
     "FAN_IN",
@@ -26,6 +27,7 @@ __all__ = [
     "hold_for_process",
     "interrupt_saying",
     "interrupts_as_they_are",
+    "lasting_threads",
     "one_thread",
     "process_id",
     "threads_side_by_side",

@@ -9,11 +9,12 @@ nothing else is left to do, runs in the thread that waits for it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -25,7 +26,7 @@ from dask.callbacks import Callback
 from dask.local import get_async
 
 from emtau_dask.cluster import cluster_errors, local_threads
-from emtau_dask.execution.executor import Pass, ReadingTask
+from emtau_dask.execution.executor import Executor, Pass, ReadingTask
 from emtau_dask.execution.graph import SharedWork, graph_of
 from emtau_dask.execution.interrupts import interrupts_as_they_are
 from emtau_dask.execution.observer import PassObserver
@@ -173,20 +174,41 @@ def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int)
     if given is None:
         return compute_in_own_threads(tasks, key, per_thread, threads=local_threads())
     if isinstance(given, ThreadPoolExecutor):
-        return _computed(tasks, key, given, per_thread)
+        return _computed(given, tasks, key, per_thread)
     return dask.threaded.get(tasks, key)
 
 
-def compute_in_own_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, *, threads: int) -> Any:
-    """Do as `compute_in_threads` by so many threads, which are there for this call alone."""
+@contextmanager
+def _own_threads(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Give a pool of so many threads, which end with the block; after an error it does not wait for them."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="emtau")
     try:
-        found = _computed(tasks, key, pool, per_thread)
+        yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
-    return found
+
+
+def compute_in_own_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, *, threads: int) -> Any:
+    """Do as `compute_in_threads` by so many threads, which are there for this call alone."""
+    with _own_threads(threads) as pool:
+        return _computed(pool, tasks, key, per_thread)
+
+
+@contextmanager
+def lasting_threads(executor: Executor) -> Iterator[Executor]:
+    """Give an executor whose threads stay from pass to pass until the block ends, where they are its own.
+
+    A thread that begins while another computes waits for the interpreter's lock, and who hands out tasks
+    waits for the thread: milliseconds of each pass.
+    """
+    own = isinstance(executor, ThreadExecutor) and executor.compute is compute_in_threads
+    if not own or dask.config.get("pool", None) is not None:
+        yield executor
+        return
+    with _own_threads(executor.threads) as pool:
+        yield ThreadExecutor(executor.threads, partial(_computed, pool))
 
 
 def _packed(error: BaseException, _: Any) -> tuple[BaseException, TracebackType | None]:
@@ -194,7 +216,7 @@ def _packed(error: BaseException, _: Any) -> tuple[BaseException, TracebackType 
     return error, sys.exc_info()[2]
 
 
-def _computed(tasks: Mapping[Any, Any], key: Hashable, pool: ThreadPoolExecutor, per_thread: int) -> Any:
+def _computed(pool: ThreadPoolExecutor, tasks: Mapping[Any, Any], key: Hashable, per_thread: int) -> Any:
     handed_out = _HandedOut(pool, key, per_thread)
     # Not by a context of its own, which all threads that compute would share.
     callbacks = [(None, None, handed_out.expect, None, None), *Callback.active]

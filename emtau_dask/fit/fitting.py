@@ -22,7 +22,7 @@ from emtau_dask.em import (
     make_problem,
 )
 from emtau_dask.errors import SingularComponentError, warn_user
-from emtau_dask.execution import Executor
+from emtau_dask.execution import Executor, lasting_threads
 from emtau_dask.fit.journal import Journal
 from emtau_dask.fit.resolving import FINER
 from emtau_dask.init import (
@@ -136,26 +136,29 @@ def fit(
     UserWarning
         A run collapsed and is left out.
     """
-    problem = make_problem(
-        sources.rows,
-        sources.weights,
-        settings.n_components,
-        settings.structure,
-        executor,
-        context,
-        compiled=settings.compiled,
-    )
-    problem = replace(problem, missing=settings.missing)
-    settings = replace(settings, em=_with_large_samples(settings.em, problem))
-    fixed = _Fixed(replace(problem, contents=journal.contents), settings, sources.responsibilities, journal)
-    state = journal.state
-    with first_unusable_row_named(problem), journal.watched():
-        while not state.finished:
-            try:
-                state = _run_ended(fixed, _run_started(fixed, state))
-            except SingularComponentError as error:
-                state = _run_left_out(fixed, state, error)
-            journal.save(state, commit=True)
+    with lasting_threads(executor) as its_threads:
+        problem = make_problem(
+            sources.rows,
+            sources.weights,
+            settings.n_components,
+            settings.structure,
+            its_threads,
+            context,
+            compiled=settings.compiled,
+        )
+        problem = replace(problem, missing=settings.missing)
+        settings = replace(settings, em=_with_large_samples(settings.em, problem))
+        fixed = _Fixed(
+            replace(problem, contents=journal.contents), settings, sources.responsibilities, journal
+        )
+        state = journal.state
+        with first_unusable_row_named(problem), journal.watched():
+            while not state.finished:
+                try:
+                    state = _run_ended(fixed, _run_started(fixed, state))
+                except SingularComponentError as error:
+                    state = _run_left_out(fixed, state, error)
+                journal.save(state, commit=True)
     return state
 
 

@@ -10,7 +10,7 @@ from multiprocessing.pool import ThreadPool
 import dask
 import pytest
 
-from emtau_dask.execution.threads import compute_here, compute_in_threads
+from emtau_dask.execution.threads import ThreadExecutor, compute_here, compute_in_threads, lasting_threads
 
 
 def gathered(*found):
@@ -126,3 +126,45 @@ def test_tasks_may_compute_themselves():
     with dask.config.set(num_workers=2):
         *found, _ = compute_in_threads(graph(nested, 5), "whole", per_thread=2)
     assert found == [True] * 5
+
+
+def test_threads_that_last_run_one_graph_after_another_and_are_gone_at_the_end():
+    with lasting_threads(ThreadExecutor(2, compute_in_threads)) as executor:
+        found = [executor.compute(graph(where, 12), "whole", 2) for _ in range(3)]
+        assert {last for *_, last in found} == {threading.current_thread()}
+        threads = {thread for *others, _ in found for thread in others}
+        assert len(threads) == 2
+        assert all(thread.is_alive() for thread in threads)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_threads_that_last_end_with_an_error_which_does_not_wait_for_them(error):
+    began, may_end = threading.Event(), threading.Event()
+
+    def task(i):
+        began.set()
+        may_end.wait(30)
+        return threading.current_thread()
+
+    with pytest.raises(error), lasting_threads(ThreadExecutor(1, compute_in_threads)) as executor:
+        (thread, _) = executor.compute(graph(where, 1), "whole", 2)
+        beside = threading.Thread(target=executor.compute, args=(graph(task, 1), "whole", 2))
+        beside.start()
+        assert began.wait(10)
+        raise error
+    assert thread.is_alive()
+    may_end.set()
+    thread.join(10)
+    beside.join(10)
+    assert not thread.is_alive()
+
+
+def test_threads_that_are_not_the_executors_own_are_used_as_they_are():
+    serial = ThreadExecutor(1, compute_here)
+    with lasting_threads(serial) as executor:
+        assert executor is serial
+    with ThreadPoolExecutor(2) as pool, dask.config.set(pool=pool):
+        of_pool = ThreadExecutor(2, compute_in_threads)
+        with lasting_threads(of_pool) as executor:
+            assert executor is of_pool
