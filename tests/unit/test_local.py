@@ -147,17 +147,23 @@ def test_threads_that_last_end_with_an_error_which_does_not_wait_for_them(error)
         may_end.wait(30)
         return threading.current_thread()
 
-    with pytest.raises(error), lasting_threads(ThreadExecutor(1, compute_in_threads)) as executor:
-        (thread, _) = executor.compute(graph(where, 1), "whole", 2)
-        beside = threading.Thread(target=executor.compute, args=(graph(task, 1), "whole", 2))
-        beside.start()
-        assert began.wait(10)
-        raise error
-    assert thread.is_alive()
+    found = []
+
+    def fails_beside_a_task():
+        with lasting_threads(ThreadExecutor(1, compute_in_threads)) as executor:
+            found.append(executor.compute(graph(where, 1), "whole", 2)[0])
+            found.append(threading.Thread(target=executor.compute, args=(graph(task, 1), "whole", 2)))
+            found[1].start()
+            assert began.wait(10)
+            raise error
+
+    with pytest.raises(error):
+        fails_beside_a_task()
+    assert found[0].is_alive()
     may_end.set()
-    thread.join(10)
-    beside.join(10)
-    assert not thread.is_alive()
+    for thread in found:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_threads_that_are_not_the_executors_own_are_used_as_they_are():
