@@ -2,8 +2,9 @@
 
 As `mixture.estep.centred`: no digit is lost however far the rows are from the origin or a component from the
 others, and nothing is required of the covariances. Scatters are about a mean of the very rows that they are
-summed over, so that nothing cancels however far a component moved or shrank during an iteration; they are
-merged as those of blocks are (Chan, Golub and LeVeque 1983, eq. 2.1).
+summed over, or of others of at least their weight with which they are merged, so that nothing cancels however
+far a component moved or shrank during an iteration; they are merged as those of blocks are (Chan, Golub and
+LeVeque 1983, eq. 2.1).
 
 There are two ways to sum. All rows of a tile are summed for a component. Or those for which it has
 responsibility, where they are few, are gathered until they fill a group.
@@ -46,7 +47,7 @@ class CentredBuffers(NamedTuple):
     S is what `side_of` returns for d features. Where no rows are gathered there are no groups.
     """
 
-    coordinates: Floats  # x, 1, and two rows to fill up, (d + 3, T)
+    coordinates: Floats  # x, and three rows to fill up, (d + 3, T)
     scores: Floats  # (K, T)
     sums: Floats  # (T,)
     peaks: Floats  # (T,)
@@ -150,8 +151,8 @@ def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
     """Add the scatter of all rows of a tile for component k.
 
     It is formed about the mean of the rows before, where these weigh at least as much, and corrected. What
-    that loses is below a rounding of the sum: the distance between the means is in it with at least half of
-    the tile's weight.
+    that loses is no more than a rounding of the sum: the distance between the means is in it with at least
+    half of the tile's weight.
     """
     middle, square, mean = buffers.middle, buffers.square, buffers.mean
     sums, summed, d = moments.sums[k], moments.scatter[k], len(mean)
