@@ -70,9 +70,9 @@ def main(arguments: list[str] | None = None) -> dict[str, list[tuple[float, floa
         found[algorithm] = []
         for _ in range(options.repeats):
             found[algorithm].append(compared(algorithm, options.rows))
-            first, later, files = found[algorithm][-1]
+            first, later, functions = found[algorithm][-1]
             print(
-                f"{algorithm}: {first:.2f} s, {files} functions compiled; {later:.2f} s where loaded",
+                f"{algorithm}: {first:.2f} s, {functions} functions compiled; {later:.2f} s where loaded",
                 flush=True,
             )
         waits = [first - later for first, later, _ in found[algorithm]]

@@ -44,7 +44,7 @@ class ThreadExecutor:
     ----------
     threads : int
     compute : callable (tasks, key, per_thread) -> value
-        `compute_in_threads` or `compute_here`.
+        Returns the value of a key of a graph, as `compute_in_threads` and `compute_here` do.
     """
 
     threads: int

@@ -137,20 +137,10 @@ def fit(
         A run collapsed and is left out.
     """
     with lasting_threads(executor) as its_threads:
-        problem = make_problem(
-            sources.rows,
-            sources.weights,
-            settings.n_components,
-            settings.structure,
-            its_threads,
-            context,
-            compiled=settings.compiled,
-        )
-        problem = replace(problem, missing=settings.missing)
+        problem = _problem_of(settings, sources, its_threads, context)
         settings = replace(settings, em=_with_large_samples(settings.em, problem))
-        fixed = _Fixed(
-            replace(problem, contents=journal.contents), settings, sources.responsibilities, journal
-        )
+        noting = replace(problem, contents=journal.contents)
+        fixed = _Fixed(noting, settings, sources.responsibilities, journal)
         state = journal.state
         with first_unusable_row_named(problem), journal.watched():
             while not state.finished:
@@ -160,6 +150,19 @@ def fit(
                     state = _run_left_out(fixed, state, error)
                 journal.save(state, commit=True)
     return state
+
+
+def _problem_of(settings: FitSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
+    problem = make_problem(
+        sources.rows,
+        sources.weights,
+        settings.n_components,
+        settings.structure,
+        executor,
+        context,
+        compiled=settings.compiled,
+    )
+    return replace(problem, missing=settings.missing)
 
 
 @dataclass(frozen=True, eq=False)
