@@ -39,6 +39,11 @@ def naive_statistics(rows, responsibilities, covariance_type):
     return weights, means, shaped(scatter, covariance_type)
 
 
+def summed(kernel):
+    """The statistics of all rows that a kernel has summed."""
+    return kernel.plan.statistics(kernel.sums())
+
+
 def full_covariances(covariances, covariance_type, k, d):
     """scikit-learn's shape for a structure -> K full matrices, float64."""
     return {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ from emtau_dask.io.objects import SHARING_ROWS, RowStateWriter, SlotState
 from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.estep import MostProbable
-from emtau_dask.mixture.model import Merger, SufficientStatistics, expected_log_density, merge, remainder
+from emtau_dask.mixture.estep import KernelPlan, MostProbable, RowSums, SumsMerger
+from emtau_dask.mixture.model import SufficientStatistics, expected_log_density, merge, remainder
 from emtau_dask.mixture.numerics import EPS, Bools, Floats, Ints, hashed_uniforms
 from emtau_dask.policies import (
     ACTIVE,
@@ -65,9 +65,81 @@ class ChunkOutcome(NamedTuple):
     unwritten: Mapping[str, NDArray[Any]] | None = None
 
 
+class ScoredRows(NamedTuple):
+    """What some rows sum up to, and ``Σ s_n ln p(x_n)`` over them, nats."""
+
+    sums: RowSums
+    log_likelihood: float
+
+
+class PassSums(NamedTuple):
+    """What the chunks of a pass sum up to so far.
+
+    Attributes
+    ----------
+    rows : ScoredRows or None
+        All rows scored; None where there were none.
+    leaving : ScoredRows or None
+        Those of them that become inactive now.
+    staying : ScoredRows or None
+        Where active rows stand for others: the part of ``leaving`` that they stand for from now on.
+    scored : int
+        Rows scored.
+    rescored : int
+        Rows that were scored again for ``staying``.
+    chunks : tuple of ChunkOutcome
+    bytes_read : int
+    unsure : float
+        ``Σ s_n (1 − max_k w_nk)`` over the rows scored, where it is measured.
+    """
+
+    rows: ScoredRows | None = None
+    leaving: ScoredRows | None = None
+    staying: ScoredRows | None = None
+    scored: int = 0
+    rescored: int = 0
+    chunks: tuple[ChunkOutcome, ...] = ()
+    bytes_read: int = 0
+    unsure: float = 0.0
+
+
+def merge_passes(structure: CovarianceStructure, parts: Iterable[PassSums]) -> PassSums:
+    """Return what all parts of a pass sum up to; one is held at a time."""
+    rows, leaving, staying = _RowsMerger(structure), _RowsMerger(structure), _RowsMerger(structure)
+    scored = rescored = bytes_read = 0
+    unsure = 0.0
+    chunks: list[ChunkOutcome] = []
+    for part in parts:
+        rows.push(part.rows)
+        leaving.push(part.leaving)
+        staying.push(part.staying)
+        scored += part.scored
+        rescored += part.rescored
+        chunks += part.chunks
+        bytes_read += part.bytes_read
+        unsure += part.unsure
+    return PassSums(
+        rows.total(), leaving.total(), staying.total(), scored, rescored, tuple(chunks), bytes_read, unsure
+    )
+
+
+class _RowsMerger:
+    def __init__(self, structure: CovarianceStructure) -> None:
+        self._sums, self._log_likelihood = SumsMerger(structure), 0.0
+
+    def push(self, part: ScoredRows | None) -> None:
+        if part is not None:
+            self._sums.push(part.sums)
+            self._log_likelihood += part.log_likelihood
+
+    def total(self) -> ScoredRows | None:
+        sums = self._sums.total()
+        return None if sums is None else ScoredRows(sums, self._log_likelihood)
+
+
 @dataclass(frozen=True, eq=False)
 class PassTotals:
-    """The merged result of a pass; by default that of a pass over no rows.
+    """The result of a pass; by default that of a pass over no rows. See `PassSums`.
 
     Attributes
     ----------
@@ -76,28 +148,43 @@ class PassTotals:
     log_likelihood : float
         ``Σ s_n ln p(x_n)`` over them, nats.
     leaving : FrozenRows or None
-        Those of them that become inactive now.
+    staying : FrozenRows or None
     scored : int
-        Rows scored.
+    rescored : int
     chunks : tuple of ChunkOutcome
     bytes_read : int
-    staying : FrozenRows or None
-        Where active rows stand for others: the part of ``leaving`` that they stand for from now on.
-    rescored : int
-        Rows that were scored again for that.
     unsure : float
-        ``Σ s_n (1 − max_k w_nk)`` over the rows scored, where it is measured.
     """
 
     statistics: SufficientStatistics | None = None
     log_likelihood: float = 0.0
     leaving: FrozenRows | None = None
+    staying: FrozenRows | None = None
     scored: int = 0
+    rescored: int = 0
     chunks: tuple[ChunkOutcome, ...] = ()
     bytes_read: int = 0
-    staying: FrozenRows | None = None
-    rescored: int = 0
     unsure: float = 0.0
+
+
+def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
+    """Return the result of a pass, all of whose chunks were scored under ``plan``."""
+
+    def frozen(part: ScoredRows | None) -> FrozenRows | None:
+        statistics = None if part is None else plan.statistics(part.sums)
+        if part is None or statistics is None:
+            return None
+        # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
+        entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
+        return FrozenRows(statistics, max(0.0, entropy))
+
+    return PassTotals(
+        None if found.rows is None else plan.statistics(found.rows.sums),
+        0.0 if found.rows is None else found.rows.log_likelihood,
+        frozen(found.leaving),
+        frozen(found.staying),
+        *found[3:],
+    )
 
 
 def merge_frozen(
@@ -107,41 +194,6 @@ def merge_frozen(
     if a is None or b is None:
         return a or b
     return FrozenRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)
-
-
-def merge_totals(structure: CovarianceStructure, parts: Iterable[PassTotals]) -> PassTotals:
-    """Return the totals of all parts of a pass, of which it holds one at a time."""
-    scored, leaving, staying = Merger(structure), Merger(structure), Merger(structure)
-    rows = bytes_read = rescored = 0
-    log_likelihood = entropy = staying_entropy = unsure = 0.0
-    chunks: list[ChunkOutcome] = []
-    for part in parts:
-        if part.statistics is not None:
-            scored.push(part.statistics)
-        if part.leaving is not None:
-            leaving.push(part.leaving.statistics)
-            entropy += part.leaving.entropy
-        if part.staying is not None:
-            staying.push(part.staying.statistics)
-            staying_entropy += part.staying.entropy
-        log_likelihood += part.log_likelihood
-        rows += part.scored
-        bytes_read += part.bytes_read
-        chunks += part.chunks
-        rescored += part.rescored
-        unsure += part.unsure
-    frozen, weighted = leaving.total(), staying.total()
-    return PassTotals(
-        scored.total(),
-        log_likelihood,
-        None if frozen is None else FrozenRows(frozen, entropy),
-        rows,
-        tuple(chunks),
-        bytes_read,
-        None if weighted is None else FrozenRows(weighted, staying_entropy),
-        rescored,
-        unsure,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +243,7 @@ class RowTracking:
             dtypes = self.writer.fields.by_name
             found = {name: stored[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
             if self.cache is not None:
-                self.cache.keep_state(chunk_range.chunk, slot.place, found)
+                self.cache.keep_states({chunk_range.chunk: (slot.place, found)})
         return found
 
     def changed(
@@ -217,26 +269,28 @@ class RowTracking:
     def take_room(self, outcome: ChunkOutcome) -> None:
         """Give unwritten row state its room in the cache before rows; `written` says where it is stored."""
         if self.cache is not None and outcome.unwritten is not None and outcome.remaining:
-            self.cache.keep_state(outcome.chunk, None, outcome.unwritten)
+            self.cache.keep_states({outcome.chunk: (None, outcome.unwritten)})
 
-    def written(self, outcomes: Iterable[ChunkOutcome]) -> Iterator[ChunkOutcome]:
-        """Write the unwritten row state of chunks; yield their outcomes with its places."""
-        outcomes = list(outcomes)
+    def written(self, outcomes: tuple[ChunkOutcome, ...]) -> tuple[ChunkOutcome, ...]:
+        """Write the unwritten row state of chunks; return their outcomes with its places."""
         unwritten = {
             outcome.chunk: outcome.unwritten for outcome in outcomes if outcome.unwritten is not None
         }
-        slots = self.writer.write(unwritten) if unwritten else {}
-        for outcome in outcomes:
-            slot = slots.get(outcome.chunk)
-            if slot is None:
-                yield outcome
-                continue
-            if self.cache is not None:
-                if outcome.remaining:
-                    self.cache.keep_state(outcome.chunk, slot.place, unwritten[outcome.chunk])
-                else:
-                    self.cache.drop_state(outcome.chunk)
-            yield outcome._replace(state=slot, unwritten=None)
+        if not unwritten:
+            return outcomes
+        slots = self.writer.write(unwritten)
+        if self.cache is not None:
+            active = {outcome.chunk for outcome in outcomes if outcome.remaining}
+            self.cache.keep_states(
+                {
+                    chunk: (slots[chunk].place, values if chunk in active else None)
+                    for chunk, values in unwritten.items()
+                }
+            )
+        return tuple(
+            outcome._replace(state=slots.get(outcome.chunk, outcome.state), unwritten=None)
+            for outcome in outcomes
+        )
 
 
 class SampleLevel(NamedTuple):
@@ -257,6 +311,10 @@ def _unsure(evidence: Evidence, weights: Floats | None) -> float:
     return float(unsure.sum() if weights is None else weights @ unsure)
 
 
+def _differ(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> bool:
+    return any((values != after[name]).any() for name, values in before.items())
+
+
 class EStepItem(NamedTuple):
     """The chunk of a task, and its row state: None where every row is active and none is stored yet."""
 
@@ -274,8 +332,8 @@ class FoundRows:
 
 
 @dataclass(frozen=True, eq=False)
-class EStepTask(ReadingTask[FoundRows, PassTotals]):
-    """A partial E-step over one chunk: ``task(item, *blocks) -> PassTotals``.
+class EStepTask(ReadingTask[FoundRows, PassSums]):
+    """A partial E-step over one chunk: ``task(item, *blocks) -> PassSums``.
 
     Attributes
     ----------
@@ -312,107 +370,105 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
         self.loader.leave_samples(item.chunk_range.chunk, self.tracking.left)
         return FoundRows(loaded, positions, self.tracking.fresh(item.chunk_range.n_rows, positions))
 
-    def compute(self, item: EStepItem, found: FoundRows) -> PassTotals:
+    def compute(self, item: EStepItem, found: FoundRows) -> PassSums:
         """Score the chunk's active rows; called again, it does the same.
 
         Row state that changes is written by `finish`, or here, where the chunk shares no object with others.
         """
-        loaded, positions, state = found.loaded, found.positions, found.state
+        if self.tracking is None or found.state is None:
+            return self._scored(found)
+        return self._tracked(item, found, found.state, self.tracking)
+
+    def _scored(self, found: FoundRows) -> PassSums:
+        """Return the sums over rows that all stay active."""
+        loaded, positions = found.loaded, found.positions
+        n, unsure = len(positions), 0.0
+        evidence = None if self.sample is None else self._evidence(n, None, math.nan)
+        rows = self._score(loaded, positions, evidence, None)
+        if evidence is not None:
+            unsure = _unsure(evidence, loaded.weights_at(positions))
+        outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
+        return PassSums(rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read, unsure=unsure)
+
+    def _tracked(
+        self, item: EStepItem, found: FoundRows, state: Mapping[str, NDArray[Any]], tracking: RowTracking
+    ) -> PassSums:
+        """Return the sums over active rows, of which the policy says which stay active."""
+        loaded, positions = found.loaded, found.positions
         n = len(positions)
-        if self.tracking is None or state is None:
-            evidence = None if self.sample is None else self._evidence(n, None, math.nan)
-            statistics, log_likelihood = self._score(loaded, positions, evidence, None)
-            outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
-            unsure = 0.0 if evidence is None else _unsure(evidence, loaded.weights_at(positions))
-            return PassTotals(
-                statistics, log_likelihood, None, n, (outcome,), loaded.bytes_read, unsure=unsure
-            )
-        tracking = self.tracking
         draws = tracking.draws(self.iteration, item.chunk_range, positions)
         evidence = self._evidence(n, draws, tracking.unsure)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
         factors = None if item.state is None else tracking.row_weights(before, n)
-        statistics, log_likelihood = self._score(loaded, positions, evidence, factors)
+        rows = self._score(loaded, positions, evidence, factors)
         after, stays = checked_update(tracking.policy, before, evidence)
-        outcome = ChunkOutcome(loaded.chunk, int(np.count_nonzero(stays)), item.state, loaded.contents)
-        unchanged = outcome.remaining == n and all(
-            np.array_equal(before[name], after[name]) for name in before
-        )
-        if item.state is None or not unchanged:
-            outcome = outcome._replace(unwritten=tracking.changed(state, after, positions, stays))
+        remaining, unwritten = int(np.count_nonzero(stays)), None
+        if item.state is None or remaining < n or _differ(before, after):
+            unwritten = tracking.changed(state, after, positions, stays)
+        outcome = ChunkOutcome(loaded.chunk, remaining, item.state, loaded.contents, unwritten)
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
         tracking.take_room(outcome)
         self.loader.keep_active(loaded, positions[stays])
-        bytes_read = loaded.bytes_read
+        sums = PassSums(rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read)
         if tracking.weighted is None:
-            leaving = self._leaving(loaded, positions, stays, statistics, log_likelihood)
-            return PassTotals(statistics, log_likelihood, leaving, n, (outcome,), bytes_read)
+            return (
+                sums
+                if remaining == n
+                else sums._replace(leaving=self._leaving(loaded, positions, stays, rows))
+            )
         kept = checked_weights(
-            tracking.weighted, {name: values[stays] for name, values in after.items()}, outcome.remaining
+            tracking.weighted, {name: values[stays] for name, values in after.items()}, remaining
         )
-        unsure = _unsure(evidence, _times(loaded.weights_at(positions), factors))
-        totals = PassTotals(statistics, log_likelihood, None, n, (outcome,), bytes_read, unsure=unsure)
-        if statistics is None or (stays.all() and factors is not None and np.array_equal(kept, factors)):
-            return totals
-        return replace(
-            totals,
-            leaving=self._with_entropy(statistics, log_likelihood),
-            staying=self._frozen(loaded, positions[stays], kept),
-            rescored=len(kept),
-        )
+        sums = sums._replace(unsure=_unsure(evidence, _times(loaded.weights_at(positions), factors)))
+        if rows is None or (remaining == n and factors is not None and np.array_equal(kept, factors)):
+            return sums
+        staying = self._score(loaded, positions[stays], None, kept)
+        return sums._replace(leaving=rows, staying=staying, rescored=remaining)
 
-    def finish(self, result: PassTotals) -> PassTotals:
+    def finish(self, result: PassSums) -> PassSums:
         """Write the row state that changes in the chunks of a task; called again, it does the same."""
         if self.tracking is None:
             return result
-        return replace(result, chunks=tuple(self.tracking.written(result.chunks)))
+        return result._replace(chunks=self.tracking.written(result.chunks))
 
     def _evidence(self, n_rows: int, draws: Floats | None, unsure: float) -> Evidence:
         labels = np.empty(n_rows, np.min_scalar_type(self.kernels.plan.parameters.n_components - 1))
         return Evidence(self.iteration, labels, np.empty(n_rows), np.empty(n_rows), draws, unsure)
 
     def _leaving(
-        self,
-        loaded: LoadedChunk,
-        positions: Ints,
-        stays: Bools,
-        whole: SufficientStatistics | None,
-        of_all: float,
-    ) -> FrozenRows | None:
-        """Return what rows contribute that do not stay: where few do, the rest of the chunk's totals.
-
-        These are the statistics of the ``whole`` chunk and the log-likelihood ``of_all`` its active rows.
-        """
+        self, loaded: LoadedChunk, positions: Ints, stays: Bools, whole: ScoredRows | None
+    ) -> ScoredRows | None:
+        """Return what rows contribute that do not stay: where few do, the rest of the ``whole`` chunk's."""
         staying = positions[stays]
-        if not len(staying) and whole is not None:
-            return self._with_entropy(whole, of_all)
-        if FEW * len(staying) < len(positions) and whole is not None:
-            part, log_likelihood = self._score(loaded, staying, None, None)
-            assert part is not None
-            parameters = self.kernels.plan.parameters
-            negligible = EPS * whole.weights.sum() * parameters.weights
-            rest = remainder(parameters.structure, whole, part, negligible)
-            if rest is not None:
-                return self._with_entropy(rest, of_all - log_likelihood)
-        return self._frozen(loaded, positions[~stays], None)
-
-    def _frozen(self, loaded: LoadedChunk, positions: Ints, factors: Floats | None) -> FrozenRows | None:
-        if not len(positions):
+        if len(staying) == len(positions):
             return None
-        statistics, log_likelihood = self._score(loaded, positions, None, factors)
-        assert statistics is not None
-        return self._with_entropy(statistics, log_likelihood)
+        if not len(staying):
+            return whole
+        if FEW * len(staying) < len(positions) and whole is not None:
+            part = self._score(loaded, staying, None, None)
+            assert part is not None
+            rest = self._rest(whole, part)
+            if rest is not None:
+                return rest
+        return self._score(loaded, positions[~stays], None, None)
 
-    def _with_entropy(self, statistics: SufficientStatistics, log_likelihood: float) -> FrozenRows:
-        # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
-        entropy = log_likelihood - expected_log_density(statistics, self.kernels.plan.parameters)
-        return FrozenRows(statistics, max(0.0, entropy))
+    def _rest(self, whole: ScoredRows, part: ScoredRows) -> ScoredRows | None:
+        """Return the rows of ``whole`` that are not among those of ``part``; None if digits would be lost."""
+        plan = self.kernels.plan
+        all_of, some = plan.statistics(whole.sums), plan.statistics(part.sums)
+        assert all_of is not None
+        assert some is not None
+        negligible = EPS * all_of.weights.sum() * plan.parameters.weights
+        rest = remainder(plan.parameters.structure, all_of, some, negligible)
+        if rest is None:
+            return None
+        return ScoredRows(RowSums(None, rest), whole.log_likelihood - part.log_likelihood)
 
     def _score(
         self, loaded: LoadedChunk, positions: Ints, evidence: Evidence | None, factors: Floats | None
-    ) -> tuple[SufficientStatistics | None, float]:
-        """Return the statistics and the log-likelihood of rows, and write the evidence of each.
+    ) -> ScoredRows | None:
+        """Return what rows sum up to, None where there are none, and write the evidence of each.
 
         Each row stands for as many as ``factors`` says, None for one.
         """
@@ -432,4 +488,5 @@ class EStepTask(ReadingTask[FoundRows, PassTotals]):
             totals.append(
                 accumulated.total if row_weights is None else float(row_weights @ accumulated.log_likelihoods)
             )
-        return self.kernels.finished(kernel), math.fsum(totals)
+        sums = self.kernels.finished(kernel)
+        return None if sums is None else ScoredRows(sums, math.fsum(totals))

@@ -15,7 +15,8 @@ from emtau_dask.em.estep_task import (
     PassTotals,
     RowTracking,
     SampleLevel,
-    merge_totals,
+    merge_passes,
+    totals_of,
 )
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import Climbing, EmSettings
@@ -193,15 +194,15 @@ def _e_step(
         active = {chunk: share * size for chunk, size in sizes.items()}
     iteration = state.iteration + 1
     kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)
-    totals = problem.map_reduce(
+    found = problem.map_reduce(
         EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
-        partial(merge_totals, problem.structure),
+        partial(merge_passes, problem.structure),
         name="estep",
         stage=f"iteration {iteration}",
         items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
     )
-    totals = totals or PassTotals()
+    totals = PassTotals() if found is None else totals_of(plan, found)
     if problem.contents is not None:
         problem.contents.found(
             {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, naive_statistics
+from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, naive_statistics, summed
 
 from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
@@ -149,7 +149,7 @@ def test_a_row_beyond_the_reach_of_features_alone_is_scored():
     assert np.isclose(log_likelihoods[1], np.log(0.5) + scipy.stats.norm.logpdf(1.0))
     assert np.isclose(total, log_likelihoods.sum())
     kernel.collect()
-    assert np.isclose(kernel.statistics().means[1, 0], 5e148)
+    assert np.isclose(summed(kernel).means[1, 0], 5e148)
 
 
 def test_a_kernel_may_be_for_more_rows_than_the_block_has(rows, scored):
@@ -190,7 +190,7 @@ def test_the_statistics_are_the_sums_over_rows(rows, parameters, form):
         where = slice(begin, begin + 16)
         kernel.score(rows[where]).responsibilities[...] = responsibilities[where].T
         kernel.collect()
-    found = kernel.statistics()
+    found = summed(kernel)
     weights, means, scatter = naive_statistics(rows, responsibilities, parameters.covariance_type)
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
     assert np.allclose(found.means, means.astype(float), rtol=1e-12, atol=1e-13)
@@ -203,7 +203,7 @@ def test_rows_without_responsibility_add_nothing_to_the_statistics(rows, paramet
     responsibilities = np.eye(K)[rng.integers(K - 1, size=N)] * rng.random((N, 1))
     kernel.score(rows).responsibilities[...] = responsibilities.T
     kernel.collect()
-    found = kernel.statistics()
+    found = summed(kernel)
     weights, means, scatter = naive_statistics(rows, responsibilities, parameters.covariance_type)
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
     assert np.allclose(found.means, means.astype(float), rtol=1e-12, atol=1e-13)
@@ -227,7 +227,7 @@ def test_rows_that_weigh_next_to_nothing_cost_joint_scatters_no_digit(d):
     kernel = BlockKernel(jointly(plan_kernel(parameters)), n)
     kernel.score(rows).responsibilities[...] = shares.T
     kernel.collect()
-    found = kernel.statistics()
+    found = summed(kernel)
     weights, means, scatter = naive_statistics(rows, shares, "full")
     deviations = np.sqrt(np.einsum("kii->ki", scatter)).astype(float)
     error = np.abs(found.scatter - scatter).astype(float)
@@ -237,7 +237,7 @@ def test_rows_that_weigh_next_to_nothing_cost_joint_scatters_no_digit(d):
 
 
 def test_the_statistics_of_no_rows_are_none(parameters, form):
-    assert BlockKernel(form(plan_kernel(parameters)), 16).statistics() is None
+    assert BlockKernel(form(plan_kernel(parameters)), 16).sums() is None
 
 
 def ill_conditioned(k, d, ill, seed=0, condition=1e8):
@@ -294,7 +294,7 @@ def test_ill_conditioned_components_beside_others_keep_their_digits(d, ill, shar
     for begin, end in [(0, 150), (150, 190), (190, 340), (340, 400)]:
         kernel.score(rows[begin:end]).responsibilities[...] = given[begin:end].T
         kernel.collect(row_weights[begin:end])
-    found = kernel.statistics()
+    found = summed(kernel)
     weights, means, scatter = naive_statistics(rows, given * row_weights[:, None], "full")
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14, atol=0)
     assert np.allclose(found.means, means.astype(float), rtol=1e-15, atol=1e-12)
@@ -339,7 +339,7 @@ def test_blocks_beyond_the_reach_of_products_are_summed_with_the_others():
         scored.responsibilities[...] = given[begin : begin + 30].T
         kernel.collect()
     weights, means, scatter = naive_statistics(rows, given, "full")
-    found = kernel.statistics()
+    found = summed(kernel)
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-14)
     assert np.allclose(found.means, means.astype(float), rtol=1e-12)
     assert scatter_errors(found, weights, means, scatter).max() <= 1e-9
@@ -477,7 +477,7 @@ class TestSingle:
         assert np.abs(responsibilities - exact).max() <= 1e-5
         single.collect()
         double.collect()
-        found, wanted = single.statistics(), double.statistics()
+        found, wanted = summed(single), summed(double)
         assert np.allclose(found.weights, wanted.weights, rtol=1e-5)
         assert np.allclose(found.means, wanted.means, atol=1e-5)
         assert np.allclose(found.scatter, wanted.scatter, rtol=1e-4, atol=1e-3)
@@ -523,7 +523,7 @@ class TestSingle:
         expected = scipy.special.logsumexp(log_joint(rows.astype(float), parameters), axis=1)
         assert np.allclose(log_likelihoods, expected, rtol=1e-12)
         kernel.collect()
-        assert np.isclose(kernel.statistics().weights.sum(), 2)
+        assert np.isclose(summed(kernel).weights.sum(), 2)
 
     def test_statistics_of_a_collapse_are_not_admitted(self):
         before = near("full")
@@ -614,7 +614,7 @@ def peak_of(plan, share, n_blocks):
         for _ in range(n_blocks):
             kernel.score(rng.standard_normal((kernel.n_rows, d), dtype=plan.dtype))
             kernel.collect((rng.random(kernel.n_rows) < share).astype(plan.dtype))
-        kernel.statistics()
+        kernel.sums()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

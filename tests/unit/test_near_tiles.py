@@ -11,7 +11,7 @@ import pytest
 import scipy.special
 from hypothesis import given
 from hypothesis import strategies as st
-from references import drawn, naive_statistics
+from references import drawn, naive_statistics, summed
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 
@@ -117,7 +117,7 @@ class TestAgainstNaiveSums:
         responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
         if weighted:
             responsibilities = responsibilities * weights[:, np.newaxis]
-        assert_statistics(kernel.statistics(), rows, responsibilities)
+        assert_statistics(summed(kernel), rows, responsibilities)
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e8])
@@ -129,8 +129,8 @@ def test_rows_far_from_all_components_and_wrong_guesses_change_nothing(condition
     kernel, exact = kernel_of(parameters, 300), BlockKernel(plan_tiles(parameters).centred, 300)
     found, wanted = kernel.accumulate(rows), exact.accumulate(rows, None, None)
     assert np.allclose(found.log_likelihoods, wanted.log_likelihoods, rtol=1e-10)
-    assert np.allclose(kernel.statistics().weights, exact.statistics().weights, rtol=1e-9, atol=1e-15)
-    assert np.allclose(kernel.statistics().scatter, exact.statistics().scatter, rtol=1e-8, atol=1e-9)
+    assert np.allclose(summed(kernel).weights, summed(exact).weights, rtol=1e-9, atol=1e-15)
+    assert np.allclose(summed(kernel).scatter, summed(exact).scatter, rtol=1e-8, atol=1e-9)
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 20), st.floats(1, 1e6), st.integers(1, 6))
@@ -172,7 +172,7 @@ def test_of_a_block_with_a_value_that_is_not_finite_nothing_is_added():
     assert not np.isfinite(kernel.accumulate(spoilt).total)
     kernel.accumulate(rows)
     other.accumulate(rows)
-    assert_equal(kernel.statistics(), other.statistics())
+    assert_equal(summed(kernel), summed(other))
 
 
 def test_rows_beyond_the_range_of_float32_are_scored():
@@ -215,7 +215,7 @@ def test_what_buffers_held_before_changes_no_bit():
     spoil(kernel.tiling.buffers)
     found, wanted = kernel.accumulate(rows), other.accumulate(rows)
     assert np.array_equal(found.log_likelihoods, wanted.log_likelihoods)
-    assert_equal(kernel.statistics(), other.statistics())
+    assert_equal(summed(kernel), summed(other))
 
 
 def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
@@ -282,7 +282,7 @@ def test_memory_is_within_what_plans_foretell(k, d):
     tracemalloc.start()
     kernel = Kernels(planned(parameters), compiled=True).made(len(rows))
     kernel.accumulate(rows, None, None)
-    kernel.statistics()
+    kernel.sums()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     held = STATISTICS_KEPT * 8 * (k * d**2 + k * (d + 1))

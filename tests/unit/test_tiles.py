@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import references
 import scipy.special
-from references import COVARIANCE_TYPES, full_covariances, naive_statistics
+from references import COVARIANCE_TYPES, full_covariances, naive_statistics, summed
 from scipy.stats import multivariate_normal
 
 from emtau_dask import ConfigError
@@ -146,7 +146,7 @@ class TestAgainstNaiveSums:
         responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
         if weighted:
             responsibilities = responsibilities * weights[:, np.newaxis]
-        found = kernel.statistics()
+        found = summed(kernel)
         wanted = naive_statistics(rows, responsibilities, covariance_type)
         assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-11)
         assert np.allclose(found.means, wanted[1].astype(float), rtol=1e-11, atol=1e-12)
@@ -168,7 +168,7 @@ def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
     assert (responsibilities > 1e-20).mean() < 0.1
     if weighted:
         responsibilities = responsibilities * weights[:, np.newaxis]
-    found, wanted = kernel.statistics(), naive_statistics(rows, responsibilities, "full")
+    found, wanted = summed(kernel), naive_statistics(rows, responsibilities, "full")
     assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-10)
     assert np.allclose(found.means, wanted[1].astype(float), rtol=1e-10, atol=1e-10)
     assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
@@ -190,7 +190,7 @@ def test_rows_are_gathered_for_some_components_of_a_tile_and_summed_for_others(d
     gathered = kernel.tiling.buffers.present <= kernel.tiling.constants.few
     assert np.array_equal(gathered, [False, False, True, True, True, True])
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
-    found, wanted = kernel.statistics(), naive_statistics(rows, responsibilities, "full")
+    found, wanted = summed(kernel), naive_statistics(rows, responsibilities, "full")
     assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-10)
     assert np.allclose(found.means, wanted[1].astype(float), rtol=1e-10, atol=1e-10)
     assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
@@ -210,7 +210,7 @@ def test_scatters_of_few_features_are_the_sums_over_rows_however_many_a_componen
     assert isinstance(kernel, TileKernel)
     kernel.accumulate(rows)
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
-    found, wanted = kernel.statistics(), naive_statistics(rows, responsibilities, "full")
+    found, wanted = summed(kernel), naive_statistics(rows, responsibilities, "full")
     assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-12)
     assert np.allclose(found.means[:2], wanted[1].astype(float)[:2], rtol=1e-12, atol=1e-9)
     assert np.allclose(found.scatter, wanted[2].astype(float), rtol=1e-9, atol=1e-8)
@@ -227,7 +227,7 @@ def test_scatters_lose_no_digit_where_rows_come_by_place(d, weight):
     weights = np.repeat([weight, 1.0], [TILE, 2 * TILE])
     kernel = absorber(plan, len(rows), compiled=True)
     kernel.accumulate(rows, weights)
-    found, wanted = kernel.statistics(), naive_statistics(rows, weights[:, np.newaxis], "full")
+    found, wanted = summed(kernel), naive_statistics(rows, weights[:, np.newaxis], "full")
     assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-13)
     assert np.allclose(found.means, wanted[1].astype(float), rtol=0, atol=np.spacing(1e6))
     lengths = np.sqrt(np.diag(wanted[2][0]))
@@ -259,10 +259,10 @@ def test_of_rows_with_a_value_that_is_not_finite_nothing_is_added(covariance_typ
     found = kernel.accumulate(spoilt, None, None)
     assert not np.isfinite(found.squared)
     assert not np.isfinite(found.total)
-    assert kernel.statistics() is None
+    assert kernel.sums() is None
     again, expected = kernel.accumulate(rows, None, None), clean.accumulate(rows, None, None)
     assert np.array_equal(again.log_likelihoods, expected.log_likelihoods)
-    assert np.array_equal(kernel.statistics().scatter, clean.statistics().scatter)
+    assert np.array_equal(summed(kernel).scatter, summed(clean).scatter)
 
 
 @pytest.mark.parametrize(("d", "spread"), [(D, 0.1), (19, 0.1), (19, 30.0)])
@@ -274,8 +274,8 @@ def test_statistics_of_many_blocks_are_those_of_one(d, spread):
     whole.accumulate(rows, None, None)
     for begin in range(0, 2000, 300):
         kernel.accumulate(rows[begin : begin + 300], None, None)
-        assert kernel.statistics().weights.sum() == pytest.approx(min(begin + 300, 2000))
-    found, expected = kernel.statistics(), whole.statistics()
+        assert summed(kernel).weights.sum() == pytest.approx(min(begin + 300, 2000))
+    found, expected = summed(kernel), summed(whole)
     assert np.allclose(found.weights, expected.weights, rtol=1e-13)
     assert np.allclose(found.scatter, expected.scatter, rtol=1e-12, atol=1e-12)
 
@@ -293,7 +293,7 @@ def test_single_precision_stays_within_its_limit(covariance_type, n):
     exact = log_joint(rows.astype(float), parameters)
     assert np.abs(accumulated.log_likelihoods - scipy.special.logsumexp(exact, axis=1)).max() <= 1e-5
     assert np.abs(seen.largest - scipy.special.softmax(exact, axis=1).max(axis=1)).max() <= 1e-5
-    found = kernel.statistics()
+    found = summed(kernel)
     wanted = naive_statistics(rows, scipy.special.softmax(exact, axis=1), covariance_type)
     assert np.allclose(found.weights, wanted[0].astype(float), rtol=1e-5)
     assert np.allclose(found.means, wanted[1].astype(float), atol=1e-5)
@@ -339,7 +339,7 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(cova
     assert np.array_equal(seen.labels, expected.responsibilities.argmax(axis=0))
     again, only = (each.accumulate(others[:30], None, None) for each in (kernel, alone))
     assert np.array_equal(again.log_likelihoods, only.log_likelihoods)
-    assert np.isclose(kernel.statistics().weights.sum(), 25 + 30, rtol=1e-6)
+    assert np.isclose(summed(kernel).weights.sum(), 25 + 30, rtol=1e-6)
 
 
 def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
@@ -368,7 +368,9 @@ def test_a_kernel_goes_on_with_the_tiles_of_one_that_is_finished(covariance_type
         for part in (rows[:3], rows):
             found, expected = again.accumulate(part), beside.accumulate(part)
             assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
-        assert np.array_equal(kernels.finished(again).scatter, beside.statistics().scatter)
+        assert np.array_equal(
+            kernels.plan.statistics(kernels.finished(again)).scatter, summed(beside).scatter
+        )
 
 
 def test_kernels_travel_without_tiles_and_copies_share_those_of_a_process():
@@ -396,7 +398,7 @@ def test_threads_have_tiles_of_their_own():
     def scatter(rows):
         kernel = kernels.made(len(rows))
         kernel.accumulate(rows)
-        return kernels.finished(kernel).scatter
+        return kernels.plan.statistics(kernels.finished(kernel)).scatter
 
     expected = [scatter(rows) for rows in chunks]
     with ThreadPoolExecutor(4) as pool:
@@ -411,7 +413,7 @@ def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
     kernel.accumulate(np.random.default_rng(0).normal(size=(50, D)), None, seen)
     assert (seen.labels == 0).all()
     assert (seen.largest == 0.5).all()
-    assert np.array_equal(*kernel.statistics().weights[:, np.newaxis])
+    assert np.array_equal(*summed(kernel).weights[:, np.newaxis])
 
 
 @pytest.mark.parametrize("d", [D, 19])
@@ -445,7 +447,7 @@ def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, over
     with np.errstate(over="ignore"):
         kernel.accumulate(rows, None, room(n))
         kernel.accumulate(rows[:100], None, None)
-    kernel.statistics()
+    kernel.sums()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     statistics = 16 * 8 * k * (d + 1) * ((d + 1) if covariance_type == "full" else 2)
@@ -465,7 +467,7 @@ def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
     assert isinstance(kernel, TileKernel)
     for begin in range(0, len(rows), kernel.n_rows):
         kernel.accumulate(rows[begin : begin + kernel.n_rows])
-    kernel.statistics()
+    kernel.sums()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     held = STATISTICS_KEPT * 8 * (k * d**2 + k * (d + 1))
@@ -494,7 +496,7 @@ def test_what_buffers_held_before_changes_no_bit(covariance_type, dtype, k, d):
     spoil(spoilt.tiling.buffers, d)
     spoilt._sums.numbers.fill(np.nan)
     kernels, room_of = (clean, spoilt, plain), room(1000)
-    found = [(kernel.accumulate(rows, weights, room_of), kernel.statistics()) for kernel in kernels]
+    found = [(kernel.accumulate(rows, weights, room_of), summed(kernel)) for kernel in kernels]
     rtol, atol = (1e-3, 1e-2) if plan.single else (1e-9, 1e-8)
     for name in ("weights", "means", "scatter"):
         one, two, three = (getattr(statistics, name) for _, statistics in found)
@@ -513,7 +515,7 @@ def test_sums_that_overflow_in_float32_go_by_numpy():
     rows[:300:100] = 9e18
     accumulated = (kernel := absorber(plan, 400, compiled=True)).accumulate(rows, None, None)
     assert np.isfinite(accumulated.total)
-    assert np.isfinite(kernel.statistics().scatter).all()
+    assert np.isfinite(summed(kernel).scatter).all()
 
 
 @pytest.mark.parametrize(("weights", "seen"), [(np.ones(4), None), (None, room(4)), (None, room(6))])

@@ -22,7 +22,7 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.io.cache.apart import apart
+from emtau_dask.io.cache.apart import LEAST_APART, apart
 from emtau_dask.io.files import ScratchFolder
 from emtau_dask.process import of_process
 
@@ -238,13 +238,6 @@ class RowCache:
             cached = store.of(self.token)
             return cached.entries.get((what, chunk)) if cached else None
 
-    def _drop(self, what: str, chunk: int) -> None:
-        store = _store()
-        with store.lock:
-            cached = store.of(self.token)
-            if cached:
-                store.put(cached, (what, chunk), None)
-
     def find(self, chunk: int, positions: NDArray[Any], name: str = ROWS) -> tuple[CachedRows, int] | None:
         """Return cached rows of a chunk and the bytes read from a file for them, 0 for rows in memory.
 
@@ -309,30 +302,46 @@ class RowCache:
 
     def drop(self, chunk: int, name: str = ROWS) -> None:
         """Remove the rows of a chunk that are cached under a name."""
-        self._drop(name, chunk)
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
+            if cached:
+                store.put(cached, (name, chunk), None)
 
     def find_state(self, chunk: int, stored: Hashable) -> Mapping[str, NDArray[Any]] | None:
         """Return a chunk's row state by name; None unless that which is ``stored`` there is cached."""
         found = self._look(STATE, chunk)
         return found.values if isinstance(found, _State) and found.stored == stored else None
 
-    def keep_state(self, chunk: int, stored: Hashable, values: Mapping[str, NDArray[Any]]) -> None:
-        """Cache a chunk's row state, made read-only, in place of that cached before.
+    def keep_states(self, states: Mapping[int, tuple[Hashable, Mapping[str, NDArray[Any]] | None]]) -> None:
+        """Cache the row state of chunks, made read-only, in place of that cached before; None is no state.
 
-        ``stored`` identifies what is stored of it. Where the quarter of the limit has no room, nothing is
-        cached.
+        Beside each is what identifies what is stored of it. Where the quarter of the limit has no room,
+        nothing is cached.
         """
-        nbytes = 0
-        for array in values.values():
-            array.setflags(write=False)
-            nbytes += array.nbytes
-        key = (STATE, chunk)
-        if self._fits(key, nbytes):
-            kept = dict(zip(values, apart(list(values.values())), strict=True))
-            if self._put(key, _State(stored, kept, nbytes)):
+        entries = {chunk: self._state(chunk, *state) for chunk, state in states.items()}
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
+            if cached is None:
                 return
-        self.drop_state(chunk)
+            for chunk, entry in entries.items():
+                key = STATE, chunk
+                fits = entry is not None and entry.nbytes <= store.room(cached, key, self.limit)
+                store.put(cached, key, entry if fits else None)
 
-    def drop_state(self, chunk: int) -> None:
-        """Remove the state of a chunk's rows."""
-        self._drop(STATE, chunk)
+    def _state(
+        self, chunk: int, stored: Hashable, values: Mapping[str, NDArray[Any]] | None
+    ) -> _State | None:
+        """Return what is cached of a chunk's row state; None where it has no room for a copy."""
+        if values is None:
+            return None
+        arrays = list(values.values())
+        for array in arrays:
+            array.setflags(write=False)
+        nbytes = sum(array.nbytes for array in arrays)
+        if nbytes >= LEAST_APART:
+            if not self._fits((STATE, chunk), nbytes):
+                return None
+            values = dict(zip(values, apart(arrays), strict=True))
+        return _State(stored, values, nbytes)

@@ -30,12 +30,14 @@ from emtau_dask.mixture.estep import (
     MostProbable,
     Observed,
     PatternKernels,
+    RowSums,
     even_length,
+    merge_sums,
     near_rows,
     plan_kernel,
     plan_tiles,
 )
-from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, merge
+from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import AnyArray, Floats
 from emtau_dask.process import of_process
 
@@ -55,8 +57,8 @@ class Accumulator(Protocol):
         """Score a block of rows (n, d) with weights (n,), add its statistics, and write ``seen`` if given."""
         ...
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks, None where there were none."""
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks, None where there were none."""
         ...
 
 
@@ -94,8 +96,8 @@ class RowKernels(Protocol):
         """Return an `Accumulator`, or a `Scorer`, for up to ``n_rows`` rows of all blocks together."""
         ...
 
-    def finished(self, kernel: Any) -> SufficientStatistics | None:
-        """Return the statistics of one that is not to be used any more."""
+    def finished(self, kernel: Any) -> RowSums | None:
+        """Return the sums of one that is not to be used any more."""
         ...
 
 
@@ -131,7 +133,7 @@ class TileKernel:
 
     def __init__(self, plan: KernelPlan, n_rows: int, tiling: Tiling) -> None:
         self.n_rows, self.tiling = n_rows, tiling
-        self._plan = plan
+        self.plan = plan
         self._labels = np.empty(n_rows, np.intp)
         self._sums = tiling.sums
         self._sums.begin()
@@ -167,8 +169,8 @@ class TileKernel:
         """Raise ValueError for rows, or what is of them, that would lead compiled code beyond its buffers."""
         if (
             len(rows) > self.n_rows
-            or rows.shape[1] != self._plan.parameters.n_features
-            or rows.dtype != self._plan.dtype
+            or rows.shape[1] != self.plan.parameters.n_features
+            or rows.dtype != self.plan.dtype
             or any(len(of_rows) != len(rows) for of_rows in beside)
         ):
             raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
@@ -182,7 +184,7 @@ class TileKernel:
     def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel]]:
         """Yield the blocks of rows in which products, or sums of squares, overflow, and what NumPy does."""
         if self._others is None:
-            self._others = BlockKernel(self._plan, min(self.n_rows, OVERFLOWING_ROWS))
+            self._others = BlockKernel(self.plan, min(self.n_rows, OVERFLOWING_ROWS))
         for begin in range(0, len(rows), self._others.n_rows):
             yield slice(begin, begin + self._others.n_rows), self._others
 
@@ -192,7 +194,7 @@ class TileKernel:
         self._check(rows)
         wanted = len(tiling.buffers.scores) if responsibilities else 0
         results = tiling.blocks.Observations(
-            np.empty(n), np.empty(n, np.intp), np.empty((wanted, n), self._plan.dtype)
+            np.empty(n), np.empty(n, np.intp), np.empty((wanted, n), self.plan.dtype)
         )
         squared, total = tiling.loops.observe(_read_only(rows), tiling.constants, tiling.buffers, results)
         if not math.isfinite(total):
@@ -224,13 +226,12 @@ class TileKernel:
             sum(part.squared for part in parts),
         )
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks, None where there were none."""
-        found = self._sums.statistics()
-        others = None if self._others is None else self._others.statistics()
-        if found is None:
-            return others
-        return found if others is None else merge(self._plan.parameters.structure, found, others)
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks, None where there were none."""
+        found = self._sums.sums()
+        if self._others is None:
+            return found
+        return merge_sums(self.plan.parameters.structure, (found, self._others.sums()))
 
 
 def _spare() -> WeakValueDictionary[str, deque[Tiling]]:
@@ -279,9 +280,9 @@ class Kernels:
             longest = near_rows(d)
         return TileKernel(self.plan, even_length(n_rows, longest), tiling)
 
-    def finished(self, kernel: Accumulator) -> SufficientStatistics | None:
-        """Return the statistics of a kernel of this plan, which is not to be used any more."""
-        found = kernel.statistics()
+    def finished(self, kernel: Accumulator) -> RowSums | None:
+        """Return the sums of a kernel of this plan, which is not to be used any more."""
+        found = kernel.sums()
         if isinstance(kernel, TileKernel):
             self._spare.append(kernel.tiling)
         return found

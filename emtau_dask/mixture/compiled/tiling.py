@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from emtau_dask.mixture.compiled.layout import LINES_AT_ONCE, lines, odd_lines, rows_of_tile
-from emtau_dask.mixture.covariance import CovarianceStructure, Moments
 from emtau_dask.mixture.estep import (
     LEAST_EXPONENT,
     MAX_BLOCK_ROWS,
@@ -22,16 +19,17 @@ from emtau_dask.mixture.estep import (
     KernelPlan,
     MomentSums,
     Reach,
+    RowSums,
     group_rows,
     longest_block,
     near_rows,
-    statistics_of_moments,
+    size_of,
+    views_of,
 )
 from emtau_dask.mixture.model import (
     MixtureParameters,
     PairwiseMerger,
     SufficientStatistics,
-    merge,
     spread_out,
 )
 from emtau_dask.mixture.numerics import AnyArray, Bools, Floats, Ints, read_only
@@ -100,8 +98,8 @@ class BlockSums(Protocol):
         """Add the moments that were written, of a block of ``n_rows`` rows."""
         ...
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks so far, None where there were none."""
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks so far, None where there were none."""
         ...
 
 
@@ -118,50 +116,32 @@ class Tiling:
     sums: BlockSums
 
 
-def _views(numbers: Floats, shapes: Shapes) -> Moments:
-    """Return arrays of these shapes that lie one after the other in ``numbers``."""
-    ends = accumulate(math.prod(shape) for shape in shapes)
-    begins = [0, *ends]
-    return tuple(
-        numbers[begin:end].reshape(shape)
-        for begin, end, shape in zip(begins, begins[1:], shapes, strict=False)
-    )
-
-
-def _size(shapes: Shapes) -> int:
-    return sum(math.prod(shape) for shape in shapes)
-
-
 class _FeatureSums:
     """Sums moments of features about the centre of a frame; they are written into ``numbers``."""
 
-    def __init__(
-        self, kind: Any, conclude: Callable[[Moments], SufficientStatistics], shapes: Shapes, numbers: Floats
-    ) -> None:
-        block = _views(numbers, shapes)
+    def __init__(self, kind: Any, shapes: Shapes, numbers: Floats) -> None:
         self.numbers = numbers
-        self.moments = kind(*block)
-        self._conclude, self._block = conclude, block
+        self.moments = kind(*views_of(numbers, shapes))
         self.begin()
 
     def begin(self) -> None:
-        self._sums = MomentSums(self._block)
+        self._sums = MomentSums(self.numbers)
 
     def push(self, n_rows: int) -> None:
         self._sums.push(n_rows)
 
-    def statistics(self) -> SufficientStatistics | None:
+    def sums(self) -> RowSums | None:
         moments = self._sums.total()
-        return None if moments is None else self._conclude(moments)
+        return None if moments is None else RowSums(moments, None)
 
 
 class _CentredSums:
-    """Merges moments about means, which are written into ``numbers``, pairwise."""
+    """Merges moments of some components about means, which are written into ``numbers``, pairwise."""
 
-    def __init__(self, loops: ModuleType, shapes: Shapes, numbers: Floats) -> None:
+    def __init__(self, loops: ModuleType, some: Bools, shapes: Shapes, numbers: Floats) -> None:
         self.numbers = numbers
-        self.moments = loops.CentredMoments(*_views(numbers, shapes))
-        self._loops, self._shapes = loops, shapes
+        self.moments = loops.CentredMoments(*views_of(numbers, shapes))
+        self._loops, self._some, self._shapes = loops, some, shapes
         self.begin()
 
     def _nothing(self) -> Any:
@@ -186,20 +166,21 @@ class _CentredSums:
             self._merger.push(self._merged)
             self._merged, self._rows = self._nothing(), 0
 
-    def statistics(self) -> SufficientStatistics | None:
+    def sums(self) -> RowSums | None:
         self._flush()
-        found = self._merger.total()
+        merged = self._merger.total()
         self._merger = PairwiseMerger(self._joined)
-        if found is None:
+        if merged is None:
             return None
-        self._merger.push(found)  # The parts that it was merged from have been overwritten.
-        sums, scatter = found
+        self._merger.push(merged)  # The parts that it was merged from have been overwritten.
+        sums, scatter = merged
         d = sums.shape[1] - 1
         upper = np.triu(scatter[:, :d, :d])
         whole = upper + np.triu(upper, 1).swapaxes(1, 2)
-        return SufficientStatistics(
+        found = SufficientStatistics(
             read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
         )
+        return RowSums(None, spread_out(found, self._some))
 
 
 class _MixedSums:
@@ -208,8 +189,6 @@ class _MixedSums:
     def __init__(
         self,
         kind: Any,
-        structure: CovarianceStructure,
-        together: Bools,
         make: tuple[Callable[[Floats], BlockSums], Callable[[Floats], BlockSums]],
         sizes: tuple[int, int],
     ) -> None:
@@ -218,7 +197,6 @@ class _MixedSums:
             each(part) for each, part in zip(make, np.split(self.numbers, sizes[:1]), strict=True)
         )
         self.moments = kind(*(part.moments for part in self._parts))
-        self._structure, self._together = structure, together
 
     def begin(self) -> None:
         for part in self._parts:
@@ -228,13 +206,11 @@ class _MixedSums:
         for part in self._parts:
             part.push(n_rows)
 
-    def statistics(self) -> SufficientStatistics | None:
-        by_features, centred = (part.statistics() for part in self._parts)
+    def sums(self) -> RowSums | None:
+        by_features, centred = (part.sums() for part in self._parts)
         if by_features is None or centred is None:
             return None
-        return merge(
-            self._structure, spread_out(by_features, self._together), spread_out(centred, ~self._together)
-        )
+        return RowSums(by_features.moments, centred.statistics)
 
 
 def _feature_parts(
@@ -375,16 +351,15 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
     of_features = structure.moment_shapes(first, count)
     of_centred = (K - first, 1 + d), (K - first, side, side)
-    sizes = _size(of_features), _size(of_centred)
+    sizes = size_of(of_features), size_of(of_centred)
     pools = len(of_features) > 1
     of_form = loops.features.pooled_loops if pools else loops.features.loops
     by_features = partial(
         _FeatureSums,
         loops.features.PooledMoments if pools else loops.features.FeatureMoments,
-        partial(statistics_of_moments, structure, plan.frame),
         of_features,
     )
-    about_means = partial(_CentredSums, loops.centred, of_centred)
+    about_means = partial(_CentredSums, loops.centred, ~together, of_centred)
     if plan.reach is not None:
         near = _near_parts(plan, loops, side, plan.reach)
         return Tiling(loops.blocks, loops.near.loops, *near, (), None, about_means(np.empty(sizes[1])))
@@ -403,5 +378,5 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
         loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
         (*finite, *beyond),
         np.argsort(~together, kind="stable"),
-        _MixedSums(loops.mixed.MixedMoments, structure, together, (by_features, about_means), sizes),
+        _MixedSums(loops.mixed.MixedMoments, (by_features, about_means), sizes),
     )

@@ -2,9 +2,8 @@
 
 from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, MostProbable, ScoredBlock
 from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF
-from emtau_dask.mixture.estep.features import statistics_of_moments
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
-from emtau_dask.mixture.estep.moments import MomentSums
+from emtau_dask.mixture.estep.moments import MomentSums, RowSums, SumsMerger, merge_sums, size_of, views_of
 from emtau_dask.mixture.estep.patterns import LONGER, PATTERNS_BYTES, Observed, PatternKernels
 from emtau_dask.mixture.estep.plan import (
     BLOCK_BYTES,
@@ -46,15 +45,19 @@ __all__ = [
     "Observed",
     "PatternKernels",
     "Reach",
+    "RowSums",
     "ScoredBlock",
+    "SumsMerger",
     "block_bytes",
     "block_rows",
     "even_length",
     "form_of",
     "group_rows",
     "longest_block",
+    "merge_sums",
     "near_rows",
     "plan_kernel",
     "plan_tiles",
-    "statistics_of_moments",
+    "size_of",
+    "views_of",
 ]

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from emtau_dask.mixture.estep.centred import CentredStatistics, centred_log_densities
+from emtau_dask.mixture.estep.moments import RowSums, merge_sums
 from emtau_dask.mixture.estep.plan import KernelPlan
 from emtau_dask.mixture.estep.responsibilities import normalise
-from emtau_dask.mixture.model import SufficientStatistics, chosen, merge, most_probable, spread_out
+from emtau_dask.mixture.model import chosen, most_probable, spread_out
 from emtau_dask.mixture.numerics import AnyArray, Floats, room_for_rows, squared_length
 
 
@@ -66,7 +67,7 @@ class BlockKernel:
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
         parameters = plan.parameters
         self.n_rows = n_rows
-        self._plan = plan
+        self.plan = plan
         self._scores: Floats = np.empty((parameters.n_components, n_rows), dtype=plan.dtype)
         self._of_rows: Floats = np.empty((2, n_rows), dtype=plan.dtype)
         self._some: Floats = self._scores
@@ -85,7 +86,7 @@ class BlockKernel:
         The responsibilities are valid until the next call; the caller may change them.
         """
         self._rows = rows
-        self._together = self._plan.together
+        self._together = self.plan.together
         with np.errstate(over="ignore", invalid="ignore"):
             log_likelihoods = self._scored(rows)
             total = float(np.add.reduce(log_likelihoods))
@@ -98,23 +99,23 @@ class BlockKernel:
     def _scored(self, rows: Floats) -> Floats:
         together, n = self._together, len(rows)
         scores, of_rows = self._scores[:, :n], self._of_rows[:, :n]
-        if self._plan.single and not together.any():
+        if self.plan.single and not together.any():
             rows, scores = rows.astype(np.float64), np.empty(scores.shape)
             of_rows = np.empty(of_rows.shape)
         if self._products is not None and together.any():
             self._products.score(rows)
             if self._some is not self._scores:
-                scores[self._plan.produced] = self._some[:, :n]
+                scores[self.plan.produced] = self._some[:, :n]
         if not together.all():
             if self._centred_buffers is None:
                 shape = self.n_rows, rows.shape[1]
                 self._centred_buffers = room_for_rows(*shape), room_for_rows(*shape)
-            plan, components = self._plan, np.flatnonzero(~together)
+            plan, components = self.plan, np.flatnonzero(~together)
             centred_log_densities(
                 rows, plan.parameters, plan.log_scales, components, self._centred_buffers, scores
             )
         self._responsibilities = scores
-        return normalise(scores, self._plan.ceiling, *of_rows)
+        return normalise(scores, self.plan.ceiling, *of_rows)
 
     def collect(self, weights: Floats | None = None) -> None:
         """Add the statistics of the block that was scored last.
@@ -126,11 +127,11 @@ class BlockKernel:
             responsibilities *= weights
         if self._products is not None and together.any():
             if self._some is not self._scores:
-                self._some[:, : len(self._rows)] = responsibilities[self._plan.produced]
+                self._some[:, : len(self._rows)] = responsibilities[self.plan.produced]
             self._products.collect()
         if not together.all():
             if self._centred is None:
-                parameters = self._plan.parameters
+                parameters = self.plan.parameters
                 shape = parameters.n_components, parameters.n_features
                 self._centred = CentredStatistics(parameters.structure, *shape, self.n_rows)
             self._centred.push(self._rows, responsibilities, ~together)
@@ -149,12 +150,21 @@ class BlockKernel:
             self.collect(weights)
         return Accumulated(scored.log_likelihoods, scored.total, squared)
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks collected, None where there were none."""
-        some = None if self._products is None else self._products.statistics()
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks collected, None where there were none."""
+        produced = None if self._products is None else self._products.sums()
         centred = None if self._centred is None else self._centred.total()
-        if some is None:
-            return centred
-        together = self._plan.together
-        found = spread_out(chosen(some, together[self._plan.produced]), together)
-        return found if centred is None else merge(self._plan.parameters.structure, found, centred)
+        parts = self._of_together(produced), None if centred is None else RowSums(None, centred)
+        return merge_sums(self.plan.parameters.structure, parts)
+
+    def _of_together(self, produced: RowSums | None) -> RowSums | None:
+        """Return the sums of the components scored together, of all for which there are products."""
+        if produced is None:
+            return None
+        (moments, statistics), together = produced, self.plan.together
+        kept = together[self.plan.produced]
+        if moments is not None and not kept.all():
+            moments = moments.reshape(len(kept), -1)[kept].ravel()
+        if statistics is not None:
+            statistics = spread_out(chosen(statistics, kept), together)
+        return RowSums(moments, statistics)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from emtau_dask.mixture.covariance import CovarianceStructure, Frame, Moments
-from emtau_dask.mixture.estep.moments import MomentSums
+from emtau_dask.mixture.estep.moments import MomentSums, RowSums, size_of, views_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
 from emtau_dask.mixture.numerics import AnyArray, Floats, Step, perform, product, read_only, read_only_copy
 
@@ -68,16 +68,18 @@ class FeatureProducts:
     ) -> None:
         (K, count), dtype = coefficients.shape, coefficients.dtype
         self._structure = structure
-        self._frame = frame
+        self._transform = frame.transform
         self._centre = frame.centre.astype(dtype)[:, np.newaxis]
         self._coefficients = coefficients
         self._scores = scores
         self._features: Floats = np.ones((count, scores.shape[1]), dtype=dtype)
-        self._moments = MomentSums(tuple(map(np.empty, structure.moment_shapes(K, count))))
+        shapes = structure.moment_shapes(K, count)
+        self._moments = MomentSums(np.empty(size_of(shapes)))
+        self._block = views_of(self._moments.block, shapes)
         self._length = _Length(0, self._centre, (), ())
 
     def _of_length(self, n: int) -> _Length:
-        d, transform = len(self._centre), self._frame.transform
+        d, transform = len(self._centre), self._transform
         features, scores = self._features[:, :n], self._scores[:, :n]
         coordinates = differences = features[1 : 1 + d]
         steps: list[Step] = []
@@ -86,7 +88,7 @@ class FeatureProducts:
             steps.append(partial(np.matmul, transform.T.astype(features.dtype), differences, coordinates))
         steps += self._structure.squares.fill(coordinates, features[1 + d :])
         steps += product(self._coefficients, features, scores)
-        collect = tuple(self._structure.moments(features, scores, self._moments.block))
+        collect = tuple(self._structure.moments(features, scores, self._block))
         return _Length(n, differences, tuple(steps), collect)
 
     def score(self, rows: AnyArray) -> None:
@@ -101,10 +103,10 @@ class FeatureProducts:
         perform(self._length.collect)
         self._moments.push(self._length.n_rows)
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks collected, None where there were none."""
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks collected, None where there were none."""
         moments = self._moments.total()
-        return None if moments is None else statistics_of_moments(self._structure, self._frame, moments)
+        return None if moments is None else RowSums(moments, None)
 
 
 def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:

@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from emtau_dask.mixture.covariance import add_outer_products
-from emtau_dask.mixture.estep.moments import MomentSums
+from emtau_dask.mixture.estep.moments import MomentSums, RowSums, size_of, views_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
 from emtau_dask.mixture.numerics import (
     AnyArray,
@@ -100,7 +100,8 @@ class JointProducts:
         self._scores = scores
         self._coordinates: Floats = np.ones((1 + d, n_rows))
         self._buffer: Floats = np.empty(buffer_rows(K, d) * n_rows)
-        self._moments = MomentSums((np.empty((K, 1 + d)), np.empty((K, d, d))), ADDED_ROWS)
+        self._shapes = (K, 1 + d), (K, d, d)
+        self._moments = MomentSums(np.empty(size_of(self._shapes)), ADDED_ROWS)
         self._rows: Floats = np.empty((0, d))
 
     def _buffered(self, *shape: int) -> Floats:
@@ -125,7 +126,7 @@ class JointProducts:
     def collect(self) -> None:
         """Add the moments of the block scored last, whose responsibilities are in the scores now."""
         responsibilities = self._scores[:, : len(self._rows)]
-        sums, scatter = self._moments.block
+        sums, scatter = views_of(self._moments.block, self._shapes)
         perform(summed_product(responsibilities, self._coordinates[:, : len(self._rows)], sums))
         present = responsibilities > NEGLIGIBLE * responsibilities.max(axis=1, keepdims=True)
         if 2 * np.count_nonzero(present) > present.size:
@@ -165,10 +166,12 @@ class JointProducts:
                 perform(squares(own.T, scatter[k]))
             begin = stop
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks collected, None where there were none."""
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks collected, None where there were none."""
         moments = self._moments.total()
-        return None if moments is None else statistics_of_joint(self._factors, *moments)
+        if moments is None:
+            return None
+        return RowSums(None, statistics_of_joint(self._factors, *views_of(moments, self._shapes)))
 
 
 def statistics_of_joint(factors: JointFactors, sums: Floats, scatter: Floats) -> SufficientStatistics:

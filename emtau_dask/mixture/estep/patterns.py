@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, MostProbable
+from emtau_dask.mixture.estep.moments import RowSums, merge_sums
 from emtau_dask.mixture.estep.plan import MAX_BLOCK_ROWS, KernelPlan, even_length, plan_kernel
 from emtau_dask.mixture.model import (
     Conditioning,
     MixtureParameters,
     PairwiseMerger,
-    SufficientStatistics,
     merge,
     most_probable,
 )
@@ -163,12 +163,11 @@ class PatternKernel:
                 self._merger.push(found.conditioning.statistics(found.rows, weighted))
         return Accumulated(log_likelihoods, float(log_likelihoods.sum()), squared)
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks, None where there were none."""
-        complete, incomplete = self._complete.statistics(), self._merger.total()
-        if complete is None or incomplete is None:
-            return complete or incomplete
-        return merge(self._parameters.structure, complete, incomplete)
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks, None where there were none."""
+        incomplete = self._merger.total()
+        parts = self._complete.sums(), None if incomplete is None else RowSums(None, incomplete)
+        return merge_sums(self._parameters.structure, parts)
 
 
 class PatternKernels:
@@ -189,6 +188,6 @@ class PatternKernels:
         longest = min(MAX_BLOCK_ROWS, self._longer * self.plan.block_rows)
         return PatternKernel(self.plan, even_length(n_rows, longest), self._patterns)
 
-    def finished(self, kernel: PatternKernel) -> SufficientStatistics | None:
-        """Return the statistics of a kernel of this plan, which is not to be used any more."""
-        return kernel.statistics()
+    def finished(self, kernel: PatternKernel) -> RowSums | None:
+        """Return the sums of a kernel of this plan, which is not to be used any more."""
+        return kernel.sums()

@@ -22,9 +22,16 @@ import numpy as np
 from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
 from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
-from emtau_dask.mixture.estep.features import FeatureProducts, coefficients, conditions, frames_of
+from emtau_dask.mixture.estep.features import (
+    FeatureProducts,
+    coefficients,
+    conditions,
+    frames_of,
+    statistics_of_moments,
+)
+from emtau_dask.mixture.estep.moments import RowSums, views_of
 from emtau_dask.mixture.estep.reach import Reach, few_reach, many_components, reach_of
-from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, tile_rows
+from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, merge, spread_out, tile_rows
 from emtau_dask.mixture.numerics import EPS, Bools, Floats, read_only, read_only_copy
 
 DOUBLE = np.dtype(np.float64)
@@ -172,8 +179,8 @@ class Products(Protocol):
         """Add the statistics of the block scored last, whose responsibilities are in the scores now."""
         ...
 
-    def statistics(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks collected, None where there were none."""
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks collected, of these components, None where there were none."""
         ...
 
 
@@ -264,6 +271,17 @@ class KernelPlan:
         wanted = np.zeros((len(scores), self.coefficients.shape[1]), dtype=self.dtype)
         wanted[self.together[self.produced]] = self.coefficients
         return FeatureProducts(self.parameters.structure, wanted, self.frame, scores)
+
+    def statistics(self, sums: RowSums | None) -> SufficientStatistics | None:
+        """Return the statistics of rows that were summed under this plan; None where there were none."""
+        if sums is None or sums.moments is None:
+            return None if sums is None else sums.statistics
+        structure, n_features = self.parameters.structure, self.parameters.n_features
+        count = structure.n_row_features(n_features)
+        shapes = structure.moment_shapes(int(np.count_nonzero(self.together)), count)
+        some = statistics_of_moments(structure, self.frame, views_of(sums.moments, shapes))
+        found = spread_out(some, self.together)
+        return found if sums.statistics is None else merge(structure, found, sums.statistics)
 
     @property
     def exact(self) -> bool:
