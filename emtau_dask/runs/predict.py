@@ -174,20 +174,25 @@ def write_labels(
             missing=missing,
             read_ahead=ahead,
         )
-        written: Future[None] | None = None
+        written: Future[NDArray[np.int64]] | None = None
         for results in scored:
-            counts += sum(np.bincount(labels, minlength=k) for labels, *_ in results)
             if written is not None:
-                written.result()
-            written = beside.submit(_append, writers, results)
+                counts += written.result()
+            written = beside.submit(_append, writers, results, k)
         if written is not None:
-            written.result()
+            counts += written.result()
         for writer in writers:
             writer.flush()
     return counts
 
 
-def _append(writers: Sequence[RowWriter], results: Iterable[list[NDArray[Any]]]) -> None:
+def _append(
+    writers: Sequence[RowWriter], results: Iterable[list[NDArray[Any]]], n_components: int
+) -> NDArray[np.int64]:
+    """Write what was found for chunks, their labels first, and return how many rows have each label, (K,)."""
+    counts = np.zeros(n_components, dtype=np.int64)
     for of_chunk in results:
+        counts += np.bincount(of_chunk[0], minlength=n_components)
         for writer, values in zip(writers, of_chunk, strict=True):
             writer.append(values)
+    return counts

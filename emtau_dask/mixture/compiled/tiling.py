@@ -142,6 +142,7 @@ class _CentredSums:
         self.numbers = numbers
         self.moments = loops.CentredMoments(*views_of(numbers, shapes))
         self._loops, self._some, self._shapes = loops, some, shapes
+        self._upper: Bools = np.tri(shapes[0][1] - 1, dtype=np.bool_).T
         self.begin()
 
     def _nothing(self) -> Any:
@@ -174,9 +175,9 @@ class _CentredSums:
             return None
         self._merger.push(merged)  # The parts that it was merged from have been overwritten.
         sums, scatter = merged
-        d = sums.shape[1] - 1
-        upper = np.triu(scatter[:, :d, :d])
-        whole = upper + np.triu(upper, 1).swapaxes(1, 2)
+        d = len(self._upper)
+        upper = scatter[:, :d, :d]
+        whole = np.where(self._upper, upper, upper.swapaxes(1, 2))
         found = SufficientStatistics(
             read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
         )
