@@ -26,6 +26,8 @@ from emtau_dask.mixture.compiled.vectors import (
     four_by_three,
     multiply_four,
     multiply_one,
+    multiply_three,
+    multiply_two,
     one_by_one,
     one_by_three,
     scatter_own,
@@ -37,7 +39,9 @@ from emtau_dask.mixture.compiled.vectors import (
     subtract_one,
     subtract_three,
     subtract_two,
+    three_by_three,
     transpose_four,
+    two_by_three,
 )
 
 OPTIONS: dict[str, Any] = {
@@ -104,18 +108,22 @@ def subtract_transposed(rows: Any, origin: Any, out: Any) -> None:
 def multiply(left: Any, right: Any, out: Any) -> None:
     """Write ``left @ right``, of (m, F) and (F, T), into ``out`` (m, T).
 
-    T numbers fill a multiple of `COLUMNS` cache lines. The last group of rows may overlap the one before, and
-    comes to the same.
+    T numbers fill a multiple of `COLUMNS` cache lines.
     """
     m, depth, step = len(left), len(right), COLUMNS * VECTOR_BYTES // right.itemsize
     if left.shape[1] != depth or len(out) != m or right.shape[1] != out.shape[1] or right.shape[1] % step:
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
+    rest = m % ROWS
+    k = m - rest
     for t in range(0, right.shape[1], step):
-        for row in range(0, m if m < ROWS else 0):
-            multiply_one(left, right, out, row, t, row, depth)
-        for row in range(0, m if m >= ROWS else 0, ROWS):
-            first = row if row + ROWS <= m else m - ROWS
-            multiply_four(left, right, out, first, t, first, depth)
+        for row in range(0, k, ROWS):
+            multiply_four(left, right, out, row, t, row, depth)
+        if rest == 1:
+            multiply_one(left, right, out, k, t, k, depth)
+        elif rest == 2:
+            multiply_two(left, right, out, k, t, k, depth)
+        elif rest == 3:
+            multiply_three(left, right, out, k, t, k, depth)
 
 
 @loop
@@ -147,20 +155,25 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
 def multiply_transposed(left: Any, right: Any, out: Any) -> None:
     """Write ``left @ right[:n].T``, of (m, T) and at least (n, T), into ``out`` (m, n).
 
-    T numbers fill a multiple of cache lines. The last groups may overlap those before, as in `multiply`.
+    T numbers fill a multiple of cache lines. The last columns may overlap those before, and come to the same.
     """
     (m, n), depth = out.shape, left.shape[1]
     if len(left) != m or right.shape[1] != depth or depth % (VECTOR_BYTES // right.itemsize):
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
     if n > len(right):
         raise ValueError("the second factor has too few rows")
+    rest = m % ROWS
+    k = m - rest
     for i in range(0, n if n >= COLUMNS else 0, COLUMNS):
         column = i if i + COLUMNS <= n else n - COLUMNS
-        for row in range(0, m if m >= ROWS else 0, ROWS):
-            first = row if row + ROWS <= m else m - ROWS
-            four_by_three(left, right, out, first, column, column, depth)
-        for row in range(0, m if m < ROWS else 0):
-            one_by_three(left, right, out, row, column, column, depth)
+        for row in range(0, k, ROWS):
+            four_by_three(left, right, out, row, column, column, depth)
+        if rest == 1:
+            one_by_three(left, right, out, k, column, column, depth)
+        elif rest == 2:
+            two_by_three(left, right, out, k, column, column, depth)
+        elif rest == 3:
+            three_by_three(left, right, out, k, column, column, depth)
     for i in range(0, n if n < COLUMNS else 0):
         for row in range(m):
             one_by_one(left, right, out, row, i, i, depth)

@@ -18,9 +18,9 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 ROWS, COLUMNS = 4, 3
-"""Of the sums that are in registers: these 12 vectors and 4 others are as many as most machines have. Where a
-product is added to what there was, each number of rows up to 4, or of vectors up to 3, has a function of its
-own; elsewhere groups overlap."""
+"""Of the sums that are in registers: these 12 vectors and 4 others are as many as most machines have. Each
+number of rows up to 4 has a function of its own. So has each of vectors up to 3 where a product is added to
+what there was; elsewhere groups of vectors overlap."""
 WIDTHS = (("+avx512f", 64), ("+avx", 32))
 SIDE = 4
 """Rows and features that are transposed at a time."""
@@ -312,10 +312,11 @@ def _transpose(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, t: Any, f: Any,
 
 
 transpose_four = _vectorised(_transpose, SIDE)
-multiply_one, multiply_four = map(_multiply_some, (1, ROWS))
-one_by_one, one_by_three, four_by_three = (
-    _multiply_some_transposed(*shape) for shape in ((1, 1), (1, COLUMNS), (ROWS, COLUMNS))
+multiply_one, multiply_two, multiply_three, multiply_four = map(_multiply_some, range(1, ROWS + 1))
+one_by_one = _multiply_some_transposed(1, 1)
+one_by_three, two_by_three, three_by_three, four_by_three = (
+    _multiply_some_transposed(rows, COLUMNS) for rows in range(1, ROWS + 1)
 )
-subtract_one, subtract_two, subtract_three, subtract_four = (_subtract_some(rows) for rows in range(1, 5))
+subtract_one, subtract_two, subtract_three, subtract_four = map(_subtract_some, range(1, ROWS + 1))
 scatter_some, scatter_own = map(_vectorised_about, (_write_scatter, _write_own_scatter))
 square_one, square_two, square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
