@@ -93,7 +93,8 @@ def _chunk(kernels: Kernels, rows: np.ndarray) -> tuple[SufficientStatistics | N
     total = 0.0
     for begin in range(0, len(rows), kernel.n_rows):
         total += kernel.accumulate(rows[begin : begin + kernel.n_rows], None, None).total
-    return kernels.plan.statistics(kernels.finished(kernel)), total
+    sums = kernels.finished(kernel)
+    return None if sums is None else kernels.plan.statistics(sums), total
 
 
 class Scorer:

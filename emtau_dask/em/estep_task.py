@@ -171,9 +171,9 @@ def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
     """Return the result of a pass, all of whose chunks were scored under ``plan``."""
 
     def frozen(part: ScoredRows | None) -> FrozenRows | None:
-        statistics = None if part is None else plan.statistics(part.sums)
-        if part is None or statistics is None:
+        if part is None:
             return None
+        statistics = plan.statistics(part.sums)
         # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
         entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
         return FrozenRows(statistics, max(0.0, entropy))
@@ -183,7 +183,11 @@ def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
         0.0 if found.rows is None else found.rows.log_likelihood,
         frozen(found.leaving),
         frozen(found.staying),
-        *found[3:],
+        found.scored,
+        found.rescored,
+        found.chunks,
+        found.bytes_read,
+        found.unsure,
     )
 
 
@@ -412,11 +416,7 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         self.loader.keep_active(loaded, positions[stays])
         sums = PassSums(rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read)
         if tracking.weighted is None:
-            return (
-                sums
-                if remaining == n
-                else sums._replace(leaving=self._leaving(loaded, positions, stays, rows))
-            )
+            return sums._replace(leaving=self._leaving(loaded, positions, stays, rows))
         kept = checked_weights(
             tracking.weighted, {name: values[stays] for name, values in after.items()}, remaining
         )
@@ -457,8 +457,6 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         """Return the rows of ``whole`` that are not among those of ``part``; None if digits would be lost."""
         plan = self.kernels.plan
         all_of, some = plan.statistics(whole.sums), plan.statistics(part.sums)
-        assert all_of is not None
-        assert some is not None
         negligible = EPS * all_of.weights.sum() * plan.parameters.weights
         rest = remainder(plan.parameters.structure, all_of, some, negligible)
         if rest is None:

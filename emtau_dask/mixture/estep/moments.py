@@ -22,7 +22,7 @@ ADDED_ROWS = 1024
 
 
 class RowSums(NamedTuple):
-    """What is summed over some rows under one plan; either is None where nothing is summed so.
+    """What is summed over some rows under one plan; either is None where nothing is summed so, but not both.
 
     Attributes
     ----------

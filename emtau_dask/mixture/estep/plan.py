@@ -272,10 +272,11 @@ class KernelPlan:
         wanted[self.together[self.produced]] = self.coefficients
         return FeatureProducts(self.parameters.structure, wanted, self.frame, scores)
 
-    def statistics(self, sums: RowSums | None) -> SufficientStatistics | None:
-        """Return the statistics of rows that were summed under this plan; None where there were none."""
-        if sums is None or sums.moments is None:
-            return None if sums is None else sums.statistics
+    def statistics(self, sums: RowSums) -> SufficientStatistics:
+        """Return the statistics of rows that were summed under this plan."""
+        if sums.moments is None:
+            assert sums.statistics is not None
+            return sums.statistics
         structure, n_features = self.parameters.structure, self.parameters.n_features
         count = structure.n_row_features(n_features)
         shapes = structure.moment_shapes(int(np.count_nonzero(self.together)), count)
