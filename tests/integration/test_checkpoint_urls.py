@@ -189,12 +189,12 @@ def test_a_fit_among_conflicts_has_the_same_bits(s3, quick):
 @pytest.mark.parametrize(("mode", "asked"), [("slow", 2), ("mute", 1)])
 def test_a_store_that_falls_silent_in_a_commit_ends_the_fit_which_is_resumed(s3, monkeypatch, mode, asked):
     """It is asked so many times as its settings say, and then nothing more: each attempt takes long."""
-    monkeypatch.setattr(filesystem, "CONNECT_SECONDS", 0.7)
-    monkeypatch.setattr(filesystem, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(filesystem, "ATTEMPTS", 2)
     undisturbed = quietly(mixture(checkpoint=s3.url("undisturbed")), ROWS)
+    monkeypatch.setattr(filesystem, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(filesystem, "READ_SECONDS", 1)
+    monkeypatch.setattr(filesystem, "ATTEMPTS", 2)
     s3.proxy.reset()
-    s3.proxy.delay, silent = 6.0, []
+    s3.proxy.delay, silent = 9.0, []
 
     def from_the_second_commit_on(method, path):
         if silent or (method == "PUT" and re.search(r"/commits/1/zarr\.json", path)):

@@ -22,9 +22,6 @@ from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
 
 CHUNK_BYTES = 4 * 2**20
-OF_INTEGERS = BloscCodec(cname="lz4", clevel=1, shuffle="bitshuffle")
-OF_FLOATS = ZstdCodec(level=1)
-"""Where many responsibilities are 0, transposed bits would take three times as many bytes."""
 
 
 def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
@@ -158,9 +155,9 @@ class RowWriter:
     ) -> None:
         fitting = CHUNK_BYTES // max(dtype.itemsize * math.prod(shape[1:]), 1)
         chunks = (max(1, min(chunk_rows or fitting, shape[0])), *shape[1:])
-        compressor = OF_FLOATS if dtype.kind == "f" else OF_INTEGERS
+        compressor = _compressor(dtype) if compressed else None
         self._array = group.create_array(
-            name, shape=shape, dtype=dtype, chunks=chunks, compressors=compressor if compressed else None
+            name, shape=shape, dtype=dtype, chunks=chunks, compressors=compressor
         )
         self._buffer: NDArray[Any] = np.empty(chunks, dtype=dtype)
         self._written = self._buffered = 0
@@ -185,3 +182,10 @@ class RowWriter:
         self._array[self._written : stop] = self._buffer[: self._buffered]
         self._written, self._buffered = stop, 0
         return 1
+
+
+def _compressor(dtype: np.dtype[Any]) -> BloscCodec | ZstdCodec:
+    """The codec for values of a type; bits of responsibilities, transposed, would take more bytes."""
+    if dtype.kind == "f":
+        return ZstdCodec(level=1)
+    return BloscCodec(cname="lz4", clevel=1, shuffle="bitshuffle")
