@@ -1,11 +1,11 @@
 """EM with partial E-steps: the problem, the task of a chunk, the iteration loop and its state."""
 
 from emtau_dask.em.compiling import COMPILES, check_compiler, compile_ahead, compile_setting, worth_compiling
-from emtau_dask.em.context import Context
-from emtau_dask.em.estep_task import EStepItem, FrozenRows
+from emtau_dask.em.estep_task import EStepItem
 from emtau_dask.em.history import FitHistory, IterationRecord, frame_of
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.observer import FitObserver, SilentObserver
+from emtau_dask.em.pass_sums import FrozenRows
 from emtau_dask.em.predict import (
     ENTROPIES,
     LABELS,
@@ -21,6 +21,7 @@ from emtau_dask.em.predict import (
 )
 from emtau_dask.em.problem import (
     SCAN_ROWS,
+    Context,
     Problem,
     check_counts,
     chunk_costs,

@@ -25,8 +25,8 @@ from emtau_dask.ascent import (
     newton_decrement,
     rounding,
 )
-from emtau_dask.em.estep_task import FrozenRows, PassTotals
 from emtau_dask.em.history import IterationRecord
+from emtau_dask.em.pass_sums import FrozenRows, PassTotals
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.scoring import Scored, score
 from emtau_dask.em.settings import Climbing, EmSettings

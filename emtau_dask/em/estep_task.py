@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.compiling import check_compiler
+from emtau_dask.em.pass_sums import ChunkOutcome, PassSums, ScoredRows
 from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
 from emtau_dask.io.objects import SHARING_ROWS, RowStateWriter, SlotState
 from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.compiled import RowKernels
-from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.estep import KernelPlan, MostProbable, RowSums, SumsMerger
-from emtau_dask.mixture.model import SufficientStatistics, expected_log_density, merge, remainder
+from emtau_dask.mixture.estep import MostProbable, RowSums
+from emtau_dask.mixture.model import remainder
 from emtau_dask.mixture.numerics import EPS, Bools, Floats, Ints, hashed_uniforms
 from emtau_dask.policies import (
     ACTIVE,
@@ -34,170 +34,6 @@ from emtau_dask.rows import ACTIVITY, ChunkLoader, LoadedChunk, Samples
 FEW = 3
 """Rows that stay active are few where there are so many times as many in all: then they are scored again, and
 not those that become inactive."""
-
-
-@dataclass(frozen=True, eq=False)
-class FrozenRows:
-    """What inactive rows contribute to every later M-step and bound.
-
-    Attributes
-    ----------
-    statistics : SufficientStatistics
-        Under the responsibilities that they keep.
-    entropy : float
-        ``−Σ s_n w_nk ln w_nk``, nats.
-    """
-
-    statistics: SufficientStatistics
-    entropy: float
-
-
-class ChunkOutcome(NamedTuple):
-    """A chunk after a partial E-step: how many rows remain active, and where its row state is, if any.
-
-    Until the task ends, ``unwritten`` is row state that is not stored yet; after that it is None.
-    """
-
-    chunk: int
-    remaining: int
-    state: SlotState | None
-    contents: bytes
-    unwritten: Mapping[str, NDArray[Any]] | None = None
-
-
-class ScoredRows(NamedTuple):
-    """What some rows sum up to, and ``Σ s_n ln p(x_n)`` over them, nats."""
-
-    sums: RowSums
-    log_likelihood: float
-
-
-class PassSums(NamedTuple):
-    """What the chunks of a pass sum up to so far.
-
-    Attributes
-    ----------
-    rows : ScoredRows or None
-        All rows scored; None where there were none.
-    leaving : ScoredRows or None
-        Those of them that become inactive now.
-    staying : ScoredRows or None
-        Where active rows stand for others: the part of ``leaving`` that they stand for from now on.
-    scored : int
-        Rows scored.
-    rescored : int
-        Rows that were scored again for ``staying``.
-    chunks : tuple of ChunkOutcome
-    bytes_read : int
-    unsure : float
-        ``Σ s_n (1 − max_k w_nk)`` over the rows scored, where it is measured.
-    """
-
-    rows: ScoredRows | None = None
-    leaving: ScoredRows | None = None
-    staying: ScoredRows | None = None
-    scored: int = 0
-    rescored: int = 0
-    chunks: tuple[ChunkOutcome, ...] = ()
-    bytes_read: int = 0
-    unsure: float = 0.0
-
-
-def merge_passes(structure: CovarianceStructure, parts: Iterable[PassSums]) -> PassSums:
-    """Return what all parts of a pass sum up to; one is held at a time."""
-    rows, leaving, staying = _RowsMerger(structure), _RowsMerger(structure), _RowsMerger(structure)
-    scored = rescored = bytes_read = 0
-    unsure = 0.0
-    chunks: list[ChunkOutcome] = []
-    for part in parts:
-        rows.push(part.rows)
-        leaving.push(part.leaving)
-        staying.push(part.staying)
-        scored += part.scored
-        rescored += part.rescored
-        chunks += part.chunks
-        bytes_read += part.bytes_read
-        unsure += part.unsure
-    return PassSums(
-        rows.total(), leaving.total(), staying.total(), scored, rescored, tuple(chunks), bytes_read, unsure
-    )
-
-
-class _RowsMerger:
-    def __init__(self, structure: CovarianceStructure) -> None:
-        self._sums, self._log_likelihood = SumsMerger(structure), 0.0
-
-    def push(self, part: ScoredRows | None) -> None:
-        if part is not None:
-            self._sums.push(part.sums)
-            self._log_likelihood += part.log_likelihood
-
-    def total(self) -> ScoredRows | None:
-        sums = self._sums.total()
-        return None if sums is None else ScoredRows(sums, self._log_likelihood)
-
-
-@dataclass(frozen=True, eq=False)
-class PassTotals:
-    """The result of a pass; by default that of a pass over no rows. See `PassSums`.
-
-    Attributes
-    ----------
-    statistics : SufficientStatistics or None
-        Of the rows scored; None where there were none.
-    log_likelihood : float
-        ``Σ s_n ln p(x_n)`` over them, nats.
-    leaving : FrozenRows or None
-    staying : FrozenRows or None
-    scored : int
-    rescored : int
-    chunks : tuple of ChunkOutcome
-    bytes_read : int
-    unsure : float
-    """
-
-    statistics: SufficientStatistics | None = None
-    log_likelihood: float = 0.0
-    leaving: FrozenRows | None = None
-    staying: FrozenRows | None = None
-    scored: int = 0
-    rescored: int = 0
-    chunks: tuple[ChunkOutcome, ...] = ()
-    bytes_read: int = 0
-    unsure: float = 0.0
-
-
-def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
-    """Return the result of a pass, all of whose chunks were scored under ``plan``."""
-
-    def frozen(part: ScoredRows | None) -> FrozenRows | None:
-        if part is None:
-            return None
-        statistics = plan.statistics(part.sums)
-        # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
-        entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
-        return FrozenRows(statistics, max(0.0, entropy))
-
-    return PassTotals(
-        None if found.rows is None else plan.statistics(found.rows.sums),
-        0.0 if found.rows is None else found.rows.log_likelihood,
-        frozen(found.leaving),
-        frozen(found.staying),
-        found.scored,
-        found.rescored,
-        found.chunks,
-        found.bytes_read,
-        found.unsure,
-    )
-
-
-def merge_frozen(
-    structure: CovarianceStructure, a: FrozenRows | None, b: FrozenRows | None
-) -> FrozenRows | None:
-    """Return the contributions of both; None stands for no rows."""
-    if a is None or b is None:
-        return a or b
-    return FrozenRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +83,7 @@ class RowTracking:
             dtypes = self.writer.fields.by_name
             found = {name: stored[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
             if self.cache is not None:
-                self.cache.keep_states({chunk_range.chunk: (slot.place, found)})
+                self.cache.keep_state(chunk_range.chunk, found, slot.place)
         return found
 
     def changed(
@@ -260,8 +96,7 @@ class RowTracking:
         """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
         n_rows = len(state[ACTIVE])
         if len(positions) == n_rows and stays.all():
-            whole = {name: np.array(values, state[name].dtype) for name, values in after.items()}
-            return {ACTIVE: stays.copy(), **whole}
+            return {ACTIVE: stays.copy(), **{name: values.copy() for name, values in after.items()}}
         changed: dict[str, NDArray[Any]] = {ACTIVE: np.zeros(n_rows, np.bool_)}
         changed[ACTIVE][positions] = stays
         for name, values in after.items():
@@ -271,9 +106,9 @@ class RowTracking:
         return changed
 
     def take_room(self, outcome: ChunkOutcome) -> None:
-        """Give unwritten row state its room in the cache before rows; `written` says where it is stored."""
+        """Cache unwritten row state, which has its room before rows; `written` says where it is stored."""
         if self.cache is not None and outcome.unwritten is not None and outcome.remaining:
-            self.cache.keep_states({outcome.chunk: (None, outcome.unwritten)})
+            self.cache.keep_state(outcome.chunk, outcome.unwritten)
 
     def written(self, outcomes: tuple[ChunkOutcome, ...]) -> tuple[ChunkOutcome, ...]:
         """Write the unwritten row state of chunks; return their outcomes with its places."""
@@ -284,16 +119,16 @@ class RowTracking:
             return outcomes
         slots = self.writer.write(unwritten)
         if self.cache is not None:
-            active = {outcome.chunk for outcome in outcomes if outcome.remaining}
-            self.cache.keep_states(
+            self.cache.place_states(
                 {
-                    chunk: (slots[chunk].place, values if chunk in active else None)
-                    for chunk, values in unwritten.items()
+                    outcome.chunk: slots[outcome.chunk].place if outcome.remaining else None
+                    for outcome in outcomes
+                    if outcome.unwritten is not None
                 }
             )
         return tuple(
-            outcome._replace(state=slots.get(outcome.chunk, outcome.state), unwritten=None)
-            for outcome in outcomes
+            ChunkOutcome(chunk, remaining, slots.get(chunk, state), contents)
+            for chunk, remaining, state, contents, _ in outcomes
         )
 
 
@@ -316,7 +151,7 @@ def _unsure(evidence: Evidence, weights: Floats | None) -> float:
 
 
 def _differ(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> bool:
-    return any((values != after[name]).any() for name, values in before.items())
+    return any(values.tobytes() != after[name].tobytes() for name, values in before.items())
 
 
 class EStepItem(NamedTuple):
@@ -410,21 +245,22 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         if item.state is None or remaining < n or _differ(before, after):
             unwritten = tracking.changed(state, after, positions, stays)
         outcome = ChunkOutcome(loaded.chunk, remaining, item.state, loaded.contents, unwritten)
+        tracking.take_room(outcome)
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
-        tracking.take_room(outcome)
         self.loader.keep_active(loaded, positions[stays])
-        sums = PassSums(rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read)
+        chunks, bytes_read = (outcome,), loaded.bytes_read
         if tracking.weighted is None:
-            return sums._replace(leaving=self._leaving(loaded, positions, stays, rows))
+            leaving = self._leaving(loaded, positions, stays, rows)
+            return PassSums(rows, leaving, scored=n, chunks=chunks, bytes_read=bytes_read)
         kept = checked_weights(
             tracking.weighted, {name: values[stays] for name, values in after.items()}, remaining
         )
-        sums = sums._replace(unsure=_unsure(evidence, _times(loaded.weights_at(positions), factors)))
+        unsure = _unsure(evidence, _times(loaded.weights_at(positions), factors))
         if rows is None or (remaining == n and factors is not None and np.array_equal(kept, factors)):
-            return sums
+            return PassSums(rows, scored=n, chunks=chunks, bytes_read=bytes_read, unsure=unsure)
         staying = self._score(loaded, positions[stays], None, kept)
-        return sums._replace(leaving=rows, staying=staying, rescored=remaining)
+        return PassSums(rows, rows, staying, n, remaining, chunks, bytes_read, unsure)
 
     def finish(self, result: PassSums) -> PassSums:
         """Write the row state that changes in the chunks of a task; called again, it does the same."""
@@ -433,8 +269,12 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         return result._replace(chunks=self.tracking.written(result.chunks))
 
     def _evidence(self, n_rows: int, draws: Floats | None, unsure: float) -> Evidence:
-        labels = np.empty(n_rows, np.min_scalar_type(self.kernels.plan.parameters.n_components - 1))
+        labels = np.empty(n_rows, self._label_dtype)
         return Evidence(self.iteration, labels, np.empty(n_rows), np.empty(n_rows), draws, unsure)
+
+    @cached_property
+    def _label_dtype(self) -> np.dtype[Any]:
+        return np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
 
     def _leaving(
         self, loaded: LoadedChunk, positions: Ints, stays: Bools, whole: ScoredRows | None

@@ -21,12 +21,9 @@ from emtau_dask.em.climbing import (
     maximiser_of,
     samples_left,
 )
-from emtau_dask.em.estep_task import (
-    PassTotals,
-    SampleLevel,
-    merge_frozen,
-)
+from emtau_dask.em.estep_task import SampleLevel
 from emtau_dask.em.history import IterationRecord, corrected_gap, extrapolated_gap
+from emtau_dask.em.pass_sums import PassTotals, merge_frozen
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.scoring import Scored, sample_of, score
 from emtau_dask.em.settings import Climbing, EmSettings

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em.context import Context
+from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass, ReadingTask
+from emtau_dask.io.cache import RowCache
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_in_memory, is_stored
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.rows import LARGEST, ChunkLoader, LoadedChunk, ReadContents, loaded_bytes
+from emtau_dask.rows import LARGEST, ChunkLoader, LoadedChunk, Positions, ReadContents, loaded_bytes
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12
@@ -30,6 +31,16 @@ def chunk_costs(source: Source) -> dict[int, float]:
     """Return how many values each chunk with rows holds, by chunk."""
     width = math.prod(source.shape[1:])
     return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What belongs to a process while a fit lasts, see `fit.open_context`; ``read_ahead`` is in bytes."""
+
+    observer: FitObserver = field(default_factory=SilentObserver)
+    cache: RowCache | None = None
+    read_ahead: int = 0
+    positions: Positions = field(default_factory=Positions)
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,8 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import NamedTuple
 
-from emtau_dask.em.estep_task import (
-    EStepItem,
-    EStepTask,
-    FrozenRows,
-    PassTotals,
-    RowTracking,
-    SampleLevel,
-    merge_passes,
-    totals_of,
-)
+from emtau_dask.em.estep_task import EStepItem, EStepTask, RowTracking, SampleLevel
+from emtau_dask.em.pass_sums import FrozenRows, PassTotals, merge_passes, totals_of
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import Climbing, EmSettings
 from emtau_dask.em.state import RunState

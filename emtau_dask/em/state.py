@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emtau_dask.ascent import Ascent, HeldMoments
-from emtau_dask.em.estep_task import FrozenRows
 from emtau_dask.em.history import FitHistory, IterationRecord
+from emtau_dask.em.pass_sums import FrozenRows
 from emtau_dask.io.objects import SlotState
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats

@@ -47,7 +47,13 @@ def checked_row_arrays(
 def checked_update(
     policy: ActivityPolicy, state: RowState, evidence: Evidence
 ) -> tuple[RowState, NDArray[np.bool_]]:
-    """Return ``policy.update(…)``; raises `ConfigError` where it does not fit the rows."""
+    """Return ``policy.update(…)``, its arrays of the types of ``state``.
+
+    Raises
+    ------
+    ConfigError
+        It does not fit the rows.
+    """
     n = len(evidence.labels)
     result = policy.update(state, evidence)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Mapping):
@@ -66,6 +72,7 @@ def checked_update(
         if not whole or (n and not 0 <= int(array.min()) <= int(array.max()) <= limit):
             found = f"{name} = {array.dtype} of shape {array.shape}"
             raise _refuse(policy, "update", found, f"integers from 0 to {limit}, of shape ({n},)")
+        after = {**after, name: array.astype(state[name].dtype)}
     return after, stays
 
 

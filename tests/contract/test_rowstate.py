@@ -16,7 +16,7 @@ from numcodecs.zstd import Zstd
 from processes import process_of
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.em.context import Context
+from emtau_dask.em.problem import Context
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import FitState, RunState
 from emtau_dask.execution.choice import choose_executor

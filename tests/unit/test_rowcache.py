@@ -171,7 +171,7 @@ class TestState:
     CACHE = RowCache("mine", PLENTY)
 
     def test_is_what_was_kept(self):
-        self.CACHE.keep_states({7: ("digest", state_of(1, 0, 0, 1))})
+        self.CACHE.keep_state(7, state_of(1, 0, 0, 1), "digest")
         found = self.CACHE.find_state(7, "digest")
         assert {name: values.tolist() for name, values in found.items()} == {
             "active": [True, False, False, True],
@@ -180,30 +180,40 @@ class TestState:
         assert not any(values.flags.writeable for values in found.values())
 
     def test_is_nothing_of_another_chunk_digest_or_token(self):
-        self.CACHE.keep_states({7: ("digest", state_of(1))})
+        self.CACHE.keep_state(7, state_of(1), "digest")
         assert self.CACHE.find_state(8, "digest") is None
         assert self.CACHE.find_state(7, "other") is None
         assert RowCache("yours", PLENTY).find_state(7, "digest") is None
 
     def test_is_what_was_kept_last(self):
-        self.CACHE.keep_states({7: ("digest", state_of(1, 1))})
-        self.CACHE.keep_states({7: ("newer", state_of(1, 0))})
+        self.CACHE.keep_state(7, state_of(1, 1), "digest")
+        self.CACHE.keep_state(7, state_of(1, 0), "newer")
         assert self.CACHE.find_state(7, "digest") is None
         assert self.CACHE.find_state(7, "newer")["active"].tolist() == [True, False]
 
     def test_is_nothing_after_a_drop(self, store):
-        self.CACHE.keep_states({7: ("digest", state_of(1, 1))})
-        self.CACHE.keep_states({7: (None, None)})
-        self.CACHE.keep_states({8: (None, None)})
+        self.CACHE.keep_state(7, state_of(1, 1), "digest")
+        self.CACHE.place_states({7: None, 8: None})
         assert self.CACHE.find_state(7, "digest") is None
         assert store._bytes == 0
+
+    def test_is_found_where_it_is_stored_once_it_has_been(self, store):
+        self.CACHE.keep_state(7, state_of(1, 0))
+        self.CACHE.keep_state(8, state_of(1, 1), "digest")
+        taken = store._bytes
+        self.CACHE.place_states({6: "digest", 7: "digest", 8: "newer"})
+        assert self.CACHE.find_state(7, "digest")["active"].tolist() == [True, False]
+        assert self.CACHE.find_state(8, "digest")["active"].tolist() == [True, True]
+        assert self.CACHE.find_state(6, "digest") is None
+        assert self.CACHE.find_state(8, "newer") is None
+        assert store._bytes == taken
 
     def test_rows_and_state_share_the_limit(self, store, scratch):
         cache = RowCache("mine", 4 * self.SIZE)
         cache.keep(0, rows_at([1]))
         assert store._bytes == rows_at([1]).nbytes > 2 * self.SIZE
         for chunk in range(2):
-            cache.keep_states({chunk: ("digest", state_of(1, 1, 1, 1))})
+            cache.keep_state(chunk, state_of(1, 1, 1, 1), "digest")
         assert cache.find_state(0, "digest") is not None
         assert cache.find_state(1, "digest") is None
         assert store._bytes == rows_at([1]).nbytes + self.SIZE
@@ -211,7 +221,7 @@ class TestState:
     def test_takes_no_more_than_a_quarter_of_it(self, store, scratch):
         cache = RowCache("mine", 4 * (TestTheLimit.SIZE + self.SIZE))
         for chunk in range(1000):
-            cache.keep_states({chunk: ("digest", state_of(1, 1, 1, 1))})
+            cache.keep_state(chunk, state_of(1, 1, 1, 1), "digest")
         assert cache.limit // 4 - self.SIZE < store._bytes <= cache.limit // 4
         for chunk in range(3):
             cache.keep(chunk, rows_at([1, 2]))
@@ -220,25 +230,25 @@ class TestState:
     def test_has_no_room_that_rows_have_taken(self, store):
         cache = RowCache("mine", TestTheLimit.SIZE)
         cache.keep(0, rows_at([1, 2]))
-        cache.keep_states({0: ("digest", state_of(1))})
+        cache.keep_state(0, state_of(1), "digest")
         assert cache.find_state(0, "digest") is None
         cache.drop(0)
-        cache.keep_states({0: ("digest", state_of(1))})
+        cache.keep_state(0, state_of(1), "digest")
         assert cache.find_state(0, "digest") is not None
 
     def test_that_has_no_room_leaves_none_of_before(self, store):
         cache = RowCache("mine", 4 * self.SIZE)
-        cache.keep_states({0: ("digest", state_of(1, 1, 1, 1))})
-        cache.keep_states({0: ("newer", state_of(1, 1, 1, 1, 1))})
+        cache.keep_state(0, state_of(1, 1, 1, 1), "digest")
+        cache.keep_state(0, state_of(1, 1, 1, 1, 1), "newer")
         assert cache.find_state(0, "digest") is None
         assert cache.find_state(0, "newer") is None
         assert store._bytes == 0
 
     def test_goes_with_its_token(self, store):
-        self.CACHE.keep_states({7: ("digest", state_of(1))})
+        self.CACHE.keep_state(7, state_of(1), "digest")
         release_rows("mine")
         assert (store._tokens, store._bytes, store._state_bytes) == ({}, 0, 0)
-        self.CACHE.keep_states({7: ("digest", state_of(1))})
+        self.CACHE.keep_state(7, state_of(1), "digest")
         assert self.CACHE.find_state(7, "digest") is None
 
 
@@ -439,7 +449,7 @@ print(kept, resident() - before)
     def test_of_state_too(self):
         cache = RowCache("mine", PLENTY)
         values = {"active": np.arange(300_000) % 3 == 0, "counter": np.arange(300_000, dtype="u2")}
-        cache.keep_states({0: ("here", values)})
+        cache.keep_state(0, values, "here")
         found = cache.find_state(0, "here")
         assert list(found) == list(values)
         for name, array in found.items():

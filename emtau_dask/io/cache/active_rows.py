@@ -313,35 +313,39 @@ class RowCache:
         found = self._look(STATE, chunk)
         return found.values if isinstance(found, _State) and found.stored == stored else None
 
-    def keep_states(self, states: Mapping[int, tuple[Hashable, Mapping[str, NDArray[Any]] | None]]) -> None:
-        """Cache the row state of chunks, made read-only, in place of that cached before; None is no state.
+    def keep_state(
+        self, chunk: int, values: Mapping[str, NDArray[Any]], stored: Hashable | None = None
+    ) -> None:
+        """Cache a chunk's row state by name, made read-only, in place of that cached before.
 
-        Beside each is what identifies what is stored of it. Where the quarter of the limit has no room,
-        nothing is cached.
+        ``stored`` identifies what is stored of it, None where nothing is yet (`place_states`). Where the
+        quarter of the limit has no room, nothing is cached.
         """
-        entries = {chunk: self._state(chunk, *state) for chunk, state in states.items()}
+        arrays, key, entry = list(values.values()), (STATE, chunk), None
+        for array in arrays:
+            array.setflags(write=False)
+        nbytes = sum([array.nbytes for array in arrays])
+        if nbytes < LEAST_APART:
+            entry = _State(stored, values, nbytes)
+        elif self._fits(key, nbytes):
+            entry = _State(stored, dict(zip(values, apart(arrays), strict=True)), nbytes)
+        store = _store()
+        with store.lock:
+            cached = store.of(self.token)
+            if cached is not None:
+                fits = nbytes <= store.room(cached, key, self.limit)
+                store.put(cached, key, entry if fits else None)
+
+    def place_states(self, places: Mapping[int, Hashable | None]) -> None:
+        """Note what is stored of row state that was cached before it was stored; remove that of a None."""
         store = _store()
         with store.lock:
             cached = store.of(self.token)
             if cached is None:
                 return
-            for chunk, entry in entries.items():
-                key = STATE, chunk
-                fits = entry is not None and entry.nbytes <= store.room(cached, key, self.limit)
-                store.put(cached, key, entry if fits else None)
-
-    def _state(
-        self, chunk: int, stored: Hashable, values: Mapping[str, NDArray[Any]] | None
-    ) -> _State | None:
-        """Return what is cached of a chunk's row state; None where it has no room for a copy."""
-        if values is None:
-            return None
-        arrays = list(values.values())
-        for array in arrays:
-            array.setflags(write=False)
-        nbytes = sum(array.nbytes for array in arrays)
-        if nbytes >= LEAST_APART:
-            if not self._fits((STATE, chunk), nbytes):
-                return None
-            values = dict(zip(values, apart(arrays), strict=True))
-        return _State(stored, values, nbytes)
+            for chunk, place in places.items():
+                found = cached.entries.get((STATE, chunk))
+                if place is None:
+                    store.put(cached, (STATE, chunk), None)
+                elif isinstance(found, _State) and found.stored is None:
+                    cached.entries[STATE, chunk] = _State(place, found.values, found.nbytes)
