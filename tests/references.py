@@ -1,6 +1,7 @@
 """Naive references that the unit and property tests share: loops in extended precision."""
 
 import numpy as np
+from scipy.stats import multivariate_normal
 
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model.parameters import MixtureParameters
@@ -54,6 +55,13 @@ def full_covariances(covariances, covariance_type, k, d):
         "tied_diag": lambda: np.array([np.diag(covariances)] * k),
         "tied_spherical": lambda: np.array([covariances * np.eye(d)] * k),
     }[covariance_type]()
+
+
+def log_joint(rows, parameters):
+    """ln π_k + ln N(x_n | μ_k, Σ_k) by scipy: N x K."""
+    full = full_covariances(parameters.covariances, parameters.covariance_type, *parameters.means.shape)
+    densities = [multivariate_normal(*each).logpdf(rows) for each in zip(parameters.means, full, strict=True)]
+    return np.log(parameters.weights) + np.array(densities).reshape(len(full), -1).T
 
 
 def random_covariances(rng, covariance_type, k, d):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, naive_statistics, summed
+from references import COVARIANCE_TYPES, LONG, drawn, log_joint, naive_statistics, summed
 
 from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
@@ -91,16 +91,6 @@ def scored(parameters, form):
         return responsibilities.T.copy(), log_likelihoods
 
     return score
-
-
-def log_joint(rows, parameters):
-    full = full_covariances(parameters.covariances, parameters.covariance_type, K, D)
-    joint = np.empty((len(rows), K))
-    for n, row in enumerate(rows):
-        for k in range(K):
-            density = scipy.stats.multivariate_normal(parameters.means[k], full[k])
-            joint[n, k] = np.log(parameters.weights[k]) + density.logpdf(row)
-    return joint
 
 
 def test_log_likelihoods_are_scipys(rows, parameters, scored):

@@ -11,8 +11,7 @@ import pytest
 import scipy.special
 from hypothesis import given
 from hypothesis import strategies as st
-from references import drawn, naive_statistics, summed
-from scipy.stats import multivariate_normal
+from references import drawn, log_joint, naive_statistics, summed
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
@@ -54,12 +53,6 @@ def rows_of(parameters, n, seed=1, noise=1.0):
     roots = np.linalg.cholesky(parameters.covariances)[owners]
     steps = noise * rng.normal(size=(n, parameters.n_features, 1))
     return parameters.means[owners] + (roots @ steps)[..., 0]
-
-
-def log_joint(rows, parameters):
-    each = zip(parameters.means, parameters.covariances, strict=True)
-    densities = [multivariate_normal(mean, covariance).logpdf(rows) for mean, covariance in each]
-    return np.log(parameters.weights) + np.array(densities).reshape(len(densities), -1).T
 
 
 def room(n):

@@ -2,8 +2,14 @@
 
 import numpy as np
 import pytest
-import scipy.stats
-from references import COVARIANCE_TYPES, full_covariances, naive_statistics, random_covariances, statistics_of
+from references import (
+    COVARIANCE_TYPES,
+    full_covariances,
+    log_joint,
+    naive_statistics,
+    random_covariances,
+    statistics_of,
+)
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
 from emtau_dask.mixture.covariance import structure_named
@@ -56,16 +62,6 @@ def parameters(structure):
     weights, means = rng.dirichlet(np.ones(K) * 9), rng.normal(size=(K, D)) + 5
     factors = structure.factor(covariances, means, np.ones(K), 1)
     return MixtureParameters(structure.name, weights, means, covariances, factors)
-
-
-def log_joint(rows, parameters):
-    """ln π_k + ln N(x_n | k) by scipy: n x K."""
-    full = full_covariances(parameters.covariances, parameters.covariance_type, *parameters.means.shape)
-    columns = [
-        np.log(weight) + scipy.stats.multivariate_normal(mean, covariance).logpdf(rows)
-        for weight, mean, covariance in zip(parameters.weights, parameters.means, full, strict=True)
-    ]
-    return np.stack(columns, axis=1)
 
 
 def m_step_of(structure, rows, responsibilities, reg_covar=0.0):

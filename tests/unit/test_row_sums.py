@@ -9,8 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.special
-from references import COVARIANCE_TYPES, drawn, full_covariances, naive_statistics
-from scipy.stats import multivariate_normal
+from references import COVARIANCE_TYPES, drawn, log_joint, naive_statistics
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
@@ -49,14 +48,6 @@ CASES = [(each, by_features) for each in COVARIANCE_TYPES]
 CASES += [("full", form) for form in (partly_centred, mostly_centred, centred, joint)]
 
 
-def responsibilities_of(rows, parameters):
-    K, d = parameters.means.shape
-    full = full_covariances(parameters.covariances, parameters.covariance_type, K, d)
-    densities = [multivariate_normal(*each).logpdf(rows) for each in zip(parameters.means, full, strict=True)]
-    logs = np.log(parameters.weights) + np.array(densities).reshape(K, -1).T
-    return scipy.special.softmax(logs, axis=1)
-
-
 def parts_of(rows):
     ends = np.cumsum(LENGTHS)
     return [rows[end - length : end] for end, length in zip(ends, LENGTHS, strict=True)]
@@ -83,7 +74,8 @@ def test_merged_sums_of_parts_are_the_statistics_of_all_rows(covariance_type, fo
     structure = parameters.structure
     first = merge_sums(structure, [None, *sums[:4]])
     found = kernels.plan.statistics(merge_sums(structure, [first, None, *sums[4:]]))
-    weights, means, scatter = naive_statistics(rows, responsibilities_of(rows, parameters), covariance_type)
+    responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
+    weights, means, scatter = naive_statistics(rows, responsibilities, covariance_type)
     assert np.allclose(found.weights, weights.astype(float), rtol=1e-12)
     assert np.allclose(found.means, means.astype(float), rtol=1e-11, atol=1e-12)
     assert np.allclose(found.scatter, scatter.astype(float), rtol=1e-11, atol=1e-11 * float(scatter.max()))

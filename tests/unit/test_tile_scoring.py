@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.special
-from references import drawn, full_covariances
-from scipy.stats import multivariate_normal
+from references import drawn, log_joint
 
 from emtau_dask.mixture.compiled import Kernels, scoring_kernels
 from emtau_dask.mixture.compiled.tiles import TileKernel
@@ -37,13 +36,6 @@ def rows_near(parameters, n, seed=1):
     rng = np.random.default_rng(seed)
     owners = rng.integers(parameters.n_components, size=n)
     return parameters.means[owners] + rng.normal(size=(n, parameters.n_features))
-
-
-def log_joint(rows, parameters):
-    K, d = parameters.means.shape
-    full = full_covariances(parameters.covariances, parameters.covariance_type, K, d)
-    densities = [multivariate_normal(*each).logpdf(rows) for each in zip(parameters.means, full, strict=True)]
-    return np.log(parameters.weights) + np.array(densities).reshape(K, -1).T
 
 
 def scored(kernel, rows, *, responsibilities=True):

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import references
 import scipy.special
-from references import COVARIANCE_TYPES, full_covariances, naive_statistics, summed
-from scipy.stats import multivariate_normal
+from references import COVARIANCE_TYPES, log_joint, naive_statistics, summed
 
 from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
@@ -60,13 +59,6 @@ def rows_near(parameters, n, dtype=np.float64, seed=1):
     rng = np.random.default_rng(seed)
     owners = rng.integers(parameters.n_components, size=n)
     return (parameters.means[owners] + rng.normal(size=(n, parameters.n_features))).astype(dtype)
-
-
-def log_joint(rows, parameters):
-    K, d = parameters.means.shape
-    full = full_covariances(parameters.covariances, parameters.covariance_type, K, d)
-    densities = [multivariate_normal(*each).logpdf(rows) for each in zip(parameters.means, full, strict=True)]
-    return np.log(parameters.weights) + np.array(densities).reshape(K, -1).T
 
 
 def room(n):
