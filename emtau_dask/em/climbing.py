@@ -35,7 +35,6 @@ from emtau_dask.io.objects import RowStateWriter
 from emtau_dask.mixture.estep import DOUBLE
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, free_parameters
 from emtau_dask.mixture.numerics import Floats
-from emtau_dask.policies import WeightedPolicy
 
 LEVEL_GAP = 1e-3
 """A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
@@ -193,15 +192,15 @@ def gap_measured(
     progress = _progress(state)
     point, weight = progress.ascent.point, problem.total_weight
     remaining = {chunk: rows for chunk, rows in state.remaining.items() if rows}
-    weighted = isinstance(settings.policy, WeightedPolicy)
-    if point is None or not point.known or not (weighted or sum(remaining.values()) == problem.n_present):
+    every = settings.weighted or sum(remaining.values()) == problem.n_present
+    if point is None or not point.known or not every:
         return Measured(state, gap, True)
     if gap <= rounding(point.objective):
         return Measured(state, gap if progress.doubt == 1.0 else math.nan, True)
     if gap * progress.doubt >= settings.gap_tol:
         return Measured(state, gap, False)
     space = MomentSpace(problem.structure, progress.ascent.origins)
-    staying = totals.staying if weighted and not progress.measure_all else None
+    staying = totals.staying if settings.weighted and not progress.measure_all else None
     few = staying is not None
     here = totals.statistics if staying is None else staying.statistics
     assert here is not None

@@ -33,7 +33,6 @@ from emtau_dask.policies import (
     NextPass,
     PassSummary,
     Schedule,
-    WeightedPolicy,
     checked_schedule,
 )
 
@@ -231,8 +230,8 @@ def _planned(problem: Problem, state: RunState, before: RunState, settings: EmSe
         0 if progress is None else progress.failures,
     )
     schedule = checked_schedule(settings.policy, summary)
-    weighted = isinstance(settings.policy, WeightedPolicy)
-    if record.full_pass and not record.accepted and (weighted or summary.remaining < problem.n_present):
+    some_hold = settings.weighted or summary.remaining < problem.n_present
+    if record.full_pass and not record.accepted and some_hold:
         # What the rows that were left inactive contribute is of parameters that are not kept.
         schedule = replace(schedule, next_pass=NextPass.ALL)
     exact = progress is None or (record.full_pass and record.accepted)
@@ -293,7 +292,7 @@ def _moved_on(
         return replace(cycle_ended(state, maximiser), afresh=True) if ends else state
     if ends:
         return replace(state, afresh=True)
-    if isinstance(settings.policy, WeightedPolicy):
+    if settings.weighted:
         return cycle_begun(problem, state, maximiser, scored.totals, gap)
     if sum(state.remaining.values()) == problem.n_present:
         return state
@@ -322,10 +321,9 @@ def _following(problem: Problem, state: RunState, settings: EmSettings, totals: 
     """Return the state with the active rows that a pass left, and the statistics of the others."""
     written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
     frozen = None if state.afresh else state.frozen
-    weighted = isinstance(settings.policy, WeightedPolicy)
     return replace(
         state,
-        frozen=None if weighted else merge_frozen(problem.structure, frozen, totals.leaving),
+        frozen=None if settings.weighted else merge_frozen(problem.structure, frozen, totals.leaving),
         since_reset=1 if state.afresh else state.since_reset + 1,
         remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
         slots={**state.slots, **written},

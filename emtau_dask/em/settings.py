@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from emtau_dask.policies import ActivityPolicy
+from emtau_dask.policies import ActivityPolicy, WeightedPolicy
 from emtau_dask.rows import Samples
 
 TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
@@ -74,6 +75,11 @@ class EmSettings:
     reg_covar: float
     gap_tol: float = 0.0
     climbing: Climbing | None = None
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Whether active rows stand for others; asked once, since a protocol is slow to check."""
+        return isinstance(self.policy, WeightedPolicy)
 
     @property
     def most_on_samples(self) -> int:
