@@ -95,7 +95,7 @@ class RowTracking:
     ) -> Mapping[str, NDArray[Any]]:
         """Return a chunk's ``state`` with ``after`` at ``positions``; ``stays`` says which stay active."""
         n_rows = len(state[ACTIVE])
-        if len(positions) == n_rows and stays.all():
+        if len(positions) == np.count_nonzero(stays) == n_rows:
             return {ACTIVE: stays.copy(), **{name: values.copy() for name, values in after.items()}}
         changed: dict[str, NDArray[Any]] = {ACTIVE: np.zeros(n_rows, np.bool_)}
         changed[ACTIVE][positions] = stays

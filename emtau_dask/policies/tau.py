@@ -57,7 +57,7 @@ class EMTau(BuiltInPolicy):
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
         """Count consecutive iterations in one component; stay active below ``tau``."""
         count = state["count"]
-        labels = evidence.labels.astype(state["label"].dtype)
+        labels = evidence.labels.astype(state["label"].dtype, copy=False)
         counts = count * (labels == state["label"])  # Where it is 0, the label means nothing.
         counts += count.dtype.type(1)
         return {"label": labels, "count": counts}, counts < self.tau

@@ -134,7 +134,7 @@ class TileKernel:
     def __init__(self, plan: KernelPlan, n_rows: int, tiling: Tiling) -> None:
         self.n_rows, self.tiling = n_rows, tiling
         self.plan = plan
-        self._labels = np.empty(n_rows, np.intp)
+        self._labels, self._nothing = np.empty(n_rows, np.intp), np.empty(0)
         self._sums = tiling.sums
         self._sums.begin()
         self._others: BlockKernel | None = None
@@ -144,15 +144,15 @@ class TileKernel:
     ) -> Accumulated:
         """Do as `BlockKernel.accumulate`, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
-        self._check(rows, *(seen or ()), *(() if weights is None else (weights,)))
+        self._check(rows, weights, seen)
         results = tiling.blocks.Results(
             np.empty(n),
             self._labels[: 0 if seen is None else n],
-            np.empty(0) if seen is None else seen.largest,
+            self._nothing if seen is None else seen.largest,
             self._sums.moments,
             self._sums.numbers,
         )
-        given = np.empty(0) if weights is None else np.ascontiguousarray(weights)
+        given = self._nothing if weights is None else np.ascontiguousarray(weights)
         squared, total = tiling.loops.accumulate(
             _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
         )
@@ -165,13 +165,15 @@ class TileKernel:
             seen.labels[...] = results.labels if tiling.order is None else tiling.order[results.labels]
         return Accumulated(results.log_likelihoods, total, squared)
 
-    def _check(self, rows: Floats, *beside: AnyArray) -> None:
+    def _check(self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None) -> None:
         """Raise ValueError for rows, or what is of them, that would lead compiled code beyond its buffers."""
+        n = len(rows)
         if (
-            len(rows) > self.n_rows
+            n > self.n_rows
             or rows.shape[1] != self.plan.parameters.n_features
             or rows.dtype != self.plan.dtype
-            or any(len(of_rows) != len(rows) for of_rows in beside)
+            or (weights is not None and len(weights) != n)
+            or (seen is not None and not len(seen.labels) == len(seen.largest) == n)
         ):
             raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
 
@@ -249,6 +251,7 @@ class Kernels:
     def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
         self.plan: KernelPlan = plan
         self.by_tiles: bool = compiled and tiled(plan)
+        self._block_rows = _block_rows(plan) if self.by_tiles else plan.block_rows
         self._name = uuid4().hex if name is None else name
         self._spare = of_process(_spare).setdefault(self._name, deque())
 
@@ -265,7 +268,7 @@ class Kernels:
             Tiles are to score the rows, and nothing can be compiled here (`why_not_compiled`).
         """
         if not self.by_tiles:
-            return BlockKernel(self.plan, even_length(n_rows, self.plan.block_rows))
+            return BlockKernel(self.plan, even_length(n_rows, self._block_rows))
         try:
             tiling = self._spare.pop()
         except IndexError:
@@ -273,12 +276,7 @@ class Kernels:
             if isinstance(loops, str):
                 raise RuntimeError(loops) from None
             tiling = tiling_of(self.plan, loops)
-        # With the length of a block, only a copy of its rows and what is seen of them grow.
-        d = self.plan.parameters.n_features
-        longest = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (d + 8)))
-        if self.plan.reach is not None:
-            longest = near_rows(d)
-        return TileKernel(self.plan, even_length(n_rows, longest), tiling)
+        return TileKernel(self.plan, even_length(n_rows, self._block_rows), tiling)
 
     def finished(self, kernel: Accumulator) -> RowSums | None:
         """Return the sums of a kernel of this plan, which is not to be used any more."""
@@ -286,6 +284,12 @@ class Kernels:
         if isinstance(kernel, TileKernel):
             self._spare.append(kernel.tiling)
         return found
+
+
+def _block_rows(plan: KernelPlan) -> int:
+    """Return about how many rows a block has: with it only a copy, and what is seen of rows, grow."""
+    d = plan.parameters.n_features
+    return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (d + 8))) if plan.reach is None else near_rows(d)
 
 
 def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: bool = False) -> RowKernels:
