@@ -21,7 +21,7 @@ from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
 from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
 from emtau_dask.mixture.compiled import layout, tiles, tiling
-from emtau_dask.mixture.compiled.loop import exponentiate, logarithm
+from emtau_dask.mixture.compiled.loop import divide, exponentiate, logarithm
 from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel, tiled
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep.block_kernel import BlockKernel, MostProbable
@@ -77,6 +77,18 @@ def test_exponentials_are_exact_to_about_a_unit_in_the_last_place(dtype):
     assert (np.abs(found[0] - exact) / last_place).max() <= 1.1
     assert np.array_equal(sums, found[0])
     assert found[0, values == 0] == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_responsibilities_are_rounded_as_quotients_are(dtype):
+    rng = np.random.default_rng(0)
+    smallest = {np.float32: 1e-25, np.float64: 1e-280}[dtype]
+    sums = (1000 ** rng.uniform(-1, 1, size=200_000)).astype(dtype)
+    found = (sums * smallest ** rng.uniform(size=(3, len(sums)))).astype(dtype)
+    found[0, :1000], found[1, :1000], found[2, :1000] = sums[:1000], sums[:1000] / 2, 0
+    exact = found / sums
+    divide(found, sums, np.empty_like(sums))
+    assert np.array_equal(found, exact)
 
 
 def test_logarithms_are_exact_to_about_a_unit_in_the_last_place():

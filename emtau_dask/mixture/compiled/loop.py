@@ -145,6 +145,19 @@ def _fraction(context: Any, value: Any) -> Any:
 
 
 @intrinsic
+def _multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a b + c``, rounded once where the machine has an instruction for it."""
+
+    def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[0].type
+        name = "llvm.fmuladd.f64" if kind == ir.DoubleType() else "llvm.fmuladd.f32"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return builder.call(function, arguments)
+
+    return a(a, a, a), built
+
+
+@intrinsic
 def _fetch(_: Any, values: Any, i: Any) -> Any:
     """Prefetch the cache line of ``values[i]``."""
 
@@ -312,6 +325,24 @@ def _subtract_peaks(scores: Any, peaks: Any) -> None:
 
 
 @inlined
+def divide(exponentials: Any, sums: Any, inverses: Any) -> None:
+    """Divide the exponentials of the first m rows by their sums; ``inverses`` (m,) is written.
+
+    Products with an inverse take a fraction of the time of quotients. What they lack is added, so that they
+    are rounded as quotients are, where the machine multiplies and adds in one instruction (Markstein,
+    Computation of elementary functions on the IBM RISC System/6000 processor, IBM J. Res. Dev. 34, 1990).
+    """
+    one = exponentials.dtype.type(1)
+    for t in range(len(inverses)):
+        inverses[t] = one / sums[t]
+    for k in range(len(exponentials)):
+        of_component = exponentials[k]
+        for t in range(len(inverses)):
+            near = of_component[t] * inverses[t]
+            of_component[t] = _multiply_add(_multiply_add(-near, sums[t], of_component[t]), inverses[t], near)
+
+
+@inlined
 def most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
     """Write the largest responsibility of each of the first m rows, and the first component that has it."""
     for t in range(len(labels)):
@@ -355,13 +386,13 @@ def _to_responsibilities(
         if relative or not _any_below(sums, exponential(scores.dtype.type(0.5) * constants.least)):
             break
         relative = True
+    total = sum_of_logarithms(sums, peaks, constants.ceiling, log_likelihoods)
+    divide(scores, sums, buffers.peaks[:m])
     for k in range(len(scores)):
         of_component = scores[k]
-        for t in range(m):
-            of_component[t] /= sums[t]
         for t in range(m, len(of_component)):
             of_component[t] = 0
-    return relative, sum_of_logarithms(sums, peaks, constants.ceiling, log_likelihoods)
+    return relative, total
 
 
 def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:

@@ -21,6 +21,7 @@ from emtau_dask.mixture.compiled.centred import (
 )
 from emtau_dask.mixture.compiled.loop import (
     BlockLoops,
+    divide,
     exponentiate,
     flattened,
     most_probable,
@@ -268,11 +269,8 @@ def _accumulate_tile(
     sums, peaks = buffers.centred.sums[:m], buffers.centred.peaks[:m]
     count = _leave_out(a, count, peaks, constants, buffers)
     exponentiate(scores[:count], sums, constants.centred.least, results.numbers[:0])
-    for j in range(count):
-        of_component = scores[j]
-        for t in range(m):
-            of_component[t] /= sums[t]
     total = sum_of_logarithms(sums, peaks, constants.centred.ceiling, buffers.found[:m])
+    divide(scores[:count], sums, peaks)
     _write(picked, count, buffers, results)
     _collect(picked, weights, count, constants, buffers, results.moments)
     return used, total
