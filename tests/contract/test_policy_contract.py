@@ -13,6 +13,7 @@ from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary, RowArray, Schedule
 from emtau_dask.policies.registry import as_policy
 from emtau_dask.policies.traced import Traced
+from emtau_dask.policies.validation import checked_update
 
 K, N, MAX_ITER = 4, 60, 40
 
@@ -197,3 +198,18 @@ def test_a_fit_can_be_repeated_bit_for_bit(policy, fitted, X, scheduler):
         again = fit(policy, X)
     assert fitted.means_.tobytes() == again.means_.tobytes()
     assert fitted.lower_bounds_ == again.lower_bounds_
+
+
+class Wide(Confident):
+    """A user's own whose numbers are of another type than it declared."""
+
+    def update(self, state, evidence):
+        return {name: values.astype(np.int64) + 1 for name, values in state.items()}, evidence.labels > 0
+
+
+def test_numbers_of_another_type_become_those_declared():
+    state = fresh(Wide())
+    found, _ = checked_update(Wide(), state, evidence(1))
+    assert {name: (values.dtype, set(values)) for name, values in found.items()} == {
+        name: (values.dtype, {1}) for name, values in state.items()
+    }
