@@ -248,10 +248,11 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         tracking.take_room(outcome)
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
-        self.loader.keep_active(loaded, positions[stays])
+        active = positions[stays]
+        self.loader.keep_active(loaded, active)
         chunks, bytes_read = (outcome,), loaded.bytes_read
         if tracking.weighted is None:
-            leaving = self._leaving(loaded, positions, stays, rows)
+            leaving = self._leaving(loaded, positions, active, stays, rows)
             return PassSums(rows, leaving, scored=n, chunks=chunks, bytes_read=bytes_read)
         kept = checked_weights(
             tracking.weighted, {name: values[stays] for name, values in after.items()}, remaining
@@ -259,8 +260,17 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         unsure = _unsure(evidence, _times(loaded.weights_at(positions), factors))
         if rows is None or (remaining == n and factors is not None and np.array_equal(kept, factors)):
             return PassSums(rows, scored=n, chunks=chunks, bytes_read=bytes_read, unsure=unsure)
-        staying = self._score(loaded, positions[stays], None, kept)
-        return PassSums(rows, rows, staying, n, remaining, chunks, bytes_read, unsure)
+        staying = self._score(loaded, active, None, kept)
+        return PassSums(
+            rows,
+            leaving=rows,
+            staying=staying,
+            scored=n,
+            rescored=remaining,
+            chunks=chunks,
+            bytes_read=bytes_read,
+            unsure=unsure,
+        )
 
     def finish(self, result: PassSums) -> PassSums:
         """Write the row state that changes in the chunks of a task; called again, it does the same."""
@@ -277,10 +287,14 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         return np.min_scalar_type(self.kernels.plan.parameters.n_components - 1)
 
     def _leaving(
-        self, loaded: LoadedChunk, positions: Ints, stays: Bools, whole: ScoredRows | None
+        self,
+        loaded: LoadedChunk,
+        positions: Ints,
+        staying: Ints,
+        stays: Bools,
+        whole: ScoredRows | None,
     ) -> ScoredRows | None:
         """Return what rows contribute that do not stay: where few do, the rest of the ``whole`` chunk's."""
-        staying = positions[stays]
         if len(staying) == len(positions):
             return None
         if not len(staying):

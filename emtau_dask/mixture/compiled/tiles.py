@@ -287,7 +287,7 @@ class Kernels:
 
 
 def _block_rows(plan: KernelPlan) -> int:
-    """Return about how many rows a block has: with it only a copy, and what is seen of rows, grow."""
+    """Return about how many rows a block of tiles has; only a copy, and what is seen of rows, grow."""
     d = plan.parameters.n_features
     return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (d + 8))) if plan.reach is None else near_rows(d)
 
