@@ -47,7 +47,7 @@ def mixture(
     identity = {"full": np.eye(n_features), "tied": np.eye(n_features), "diag": np.ones(n_features)}
     shape = structure.shape(n_components, n_features)
     covariances = np.broadcast_to(identity.get(covariance_type, 1.0), shape).copy()
-    factors = structure.factor(covariances, means, np.ones(n_components), 1)
+    factors = structure.factor(covariances, means, np.ones(n_components))
     weights = np.full(n_components, 1 / n_components)
     return MixtureParameters(covariance_type, weights, means, covariances, factors)
 

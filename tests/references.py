@@ -89,5 +89,5 @@ def drawn(covariance_type, k=3, d=4, seed=0, spread=2.0):
     structure = structure_named(covariance_type)
     covariances = random_covariances(rng, covariance_type, k, d)
     weights, means = rng.dirichlet(np.ones(k) * 5), rng.normal(size=(k, d)) * spread
-    factors = structure.factor(covariances, means, np.ones(k), 1)
+    factors = structure.factor(covariances, means, np.ones(k))
     return MixtureParameters(covariance_type, weights, means, covariances, factors)

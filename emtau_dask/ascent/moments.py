@@ -98,9 +98,9 @@ class MomentSpace:
         weights, firsts, seconds = self.split(moments)
         structure, factors = self.structure, parameters.precisions_cholesky
         roots = np.sqrt(parameters.weights)[:, np.newaxis]
-        whitened = np.empty_like(firsts)
+        whitened = firsts.copy()
         for k in range(len(weights)):
-            structure.whiten(firsts[k : k + 1], factors, k, whitened[k : k + 1])
+            structure.whiten(whitened[k : k + 1], factors, k)
         squares = structure.standardised(seconds, weights, factors, firsts.shape[1])
         if not structure.shared:
             squares = squares / roots

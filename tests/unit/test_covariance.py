@@ -12,7 +12,8 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
 from emtau_dask.mixture.covariance import STRUCTURES, structure_named
-from emtau_dask.mixture.covariance.full import THREADED
+from emtau_dask.mixture.model import SufficientStatistics, m_step
+from emtau_dask.mixture.model.parameters import THREADED
 from emtau_dask.mixture.numerics.cholesky import covariance_of_factor, factor_of_precision, precision_factors
 
 K, D = 3, 4
@@ -30,7 +31,7 @@ def covariances(structure):
 
 @pytest.fixture
 def factors(structure, covariances):
-    return structure.factor(covariances, np.zeros((K, D)), np.ones(K), 1)
+    return structure.factor(covariances, np.zeros((K, D)), np.ones(K))
 
 
 def matrices(structure, values):
@@ -85,19 +86,19 @@ def test_whitened_rows_have_the_mahalanobis_distance(structure, covariances, fac
     rows = np.random.default_rng(0).normal(size=(9, D))
     inverses = np.linalg.inv(matrices(structure, covariances))
     for k in range(K):
-        out = np.empty_like(rows)
-        structure.whiten(rows, factors, k, out)
+        out = rows.copy()
+        structure.whiten(out, factors, k)
         expected = [row @ inverses[k] @ row for row in rows]
         assert np.allclose((out**2).sum(axis=1), expected, rtol=1e-12)
 
 
-def test_add_scatter_adds_the_outer_products(structure):
+def test_sum_scatter_sums_outer_products(structure):
     rng = np.random.default_rng(1)
     scatter = np.zeros(structure.shape(K, D))
     expected = np.zeros((K, D, D))
     for k in range(K):
         roots = rng.normal(size=(6, D))
-        structure.add_scatter(scatter, k, iter([roots[:3], roots[3:]]))
+        structure.sum_scatter(scatter, k, iter([roots[:3], roots[3:]]))
         expected[k] = sum(np.outer(root, root) for root in roots)
     assert np.allclose(scatter, scatter_of(structure, expected), rtol=1e-13)
 
@@ -164,7 +165,7 @@ def test_covariances_are_scatters_over_weights_and_reg_covar_on_the_diagonal(str
         "tied_diag": np.array([np.diag(np.diag(scatters.sum(axis=0) / 18))] * K),
         "tied_spherical": np.array([np.trace(scatters.sum(axis=0)) / (18 * D) * np.eye(D)] * K),
     }[structure.name]
-    actual = structure.covariances(scatter_of(structure, scatters), weights, D, reg_covar, 1)
+    actual = structure.covariances(scatter_of(structure, scatters), weights, D, reg_covar)
     assert np.allclose(matrices(structure, actual), expected + reg_covar * np.eye(D), rtol=1e-13)
 
 
@@ -174,7 +175,7 @@ def test_covariances_are_exactly_symmetric(structure):
     scatter = np.zeros(structure.shape(K, D))
     structure.add_outer(scatter, np.ones((1, K)), rng.normal(size=(1, K, D)))
     scatter *= 1 + rng.uniform(0, 1e-15, size=D)
-    full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0, 1))
+    full = matrices(structure, structure.covariances(scatter, np.ones(K), D, 1.0))
     assert np.array_equal(full, full.swapaxes(1, 2))
 
 
@@ -232,7 +233,7 @@ def test_draw_maps_standard_normals_to_the_covariance(structure, covariances):
 def test_a_variance_of_zero_is_singular_and_names_component_and_weight(structure, covariances):
     broken = covariances * 0
     with pytest.raises(SingularComponentError) as caught:
-        structure.factor(broken, np.ones((K, D)), np.array([7.0, 8.0, 9.0]), 1)
+        structure.factor(broken, np.ones((K, D)), np.array([7.0, 8.0, 9.0]))
     shared = structure.name.startswith("tied")
     assert caught.value.component == (-1 if shared else 0)
     assert caught.value.weight == (24.0 if shared else 7.0)
@@ -240,7 +241,7 @@ def test_a_variance_of_zero_is_singular_and_names_component_and_weight(structure
 
 def test_nan_is_singular_and_not_a_linear_algebra_error(structure, covariances):
     with pytest.raises(EmtauError):
-        structure.factor(covariances * np.nan, np.zeros((K, D)), np.ones(K), 1)
+        structure.factor(covariances * np.nan, np.zeros((K, D)), np.ones(K))
 
 
 def precision_factor(covariance, means, component=0, weight=1.0):
@@ -279,27 +280,21 @@ def test_factors_of_many_features_are_the_inverse_of_scipys(d):
     assert np.array_equal(factor, np.triu(factor))
 
 
-def test_threads_change_no_bit_of_covariances():
+def test_threads_change_no_bit_of_an_m_step():
     structure, d, weights = structure_named("full"), 300, np.array([1.0, 2.0, 5.0])
-    scatter = np.random.default_rng(8).normal(size=(3, d, d))
-    alone, together = (structure.covariances(scatter, weights, d, 0.5, threads) for threads in (1, 3))
-    assert np.array_equal(alone, together)
-    means = (scatter + scatter.swapaxes(1, 2)) / (2 * weights[:, None, None])
-    assert np.allclose(alone, means + 0.5 * np.eye(d), rtol=1e-14)
-
-
-def test_threads_change_no_bit_of_factors():
-    structure, d = structure_named("full"), 300
-    matrices = random_covariances(np.random.default_rng(8), "full", 3, d)
     assert 3 * d**3 > THREADED
-    zeros, ones = np.zeros((3, d)), np.ones(3)
-    alone, together = (structure.factor(matrices, zeros, ones, threads) for threads in (1, 3))
-    assert np.array_equal(alone, together)
-    assert np.allclose(alone.swapaxes(1, 2) @ matrices @ alone, np.eye(d), atol=1e-10)
-    matrices[1, 0] = matrices[1, :, 0] = 0.0
+    scatter = weights[:, None, None] * random_covariances(np.random.default_rng(8), "full", 3, d)
+    statistics = SufficientStatistics(weights, np.zeros((3, d)), scatter)
+    alone, together = (m_step(statistics, structure, 0.5, threads) for threads in (1, 3))
+    assert np.array_equal(alone.covariances, together.covariances)
+    assert np.array_equal(alone.precisions_cholesky, together.precisions_cholesky)
+    covariances, factors = alone.covariances, alone.precisions_cholesky
+    assert np.allclose(covariances, scatter / weights[:, None, None] + 0.5 * np.eye(d), rtol=1e-14)
+    assert np.allclose(factors.swapaxes(1, 2) @ covariances @ factors, np.eye(d), atol=1e-10)
+    scatter[1, 0] = scatter[1, :, 0] = 0.0
     for threads in (1, 3):
         with pytest.raises(SingularComponentError) as caught:
-            structure.factor(matrices, zeros, ones, threads)
+            m_step(statistics, structure, 0.0, threads)
         assert caught.value.component == 1
 
 
@@ -331,7 +326,7 @@ def test_the_component_whose_variance_is_too_small_is_named(name):
     covariances = random_covariances(np.random.default_rng(3), name, 4, D)
     covariances[2] *= 1e-40
     with pytest.raises(SingularComponentError, match="not above") as caught:
-        structure.factor(covariances, np.ones((4, D)), np.arange(1.0, 5.0), 1)
+        structure.factor(covariances, np.ones((4, D)), np.arange(1.0, 5.0))
     assert (caught.value.component, caught.value.weight) == (2, 3.0)
 
 

@@ -60,7 +60,7 @@ def parameters(structure):
     rng = np.random.default_rng(2)
     covariances = random_covariances(rng, structure.name, K, D)
     weights, means = rng.dirichlet(np.ones(K) * 9), rng.normal(size=(K, D)) + 5
-    factors = structure.factor(covariances, means, np.ones(K), 1)
+    factors = structure.factor(covariances, means, np.ones(K))
     return MixtureParameters(structure.name, weights, means, covariances, factors)
 
 

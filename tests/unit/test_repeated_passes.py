@@ -20,7 +20,7 @@ def shrunk(*components):
     covariances = np.stack([np.eye(D)] * K)
     covariances[list(components)] *= 1e-14
     means = np.arange(K * D, dtype=float).reshape(K, D)
-    factors = STRUCTURE.factor(covariances, means, np.ones(K), 1)
+    factors = STRUCTURE.factor(covariances, means, np.ones(K))
     return MixtureParameters("full", np.full(K, 1 / K), means, covariances, factors)
 
 
@@ -73,7 +73,7 @@ def test_components_that_lost_digits_go_centred(outcomes, centred):
 
 
 def test_one_that_shares_its_covariance_sends_all_centred():
-    factor = structure_named("tied").factor(np.eye(D), np.zeros((K, D)), np.ones(K), 1)
+    factor = structure_named("tied").factor(np.eye(D), np.zeros((K, D)), np.ones(K))
     before = MixtureParameters("tied", np.full(K, 1 / K), shrunk().means, np.eye(D), factor)
     after = replace(before, covariances=1e-14 * np.eye(D), precisions_cholesky=1e7 * factor)
     plan = plan_kernel(before)

@@ -126,12 +126,14 @@ class CovarianceStructure:
     shape: Callable[[int, int], tuple[int, ...]]
     # (K, d) -> the number of free parameters of the covariances.
     n_parameters: Callable[[int, int], int]
-    # (scatter, weights (K,), d, reg_covar, threads) -> the maximum-likelihood covariances plus ``reg_covar``
-    # on the diagonal, by so many threads where that pays.
-    covariances: Callable[[Floats, Floats, int, float, int], Floats]
-    # (covariances, means, weights, threads) -> factors, by so many threads where that pays; raises
-    # `SingularComponentError`.
-    factor: Callable[[Floats, Floats, Floats, int], Floats]
+    # (scatter, weights (K,), d, reg_covar) -> the maximum-likelihood covariances plus ``reg_covar`` on the
+    # diagonal.
+    covariances: Callable[[Floats, Floats, int, float], Floats]
+    # (covariances, means, weights) -> factors; raises `SingularComponentError`.
+    factor: Callable[[Floats, Floats, Floats], Floats]
+    # (scatter, weights, means, reg_covar, threads) -> the same covariances and factors, by so many threads;
+    # None where they take too little time for that.
+    by_threads: Callable[[Floats, Floats, Floats, float, int], tuple[Floats, Floats]] | None = None
     # (factors, K, d) -> ln |P_k|, half the log-determinant of the precision, (K,).
     log_det: Callable[[Floats, int, int], Floats]
     # (factors) -> precisions.
@@ -152,13 +154,13 @@ class CovarianceStructure:
     scikit_learn_name: str
     # (array, K) -> covariances, precisions or their factors, in the shape of that type.
     for_scikit_learn: Callable[[Floats, int], Floats] = unchanged
-    # (differences (n, d), factors, k, out (n, d)): write the differences of rows to μ_k in units of
-    # component k's standard deviations.
-    whiten: Callable[[Floats, Floats, int, Floats], object]
-    # (scatter, k, tiles of roots (n, d)): add ``Σ_n roots_n roots_nᵀ`` in place to component k's part of
-    # ``scatter``, which is zero before where only k has it. ``roots`` are rows about a centre, each times
-    # √weight; a tile is valid until the next is asked for.
-    add_scatter: Callable[[Floats, int, Iterator[Floats]], None]
+    # (differences (n, d), factors, k): turn the differences of rows to μ_k into units of component k's
+    # standard deviations, in place.
+    whiten: Callable[[Floats, Floats, int], object]
+    # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
+    # ``scatter``, or add it where components share that. ``roots`` are rows about a centre, each times
+    # √weight; there is at least one tile, valid until the next is asked for.
+    sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
     # (scatter, weights (m, K), vectors (m, K, d)): add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` in place.
     add_outer: Callable[[Floats, Floats, Floats], None]
     # (scatter, factors) -> ``Σ_k tr(Σ_k⁻¹ S_k)``.

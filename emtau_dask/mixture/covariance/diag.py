@@ -15,18 +15,18 @@ from emtau_dask.mixture.covariance.variances import (
     own_scatters,
     scaled_trace,
     split_by_feature,
+    squares_by_feature,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
 
-def _factor(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+def _factor(covariances: Floats, means: Floats, weights: Floats) -> Floats:
     check_variances(covariances, means, weights)
     return 1.0 / np.sqrt(covariances)
 
 
-def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    for roots in tiles:
-        scatter[k] += np.einsum("ij,ij->j", roots, roots)
+def _sum_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    scatter[k] = squares_by_feature(tiles)
 
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
@@ -38,7 +38,7 @@ DIAG = CovarianceStructure(
     shared=False,
     shape=lambda K, d: (K, d),
     n_parameters=lambda K, d: K * d,
-    covariances=lambda scatter, weights, d, reg, threads: scatter / weights[:, np.newaxis] + reg,
+    covariances=lambda scatter, weights, d, reg: scatter / weights[:, np.newaxis] + reg,
     factor=_factor,
     log_det=lambda factors, K, d: np.log(factors).sum(axis=1),
     precisions=np.square,
@@ -48,8 +48,8 @@ DIAG = CovarianceStructure(
     conditions=no_correlation,
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="diag",
-    whiten=lambda differences, factors, k, out: np.multiply(differences, factors[k], out=out),
-    add_scatter=_add_scatter,
+    whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
+    sum_scatter=_sum_scatter,
     add_outer=_add_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factors, d: (

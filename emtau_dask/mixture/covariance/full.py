@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import numpy as np
 
@@ -24,54 +23,37 @@ from emtau_dask.mixture.covariance.matrices import (
 from emtau_dask.mixture.covariance.squares import ALL_PAIRS, pairs_by_distance
 from emtau_dask.mixture.numerics import (
     Floats,
-    correlation_factors,
+    add_squares,
+    cholesky_factors,
     covariance_of_factor,
-    inverted_factors,
-    perform,
+    invert_upper,
     precision_factors,
     read_only_copy,
-    squares,
+    symmetrised,
     times_upper,
 )
 
-THREADED = 2**26
-"""K d³ from which on threads share the covariances and their factors: these then take milliseconds."""
 
-
-def _covariances(scatter: Floats, weights: Floats, d: int, reg_covar: float, threads: int) -> Floats:
-    if len(weights) * d**3 < THREADED:
-        return regularised(scatter / weights[:, np.newaxis, np.newaxis], reg_covar)
-    covariances = np.empty_like(scatter)
-
-    def write(k: int) -> None:
-        np.divide(scatter[k], weights[k], out=covariances[k])
-        regularised(covariances[k], reg_covar)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(write, range(len(weights))))
-    return covariances
-
-
-def _factor(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
-    """Return precision factors; threads share two halves of each, so that they end nearly at once."""
-    K, d = means.shape
-    if K * d**3 < THREADED:
-        return precision_factors(covariances, means, weights)
-    factors, scales = np.empty_like(covariances), np.empty(means.shape)
+def _by_threads(
+    scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int
+) -> tuple[Floats, Floats]:
+    """Return covariances and factors; threads share two parts of each, so that they end nearly at once."""
+    covariances, factors = np.empty_like(scatter), np.empty_like(scatter)
 
     def begin(k: int) -> None:
         one = slice(k, k + 1)
-        found = correlation_factors(covariances[one], means[one], weights[one], first=k)
-        factors[one], scales[one] = found
+        np.divide(scatter[k], weights[k], out=covariances[k])
+        regularised(covariances[k], reg_covar)
+        cholesky_factors(covariances[one], means[one], weights[one], factors[one], first=k)
 
     def end(k: int) -> None:
         begun[k].result()
-        inverted_factors(factors[k : k + 1], scales[k : k + 1])
+        invert_upper(factors[k : k + 1])
 
     with ThreadPoolExecutor(threads) as pool:
-        begun = [pool.submit(begin, k) for k in range(K)]
-        list(pool.map(end, range(K)))
-    return factors
+        begun = [pool.submit(begin, k) for k in range(len(weights))]
+        list(pool.map(end, range(len(weights))))
+    return covariances, factors
 
 
 def _from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
@@ -79,12 +61,12 @@ def _from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
     return np.stack([covariance_of_factor(f) for f in factors]), factors
 
 
-def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    """Add the products, writing the first in place: it is often the only one, and may be large to copy."""
-    for roots in islice(tiles, 1):
-        perform(squares(roots.T, scatter[k]))
+def _sum_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    kept = 0.0
     for roots in tiles:
-        scatter[k] += np.dot(roots.T, roots)
+        add_squares(roots, scatter[k], kept)
+        kept = 1.0
+    symmetrised(scatter[k])
 
 
 def _transforms(weights: Floats, covariances: Floats, factors: Floats) -> Iterator[Floats | None]:
@@ -125,8 +107,11 @@ FULL = CovarianceStructure(
     own_factors=True,
     shape=lambda K, d: (K, d, d),
     n_parameters=lambda K, d: K * d * (d + 1) // 2,
-    covariances=_covariances,
-    factor=_factor,
+    covariances=lambda scatter, weights, d, reg: regularised(
+        scatter / weights[:, np.newaxis, np.newaxis], reg
+    ),
+    factor=precision_factors,
+    by_threads=_by_threads,
     log_det=lambda factors, K, d: log_diagonal(factors),
     precisions=squared_factors,
     from_precisions=_from_precisions,
@@ -137,8 +122,8 @@ FULL = CovarianceStructure(
         normals, covariances[k], f"the covariance of component {k}"
     ),
     scikit_learn_name="full",
-    whiten=lambda differences, factors, k, out: times_upper(differences, factors[k], out),
-    add_scatter=_add_scatter,
+    whiten=lambda differences, factors, k: times_upper(differences, factors[k]),
+    sum_scatter=_sum_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,
     standardised=lambda seconds, weights, factors, d: standardised_forms(seconds, weights, factors),

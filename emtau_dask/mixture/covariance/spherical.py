@@ -15,20 +15,20 @@ from emtau_dask.mixture.covariance.variances import (
     scaled_trace,
     split_of_all,
     squared_lengths,
+    squares_by_feature,
     summed_coefficients,
     summed_scatters,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
 
-def _factor(covariances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+def _factor(covariances: Floats, means: Floats, weights: Floats) -> Floats:
     check_variances(covariances[:, np.newaxis], magnitudes(means), weights)
     return 1.0 / np.sqrt(covariances)
 
 
-def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    for roots in tiles:
-        scatter[k] += np.einsum("ij,ij->j", roots, roots).sum()
+def _sum_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    scatter[k] = squares_by_feature(tiles).sum()
 
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
@@ -40,7 +40,7 @@ SPHERICAL = CovarianceStructure(
     shared=False,
     shape=lambda K, d: (K,),
     n_parameters=lambda K, d: K,
-    covariances=lambda scatter, weights, d, reg, threads: scatter / (weights * d) + reg,
+    covariances=lambda scatter, weights, d, reg: scatter / (weights * d) + reg,
     factor=_factor,
     log_det=lambda factors, K, d: d * np.log(factors),
     precisions=np.square,
@@ -50,8 +50,8 @@ SPHERICAL = CovarianceStructure(
     conditions=no_correlation,
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="spherical",
-    whiten=lambda differences, factors, k, out: np.multiply(differences, factors[k], out=out),
-    add_scatter=_add_scatter,
+    whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
+    sum_scatter=_sum_scatter,
     add_outer=_add_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factors, d: (

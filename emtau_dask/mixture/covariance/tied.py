@@ -27,16 +27,17 @@ from emtau_dask.mixture.numerics import (
     Floats,
     Ints,
     Step,
+    add_squares,
     covariance_of_factor,
-    perform,
     precision_factors,
     squares,
     summed_product,
+    symmetrised,
     times_upper,
 )
 
 
-def _factor(covariance: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+def _factor(covariance: Floats, means: Floats, weights: Floats) -> Floats:
     magnitudes = np.abs(means).max(axis=0)
     total = weights.sum(keepdims=True)
     (factor,) = precision_factors(covariance[np.newaxis], magnitudes[np.newaxis], total, first=-1)
@@ -59,11 +60,10 @@ def _split(covariance: Floats, factor: Floats, given: Ints, rest: Ints) -> Split
     )
 
 
-def _add_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    square = np.empty_like(scatter)
+def _sum_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     for roots in tiles:
-        perform(squares(roots.T, square))
-        scatter += square
+        add_squares(roots, scatter)
+    symmetrised(scatter)
 
 
 def _add_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
@@ -97,7 +97,7 @@ TIED = CovarianceStructure(
     shared=True,
     shape=lambda K, d: (d, d),
     n_parameters=lambda K, d: d * (d + 1) // 2,
-    covariances=lambda scatter, weights, d, reg, threads: regularised(scatter / weights.sum(), reg),
+    covariances=lambda scatter, weights, d, reg: regularised(scatter / weights.sum(), reg),
     factor=_factor,
     log_det=lambda factor, K, d: np.repeat(log_diagonal(factor), K),
     precisions=squared_factors,
@@ -107,8 +107,8 @@ TIED = CovarianceStructure(
     conditions=lambda covariance: correlation_conditions(covariance[np.newaxis]),
     draw=lambda normals, covariance, k: correlated(normals, covariance, "the shared covariance"),
     scikit_learn_name="tied",
-    whiten=lambda differences, factor, k, out: times_upper(differences, factor, out),
-    add_scatter=_add_scatter,
+    whiten=lambda differences, factor, k: times_upper(differences, factor),
+    sum_scatter=_sum_scatter,
     add_outer=_add_outer,
     distances=whitened_trace,
     standardised=lambda seconds, weights, factor, d: standardised_forms(

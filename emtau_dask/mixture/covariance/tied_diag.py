@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from emtau_dask.mixture.covariance.base import CovarianceStructure
-from emtau_dask.mixture.covariance.diag import DIAG
 from emtau_dask.mixture.covariance.squares import OWN_SQUARES
 from emtau_dask.mixture.covariance.variances import (
     inverses,
@@ -18,11 +17,12 @@ from emtau_dask.mixture.covariance.variances import (
     own_scatters,
     scaled_trace,
     split_by_feature,
+    squares_by_feature,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
 
-def _factor(variances: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+def _factor(variances: Floats, means: Floats, weights: Floats) -> Floats:
     magnitudes = np.abs(means).max(axis=0)
     check_variances(variances[np.newaxis], magnitudes[np.newaxis], weights.sum(keepdims=True), first=-1)
     return 1.0 / np.sqrt(variances)
@@ -37,7 +37,7 @@ TIED_DIAG = CovarianceStructure(
     shared=True,
     shape=lambda K, d: (d,),
     n_parameters=lambda K, d: d,
-    covariances=lambda scatter, weights, d, reg, threads: scatter / weights.sum() + reg,
+    covariances=lambda scatter, weights, d, reg: scatter / weights.sum() + reg,
     factor=_factor,
     log_det=lambda factors, K, d: np.repeat(np.log(factors).sum(), K),
     precisions=np.square,
@@ -48,8 +48,8 @@ TIED_DIAG = CovarianceStructure(
     draw=lambda normals, variances, k: normals * np.sqrt(variances),
     scikit_learn_name="tied",
     for_scikit_learn=lambda array, K: np.diag(array),
-    whiten=lambda differences, factors, k, out: np.multiply(differences, factors, out=out),
-    add_scatter=lambda scatter, k, tiles: DIAG.add_scatter(scatter[np.newaxis], 0, tiles),
+    whiten=lambda differences, factors, k: np.multiply(differences, factors, out=differences),
+    sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles), out=scatter),
     add_outer=_add_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factors, d: (

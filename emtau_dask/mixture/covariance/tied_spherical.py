@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from emtau_dask.mixture.covariance.base import CovarianceStructure
-from emtau_dask.mixture.covariance.spherical import SPHERICAL
 from emtau_dask.mixture.covariance.squares import SUM_OF_SQUARES
 from emtau_dask.mixture.covariance.variances import (
     inverses,
@@ -18,13 +17,14 @@ from emtau_dask.mixture.covariance.variances import (
     scaled_trace,
     split_of_all,
     squared_lengths,
+    squares_by_feature,
     summed_coefficients,
     summed_scatters,
 )
 from emtau_dask.mixture.numerics import Floats, check_variances
 
 
-def _factor(variance: Floats, means: Floats, weights: Floats, threads: int) -> Floats:
+def _factor(variance: Floats, means: Floats, weights: Floats) -> Floats:
     largest = magnitudes(means).max(axis=0, keepdims=True)
     check_variances(variance.reshape(1, 1), largest, weights.sum(keepdims=True), first=-1)
     return np.asarray(1.0 / np.sqrt(variance))
@@ -39,7 +39,7 @@ TIED_SPHERICAL = CovarianceStructure(
     shared=True,
     shape=lambda K, d: (),
     n_parameters=lambda K, d: 1,
-    covariances=lambda scatter, weights, d, reg, threads: np.asarray(scatter / (weights.sum() * d) + reg),
+    covariances=lambda scatter, weights, d, reg: np.asarray(scatter / (weights.sum() * d) + reg),
     factor=_factor,
     log_det=lambda factor, K, d: np.full(K, d * np.log(factor)),
     precisions=lambda factor: np.asarray(factor**2),
@@ -50,8 +50,8 @@ TIED_SPHERICAL = CovarianceStructure(
     draw=lambda normals, variance, k: normals * np.sqrt(variance),
     scikit_learn_name="spherical",
     for_scikit_learn=lambda array, K: np.repeat(array, K),
-    whiten=lambda differences, factor, k, out: np.multiply(differences, factor, out=out),
-    add_scatter=lambda scatter, k, tiles: SPHERICAL.add_scatter(scatter[np.newaxis], 0, tiles),
+    whiten=lambda differences, factor, k: np.multiply(differences, factor, out=differences),
+    sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles).sum(), out=scatter),
     add_outer=_add_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factor, d: (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError
@@ -38,6 +40,12 @@ def squared_lengths(vectors: Floats) -> Floats:
     """Return the sums of squares over the last axis."""
     lengths: Floats = (vectors**2).sum(axis=-1)
     return lengths
+
+
+def squares_by_feature(tiles: Iterable[Floats]) -> Floats:
+    """Return the sum of the squares of all rows of tiles (n, d) in each feature, (d,)."""
+    squares: Floats = np.sum([np.einsum("ij,ij->j", roots, roots) for roots in tiles], axis=0)
+    return squares
 
 
 def scaled_trace(scatter: Floats, factors: Floats) -> float:

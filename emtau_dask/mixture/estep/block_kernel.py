@@ -74,7 +74,7 @@ class BlockKernel:
         if not plan.produced.all():
             self._some = np.empty((np.count_nonzero(plan.produced), n_rows))
         self._products = plan.products(self._some)
-        self._centred_buffers: tuple[Floats, Floats] | None = None
+        self._differences: Floats | None = None
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, parameters.n_features))
         self._responsibilities: Floats = self._scores[:, :0]
@@ -107,12 +107,11 @@ class BlockKernel:
             if self._some is not self._scores:
                 scores[self.plan.produced] = self._some[:, :n]
         if not together.all():
-            if self._centred_buffers is None:
-                shape = self.n_rows, rows.shape[1]
-                self._centred_buffers = room_for_rows(*shape), room_for_rows(*shape)
+            if self._differences is None:
+                self._differences = room_for_rows(self.n_rows, rows.shape[1])
             plan, components = self.plan, np.flatnonzero(~together)
             centred_log_densities(
-                rows, plan.parameters, plan.log_scales, components, self._centred_buffers, scores
+                rows, plan.parameters, plan.log_scales, components, self._differences, scores
             )
         self._responsibilities = scores
         return normalise(scores, self.plan.ceiling, *of_rows)

@@ -12,7 +12,6 @@ log-likelihood.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 
@@ -27,7 +26,7 @@ from emtau_dask.mixture.model import (
     merge,
     spread_out,
 )
-from emtau_dask.mixture.numerics import Bools, Floats, Ints
+from emtau_dask.mixture.numerics import Bools, Floats, Ints, times_upper
 
 STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 2**16
 REACH = 750.0
@@ -101,26 +100,25 @@ def centred_log_densities(
     parameters: MixtureParameters,
     log_scales: Floats,
     components: Ints,
-    buffers: tuple[Floats, Floats],
+    buffer: Floats,
     out: Floats,
 ) -> None:
     """Write ``ln π_k N(x_n | μ_k, Σ_k)``, nats, for some components k and rows (n, d) into ``out`` (K, n).
 
     Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
-    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number; each of ``buffers``
-    is `room_for_rows` of at least n rows. All arrays are float64.
+    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number; ``buffer`` is `room_for_rows` of
+    at least n rows. All arrays are float64.
     """
     everything = len(components) == len(out)
     breaks_off = parameters.structure.own_factors and parameters.n_features >= LEAST_BROKEN_OFF
-    if everything and breaks_off and _broken_off(rows, parameters, log_scales, buffers, out):
+    if everything and breaks_off and _broken_off(rows, parameters, log_scales, buffer, out):
         return
-    n = len(rows)
-    differences, whitened = (buffer[:n] for buffer in buffers)
+    differences = buffer[: len(rows)]
     whiten = parameters.structure.whiten
     for k in components:
         np.subtract(rows.T, parameters.means[k][:, np.newaxis], out=differences.T)
-        whiten(differences, parameters.precisions_cholesky, k, whitened)
-        np.einsum("ij,ij->i", whitened, whitened, out=out[k])
+        whiten(differences, parameters.precisions_cholesky, k)
+        np.einsum("ij,ij->i", differences, differences, out=out[k])
     if everything:
         out *= -0.5
         out += log_scales
@@ -131,11 +129,7 @@ def centred_log_densities(
 
 
 def _broken_off(
-    rows: Floats,
-    parameters: MixtureParameters,
-    log_scales: Floats,
-    buffers: tuple[Floats, Floats],
-    out: Floats,
+    rows: Floats, parameters: MixtureParameters, log_scales: Floats, buffer: Floats, out: Floats
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
@@ -144,40 +138,36 @@ def _broken_off(
     The log-density of the nearest is computed in full; those of the others as long as they are within
     `REACH` of it.
     """
-    n, d = rows.shape
-    everyone, edges = np.arange(n), (0, *(d * eighths // 8 for eighths in (1, 2, 4, 6, 8)))
-    unbounded = np.full(n, -np.inf)
-    out[:] = log_scales
+    d, means, factors = parameters.n_features, parameters.means, parameters.precisions_cholesky
+    first, *rest = (d * eighths // 8 for eighths in (1, 2, 4, 6, 8))
+    few = buffer.reshape(-1)[: len(rows) * first].reshape(-1, first)
     for k in range(len(out)):
-        _go_on(rows, everyone, parameters, k, edges[:2], unbounded, buffers, out[k])
-    foreseen = log_scales + d / edges[1] * (out - log_scales)
+        np.subtract(rows[:, :first], means[k, :first], out=few)
+        out[k] = log_scales[k] - _half_distances(few, factors[k, :first, :first])
+    foreseen = log_scales + d / first * (out - log_scales)
     if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
         return False
     nearest = foreseen.argmax(axis=0)
     for k in range(len(out)):
-        _go_on(rows, np.flatnonzero(nearest == k), parameters, k, edges[1:], unbounded, buffers, out[k])
-    floor = out[nearest, everyone] - REACH
+        which = np.flatnonzero(nearest == k)
+        differences = np.take(rows, which, axis=0, out=buffer[: len(which)], mode="clip")
+        differences -= means[k]
+        out[k, which] = log_scales[k] - _half_distances(differences, factors[k])
+    floor = out[nearest, np.arange(len(rows))] - REACH
     for k in range(len(out)):
-        _go_on(rows, np.flatnonzero(nearest != k), parameters, k, edges[1:], floor, buffers, out[k])
+        which = np.flatnonzero(nearest != k)
+        for begin, end in pairwise((first, *rest)):
+            which = which[out[k, which] > floor[which]]
+            if not len(which):
+                break
+            differences = np.subtract(rows[which, :end], means[k, :end], out=buffer[: len(which), :end])
+            whitened = np.matmul(differences, factors[k, :end, begin:end])
+            out[k, which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)
     return True
 
 
-def _go_on(
-    rows: Floats,
-    which: Ints,
-    parameters: MixtureParameters,
-    k: int,
-    edges: Iterable[int],
-    floor: Floats,
-    buffers: tuple[Floats, Floats],
-    log_densities: Floats,
-) -> None:
-    """Continue ``log_densities`` from edge to edge of the features, for rows still above ``floor``."""
-    mean, factor = parameters.means[k], parameters.precisions_cholesky[k]
-    for begin, end in pairwise(edges):
-        which = which[log_densities[which] > floor[which]]
-        n = len(which)
-        differences = np.subtract(rows[which, :end], mean[:end], out=buffers[0][:n, :end])
-        whitened = buffers[1][:n, begin:end]
-        np.matmul(differences, factor[:end, begin:end], out=whitened)
-        log_densities[which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)
+def _half_distances(differences: Floats, factor: Floats) -> Floats:
+    """Return half the squared lengths of differences (n, m), whitened in place."""
+    times_upper(differences, factor)
+    halves: Floats = 0.5 * np.einsum("ij,ij->i", differences, differences)
+    return halves

@@ -105,7 +105,7 @@ class Conditioning:
             centre = self.parameters.means[k]
             means[k] = centre + (responsibilities[k] / weights[k]) @ (completed - centre)
             roots = np.sqrt(responsibilities[k])[:, np.newaxis] * (completed - means[k])
-            structure.add_scatter(scatter, k, iter([roots]))
+            structure.sum_scatter(scatter, k, iter([roots]))
         structure.add_outer(scatter, np.tile(weights, (len(self.rest), 1)), self._unexplained)
         return SufficientStatistics(read_only(weights), read_only(means), read_only(scatter))
 

@@ -12,6 +12,8 @@ from emtau_dask.mixture.model.statistics import SufficientStatistics
 from emtau_dask.mixture.numerics import AnyArray, Floats, read_only, read_only_copy
 
 LOG_2PI = float(np.log(2.0 * np.pi))
+THREADED = 2**26
+"""K d³ from which on threads share the M-step: it then takes milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +108,18 @@ def m_step(
         k = int(np.argmax(empty))
         raise SingularComponentError(k, float(weights[k]), "no row is left in it")
     means = statistics.means
-    covariances = structure.covariances(statistics.scatter, weights, means.shape[1], reg_covar, threads)
+    K, d = means.shape
+    if structure.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
+        covariances, factors = structure.by_threads(statistics.scatter, weights, means, reg_covar, threads)
+    else:
+        covariances = structure.covariances(statistics.scatter, weights, d, reg_covar)
+        factors = structure.factor(covariances, means, weights)
     return MixtureParameters(
         structure.name,
         read_only(weights / total),
         means,
         read_only(covariances),
-        read_only(structure.factor(covariances, means, weights, threads)),
+        read_only(factors),
     )
 
 

@@ -195,16 +195,17 @@ def block_statistics(
     the means for the rounding of the first (Chan et al. 1983, eq. 1.7). So neither the distance from the
     origin nor a collapse onto identical rows costs digits.
     """
-    parts = (_present(rows, own) for own in responsibilities)
-    return _summed(structure, (len(responsibilities), rows.shape[1]), parts)
+    fewer: Floats = np.empty((len(rows) // 2, rows.shape[1]))
+    parts = (_present(rows, own, fewer) for own in responsibilities)
+    return _summed(structure, (len(responsibilities), *rows.shape), parts)
 
 
-def _present(rows: Floats, row_weights: Floats) -> tuple[Floats, Floats]:
-    """Leave out rows without weight where they are the majority, as in many dimensions."""
+def _present(rows: Floats, row_weights: Floats, fewer: Floats) -> tuple[Floats, Floats]:
+    """Leave out rows without weight where they are the majority, as in many dimensions; into ``fewer``."""
     present = np.flatnonzero(row_weights != 0.0)
-    if 2 * len(present) > len(rows):
+    if len(present) > len(fewer):
         return rows, row_weights
-    return np.take(rows, present, axis=0), row_weights[present]
+    return np.take(rows, present, axis=0, out=fewer[: len(present)], mode="clip"), row_weights[present]
 
 
 def group_statistics(
@@ -221,7 +222,7 @@ def group_statistics(
     sorted_weights = np.ones(len(rows)) if weights is None else weights[order]
     spans = (slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True))
     parts = ((sorted_rows[span], sorted_weights[span]) for span in spans)
-    return _summed(structure, (n_components, rows.shape[1]), parts)
+    return _summed(structure, (n_components, *rows.shape), parts)
 
 
 def tile_rows(n_features: int) -> int:
@@ -234,15 +235,17 @@ def tile_rows(n_features: int) -> int:
 
 
 def _summed(
-    structure: CovarianceStructure, shape: tuple[int, int], parts: Iterable[tuple[Floats, Floats]]
+    structure: CovarianceStructure, shape: tuple[int, int, int], parts: Iterable[tuple[Floats, Floats]]
 ) -> SufficientStatistics:
-    """Return the statistics of K components of d features from the rows of each, and their weights."""
-    (K, d), height = shape, tile_rows(shape[1])
-    weights, means, corrections = np.zeros(K), np.zeros(shape), np.zeros(shape)
-    scatter = np.zeros(structure.shape(K, d))
+    """Return statistics from the rows of each component, and their weights; shape is (K, n, d)."""
+    K, n, d = shape
+    height = tile_rows(d)
+    buffer = room_for_rows(min(height, n), d)
+    weights, means, corrections = np.zeros(K), np.zeros((K, d)), np.zeros((K, d))
+    scatter = (np.zeros if structure.shared else np.empty)(structure.shape(K, d))
 
     def roots_of(k: int, rows: Floats, row_weights: Floats) -> Iterator[Floats]:
-        roots, buffer = np.sqrt(row_weights), room_for_rows(min(height, len(rows)), d)
+        roots = np.sqrt(row_weights)
         for begin in range(0, len(rows), height):
             tile = slice(begin, begin + height)
             residuals = buffer[: len(rows[tile])]
@@ -255,7 +258,9 @@ def _summed(
         weights[k] = row_weights.sum()
         if weights[k] > 0:
             means[k] = row_weights @ rows / weights[k]
-            structure.add_scatter(scatter, k, roots_of(k, rows, row_weights))
+            structure.sum_scatter(scatter, k, roots_of(k, rows, row_weights))
+        elif not structure.shared:
+            scatter[k] = 0.0
     corrections = quotients(corrections, weights[:, np.newaxis])
     structure.add_outer(scatter, -weights[np.newaxis], corrections[np.newaxis])
     return SufficientStatistics(read_only(weights), read_only(means + corrections), read_only(scatter))

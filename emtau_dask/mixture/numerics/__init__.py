@@ -1,4 +1,4 @@
-"""Arrays, matrix products and Cholesky factors that all of the mixture is computed with."""
+"""Arrays, matrix products, triangles and Cholesky factors that all of the mixture is computed with."""
 
 from emtau_dask.mixture.numerics.arrays import (
     EPS,
@@ -12,12 +12,13 @@ from emtau_dask.mixture.numerics.arrays import (
     squared_length,
     symmetrised,
 )
+from emtau_dask.mixture.numerics.blas import add_squares, times_upper
 from emtau_dask.mixture.numerics.cholesky import (
     check_variances,
-    correlation_factors,
+    cholesky_factors,
     covariance_of_factor,
     factor_of_precision,
-    inverted_factors,
+    invert_upper,
     precision_factors,
     upper_inverse,
 )
@@ -27,7 +28,6 @@ from emtau_dask.mixture.numerics.products import (
     product,
     squares,
     summed_product,
-    times_upper,
 )
 from emtau_dask.mixture.numerics.row_hash import hashed_uniforms
 
@@ -38,12 +38,13 @@ __all__ = [
     "Floats",
     "Ints",
     "Step",
+    "add_squares",
     "check_variances",
-    "correlation_factors",
+    "cholesky_factors",
     "covariance_of_factor",
     "factor_of_precision",
     "hashed_uniforms",
-    "inverted_factors",
+    "invert_upper",
     "perform",
     "precision_factors",
     "product",

@@ -14,6 +14,7 @@ AnyArray = NDArray[Any]
 
 EPS = float(np.finfo(np.float64).eps)
 SIDE = 128
+"""Rows of the strips in which large matrices are worked on."""
 FEW_FEATURES = 16
 """Up to so many features less one, loops over rows are faster than loops over the features of a row."""
 
@@ -50,17 +51,14 @@ def read_only(array: Floats) -> Floats:
 
 
 def symmetrised(matrices: Floats) -> Floats:
-    """Return ``matrices`` (..., d, d) themselves, each now ``(M + Mᵀ) / 2``.
+    """Return ``matrices`` (..., d, d) themselves, what is below the diagonal now equal to what is above.
 
-    It goes by tiles, since reading the columns of a large matrix is slow.
+    It goes by strips, since reading the columns of a large matrix is slow.
     """
-    d = matrices.shape[-1]
-    for begin in range(0, d, SIDE):
-        rows = slice(begin, begin + SIDE)
-        for left in range(begin, d, SIDE):
-            columns = slice(left, left + SIDE)
-            across = np.swapaxes(matrices[..., columns, rows], -1, -2)
-            means = 0.5 * (matrices[..., rows, columns] + across)
-            matrices[..., rows, columns] = means
-            across[...] = means
+    for begin in range(0, matrices.shape[-1], SIDE):
+        end = begin + SIDE
+        rows = slice(begin, end)
+        tile = matrices[..., rows, rows]
+        np.copyto(tile, np.swapaxes(tile, -1, -2), where=np.tri(tile.shape[-1], k=-1, dtype=np.bool_))
+        matrices[..., end:, rows] = np.swapaxes(matrices[..., rows, end:], -1, -2)
     return matrices

@@ -15,13 +15,13 @@ import numpy as np
 from scipy.linalg import lapack
 
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.numerics.arrays import EPS, Floats, read_only_copy
-from emtau_dask.mixture.numerics.products import times_upper, upper_times
+from emtau_dask.mixture.numerics.arrays import EPS, SIDE, Floats, read_only_copy
+from emtau_dask.mixture.numerics.blas import factorise, invert_small, times_upper, upper_times
 
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
-LAPACK_FEATURES = 96
-"""Most features for which LAPACK inverts a factor in one call."""
+INVERTED_AT_ONCE = 64
+"""Most features for which LAPACK inverts a factor in one call; products of halves are faster beyond."""
 
 
 def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
@@ -46,92 +46,67 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
 def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
     """Return for each of ``covariances`` (K, d, d) the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
 
-    Arguments and errors are those of `correlation_factors`.
+    Arguments and errors are those of `cholesky_factors`.
     """
-    return inverted_factors(*correlation_factors(covariances, means, weights, first))
-
-
-def correlation_factors(
-    covariances: Floats, means: Floats, weights: Floats, first: int = 0
-) -> tuple[Floats, Floats]:
-    """Return the upper Cholesky factors of the correlation matrices (K, d, d), and the scales (K, d).
-
-    Correlations are factorised so that the scale of a feature does not matter. The other arguments are those
-    of `check_variances`. `SingularComponentError` is raised where a covariance is singular to working
-    precision.
-    """
-    variances = np.einsum("kii->ki", covariances)
-    check_variances(variances, means, weights, first)
-    scales = np.sqrt(variances)
-    correlations = covariances / scales[:, np.newaxis, :]
-    correlations /= scales[:, :, np.newaxis]
-    limit = PIVOT_FACTOR * scales.shape[1] * EPS
-    factors, dependent = _upper_cholesky(correlations, limit)
-    if dependent is not None:
-        k, feature = dependent
-        raise SingularComponentError(
-            first + k,
-            float(weights[k]),
-            f"feature {feature} is a linear combination of the features before it to within {limit:.3g} "
-            "of its variance, so the covariance is not positive definite",
-        )
-    return factors, scales
-
-
-def inverted_factors(factors: Floats, scales: Floats) -> Floats:
-    """Turn `correlation_factors` into the P of their covariances, in place, and return them."""
-    for factor in factors:
-        _invert_upper(factor)
-    factors /= scales[:, :, np.newaxis]
+    factors = np.empty(covariances.shape)
+    cholesky_factors(covariances, means, weights, factors, first)
+    invert_upper(factors)
     return factors
 
 
-def _upper_cholesky(correlations: Floats, limit: float) -> tuple[Floats, tuple[int, int] | None]:
-    """Return the upper Cholesky factors, and the first singular component with the place of its least pivot.
+def cholesky_factors(
+    covariances: Floats, means: Floats, weights: Floats, out: Floats, first: int = 0
+) -> None:
+    """Write the upper-triangular U with ``Uᵀ U = covariance`` into ``out`` (K, d, d).
 
-    Singular is one whose least pivot is at most ``limit``; where there is none, return None. NumPy
-    factorises, since SciPy's LAPACK lets no other thread run; SciPy's is asked only which pivot failed. NumPy
-    copies a matrix by its columns, which lie side by side in the transpose.
+    The other arguments are those of `check_variances`. `SingularComponentError` is raised where a covariance
+    is singular to working precision. A pivot of the correlation matrix is that of the covariance over the
+    feature's variance, and rounding does not depend on the scale of features.
     """
-    try:
-        transposes = correlations.swapaxes(-1, -2)
-        factors = np.linalg.cholesky(transposes, upper=True).astype(np.float64, copy=False)
-    except np.linalg.LinAlgError:
-        factors = correlations
-        pivots = np.stack([_pivots_until_failure(correlation) for correlation in correlations])
-        limit = max(limit, pivots.min())  # where the two LAPACKs do not agree
-    else:
-        pivots = np.einsum("kii->ki", factors) ** 2
+    variances = np.einsum("kii->ki", covariances)
+    check_variances(variances, means, weights, first)
+    _copy_upper(covariances, out)
+    failed = factorise(out)
+    pivots = np.einsum("kii->ki", out) ** 2 / variances
+    for some, number in zip(pivots, failed, strict=True):
+        if number:
+            some[number - 1 :] = np.inf
+            some[number - 1] = 0.0
+    limit = PIVOT_FACTOR * variances.shape[1] * EPS
     singular = ~(pivots > limit).all(axis=1)
-    if not singular.any():
-        return factors, None
-    k = int(np.argmax(singular))
-    return factors, (k, int(np.argmin(pivots[k])))
+    if singular.any():
+        k = int(np.argmax(singular))
+        raise SingularComponentError(
+            first + k,
+            float(weights[k]),
+            f"feature {np.argmin(pivots[k])} is a linear combination of the features before it to within "
+            f"{limit:.3g} of its variance, so the covariance is not positive definite",
+        )
 
 
-def _pivots_until_failure(correlation: Floats) -> Floats:
-    """Return a matrix's pivots: 0 for the first that is not positive, and infinity for those after it."""
-    factor, failed = lapack.dpotrf(correlation, lower=0)
-    pivots = np.diagonal(factor) ** 2
-    if failed:
-        pivots[failed - 1 :] = np.inf
-        pivots[failed - 1] = 0.0
-    return pivots
+def _copy_upper(matrices: Floats, out: Floats) -> None:
+    """Copy the upper triangles of matrices (K, d, d), and write zeros below."""
+    for begin in range(0, matrices.shape[-1], SIDE):
+        rows, columns = slice(begin, begin + SIDE), slice(begin, None)
+        out[:, rows, :begin] = 0.0
+        out[:, rows, columns] = matrices[:, rows, columns]
+        tile = out[:, rows, rows]
+        tile *= np.tri(tile.shape[-1]).T
 
 
-def _invert_upper(upper: Floats) -> None:
-    """Invert an upper-triangular matrix in place, by halves: their products let other threads run."""
-    if len(upper) <= LAPACK_FEATURES:
-        upper[...] = lapack.dtrtri(upper, lower=0)[0]
+def invert_upper(upper: Floats) -> None:
+    """Invert upper-triangular matrices (K, d, d) in place, by halves."""
+    d = upper.shape[-1]
+    if d <= INVERTED_AT_ONCE:
+        invert_small(upper)
         return
-    half = len(upper) // 2
-    first, corner, last = upper[:half, :half], upper[:half, half:], upper[half:, half:]
-    _invert_upper(first)
-    _invert_upper(last)
-    right = np.empty(corner.shape)
-    times_upper(corner, last, right)
-    upper_times(first, right, corner)
-    np.negative(corner, out=corner)
+    half = d // 2
+    first, corner, last = upper[:, :half, :half], upper[:, :half, half:], upper[:, half:, half:]
+    invert_upper(first)
+    invert_upper(last)
+    for k in range(len(upper)):
+        times_upper(corner[k], last[k])
+        upper_times(first[k], corner[k], scale=-1.0)
 
 
 def upper_inverse(upper: Floats) -> Floats:

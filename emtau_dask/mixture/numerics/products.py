@@ -1,6 +1,6 @@
-"""Matrix products over the rows of a block, in slices of the rows; and by triangles, in panels.
+"""Matrix products over the rows of a block, in slices of the rows.
 
-Two costs of the first are avoided. OpenBLAS packs the factors of a product before it multiplies them; where
+Two costs are avoided. OpenBLAS packs the factors of a product before it multiplies them; where
 a factor has few rows, packing takes longer than the product. It does not pack where the product has at most a
 million multiplications and, if the second factor is transposed, at most about a thousand results. And NumPy's
 `matmul` keeps the interpreter lock, so that all other threads wait, while it computes a result of at most 500
@@ -32,8 +32,6 @@ SHORTEST, NARROWEST = 128, 24
 """Rows of the shortest slices, and columns of the narrowest parts of a sum's result."""
 SUMMED_ROWS = 1024
 """The most rows that are summed in float32."""
-PANELS, NARROWEST_PANEL = 4, 48
-"""Panels of a triangular factor, and columns of the narrowest."""
 
 
 def _slices(n_rows: int, longest: int) -> int:
@@ -56,23 +54,6 @@ def sum_slices(n_rows: int, size: int, *, single: bool = False) -> int:
     while count * size <= LOCKED_RESULT and 2 * count * SHORTEST <= n_rows:
         count *= 2
     return count
-
-
-def times_upper(rows: Floats, upper: Floats, out: Floats) -> None:
-    """Write ``rows @ upper`` by panels of columns, which leaves out most of the zeros."""
-    for begin, end in pairwise(_panels(len(upper))):
-        np.matmul(rows[:, :end], upper[:end, begin:end], out=out[:, begin:end])
-
-
-def upper_times(upper: Floats, columns: Floats, out: Floats) -> None:
-    """Write ``upper @ columns`` by panels of rows, which leaves out most of the zeros."""
-    for begin, end in pairwise(_panels(len(upper))):
-        np.matmul(upper[begin:end, begin:], columns[begin:], out=out[begin:end])
-
-
-def _panels(size: int) -> list[int]:
-    width = max(NARROWEST_PANEL, -(-size // PANELS))
-    return [*range(0, size, width), size]
 
 
 def _stacked(matrix: AnyArray, count: int) -> AnyArray:
