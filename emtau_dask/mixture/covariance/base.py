@@ -154,9 +154,9 @@ class CovarianceStructure:
     scikit_learn_name: str
     # (array, K) -> covariances, precisions or their factors, in the shape of that type.
     for_scikit_learn: Callable[[Floats, int], Floats] = unchanged
-    # (differences (n, d), factors, k): turn the differences of rows to μ_k into units of component k's
-    # standard deviations, in place.
-    whiten: Callable[[Floats, Floats, int], object]
+    # (differences (n, d), factors, k, scale) -> what turns differences of rows to μ_k into units of component
+    # k's standard deviations, times a number, in place.
+    whitening: Callable[[Floats, Floats, int, float], Step]
     # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
     # ``scatter``, or add it where components share that. ``roots`` are rows about a centre, each times
     # √weight; there is at least one tile, valid until the next is asked for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -48,7 +49,9 @@ DIAG = CovarianceStructure(
     conditions=no_correlation,
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="diag",
-    whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
+    whitening=lambda differences, factors, k, scale: partial(
+        np.multiply, differences, factors[k] * scale, out=differences
+    ),
     sum_scatter=_sum_scatter,
     add_outer=_add_outer,
     distances=scaled_trace,

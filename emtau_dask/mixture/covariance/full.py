@@ -30,7 +30,7 @@ from emtau_dask.mixture.numerics import (
     precision_factors,
     read_only_copy,
     symmetrised,
-    times_upper,
+    upper_product,
 )
 
 
@@ -122,7 +122,7 @@ FULL = CovarianceStructure(
         normals, covariances[k], f"the covariance of component {k}"
     ),
     scikit_learn_name="full",
-    whiten=lambda differences, factors, k: times_upper(differences, factors[k]),
+    whitening=lambda differences, factors, k, scale: upper_product(differences, factors[k], scale),
     sum_scatter=_sum_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,

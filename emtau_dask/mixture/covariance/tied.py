@@ -33,7 +33,7 @@ from emtau_dask.mixture.numerics import (
     squares,
     summed_product,
     symmetrised,
-    times_upper,
+    upper_product,
 )
 
 
@@ -107,7 +107,7 @@ TIED = CovarianceStructure(
     conditions=lambda covariance: correlation_conditions(covariance[np.newaxis]),
     draw=lambda normals, covariance, k: correlated(normals, covariance, "the shared covariance"),
     scikit_learn_name="tied",
-    whiten=lambda differences, factor, k: times_upper(differences, factor),
+    whitening=lambda differences, factor, k, scale: upper_product(differences, factor, scale),
     sum_scatter=_sum_scatter,
     add_outer=_add_outer,
     distances=whitened_trace,

@@ -6,6 +6,8 @@ clustering models", model [λB]).
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from emtau_dask.mixture.covariance.base import CovarianceStructure
@@ -48,7 +50,9 @@ TIED_DIAG = CovarianceStructure(
     draw=lambda normals, variances, k: normals * np.sqrt(variances),
     scikit_learn_name="tied",
     for_scikit_learn=lambda array, K: np.diag(array),
-    whiten=lambda differences, factors, k: np.multiply(differences, factors, out=differences),
+    whitening=lambda differences, factors, k, scale: partial(
+        np.multiply, differences, factors * scale, out=differences
+    ),
     sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles), out=scatter),
     add_outer=_add_outer,
     distances=scaled_trace,

@@ -6,6 +6,8 @@ models", model [λI]). NumPy computes scalars from arrays without axes, so resul
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from emtau_dask.mixture.covariance.base import CovarianceStructure
@@ -50,7 +52,9 @@ TIED_SPHERICAL = CovarianceStructure(
     draw=lambda normals, variance, k: normals * np.sqrt(variance),
     scikit_learn_name="spherical",
     for_scikit_learn=lambda array, K: np.repeat(array, K),
-    whiten=lambda differences, factor, k: np.multiply(differences, factor, out=differences),
+    whitening=lambda differences, factor, k, scale: partial(
+        np.multiply, differences, factor * scale, out=differences
+    ),
     sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles).sum(), out=scatter),
     add_outer=_add_outer,
     distances=scaled_trace,

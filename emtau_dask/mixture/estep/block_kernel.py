@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emtau_dask.mixture.estep.centred import CentredStatistics, centred_log_densities
+from emtau_dask.mixture.estep.centred import CentredScores, CentredStatistics
 from emtau_dask.mixture.estep.moments import RowSums, merge_sums
 from emtau_dask.mixture.estep.plan import KernelPlan
 from emtau_dask.mixture.estep.responsibilities import normalise
 from emtau_dask.mixture.model import chosen, most_probable, spread_out
-from emtau_dask.mixture.numerics import AnyArray, Floats, room_for_rows, squared_length
+from emtau_dask.mixture.numerics import AnyArray, Floats, squared_length
 
 
 class ScoredBlock(NamedTuple):
@@ -74,7 +74,7 @@ class BlockKernel:
         if not plan.produced.all():
             self._some = np.empty((np.count_nonzero(plan.produced), n_rows))
         self._products = plan.products(self._some)
-        self._differences: Floats | None = None
+        self._alone: CentredScores | None = None
         self._centred: CentredStatistics | None = None
         self._rows: Floats = np.empty((0, parameters.n_features))
         self._responsibilities: Floats = self._scores[:, :0]
@@ -107,12 +107,11 @@ class BlockKernel:
             if self._some is not self._scores:
                 scores[self.plan.produced] = self._some[:, :n]
         if not together.all():
-            if self._differences is None:
-                self._differences = room_for_rows(self.n_rows, rows.shape[1])
-            plan, components = self.plan, np.flatnonzero(~together)
-            centred_log_densities(
-                rows, plan.parameters, plan.log_scales, components, self._differences, scores
-            )
+            components = np.flatnonzero(~together)
+            if self._alone is None or len(self._alone.components) != len(components):
+                plan = self.plan
+                self._alone = CentredScores(plan.parameters, plan.log_scales, components, self.n_rows)
+            self._alone.write(rows, scores)
         self._responsibilities = scores
         return normalise(scores, self.plan.ceiling, *of_rows)
 

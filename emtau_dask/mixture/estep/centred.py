@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from emtau_dask.mixture.model import (
     merge,
     spread_out,
 )
-from emtau_dask.mixture.numerics import Bools, Floats, Ints, times_upper
+from emtau_dask.mixture.numerics import Bools, Floats, Ints, Step, room_for_rows, times_upper
 
 STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 2**16
 REACH = 750.0
@@ -66,20 +67,25 @@ class CentredStatistics:
 
     def push(self, rows: Floats, responsibilities: Floats, components: Bools) -> None:
         """Add a block of rows (n, d), with responsibilities (K, n) of which those of ``components`` count."""
-        some = responsibilities
-        if not components.all():
+        some, counted = responsibilities, np.arange(0)
+        fewer = not components.all()
+        if fewer:
             some = responsibilities[components]
             counted = np.flatnonzero(np.add.reduce(some, axis=0) != 0.0)
-            if 2 * len(counted) <= len(rows):
-                rows, some = np.take(rows, counted, axis=0), np.take(some, counted, axis=1)
-        full = self._gathered + len(rows) > len(self._rows)
-        if full or not np.array_equal(components, self._components):
+            fewer = 2 * len(counted) <= len(rows)
+        end = self._gathered + (len(counted) if fewer else len(rows))
+        if end > len(self._rows) or not np.array_equal(components, self._components):
+            end -= self._gathered
             self._flush()
         self._components = components
-        block = slice(self._gathered, self._gathered + len(rows))
-        self._rows[block] = rows
-        self._responsibilities[: len(some), block] = some
-        self._gathered = block.stop
+        block = slice(self._gathered, end)
+        if fewer:
+            np.take(rows, counted, axis=0, out=self._rows[block], mode="clip")
+            self._responsibilities[: len(some), block] = np.take(some, counted, axis=1)
+        else:
+            self._rows[block] = rows
+            self._responsibilities[: len(some), block] = some
+        self._gathered = end
 
     def _flush(self) -> None:
         if self._gathered:
@@ -95,37 +101,57 @@ class CentredStatistics:
         return self._merger.total()
 
 
-def centred_log_densities(
-    rows: Floats,
-    parameters: MixtureParameters,
-    log_scales: Floats,
-    components: Ints,
-    buffer: Floats,
-    out: Floats,
-) -> None:
-    """Write ``ln π_k N(x_n | μ_k, Σ_k)``, nats, for some components k and rows (n, d) into ``out`` (K, n).
+class _Length(NamedTuple):
+    """What blocks of the same number of rows share."""
 
-    Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
-    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number; ``buffer`` is `room_for_rows` of
-    at least n rows. All arrays are float64.
+    n_rows: int
+    differences: Floats  # (n_rows, d)
+    halves: Floats  # of squared distances, (n_rows,)
+    whitening: tuple[Step, ...]  # of each component
+
+
+class CentredScores:
+    """Log-densities of some components, one after the other; its buffers serve one task.
+
+    ``log_scales`` (K, 1) are those of the parameters, perhaps less a number.
     """
-    everything = len(components) == len(out)
-    breaks_off = parameters.structure.own_factors and parameters.n_features >= LEAST_BROKEN_OFF
-    if everything and breaks_off and _broken_off(rows, parameters, log_scales, buffer, out):
-        return
-    differences = buffer[: len(rows)]
-    whiten = parameters.structure.whiten
-    for k in components:
-        np.subtract(rows.T, parameters.means[k][:, np.newaxis], out=differences.T)
-        whiten(differences, parameters.precisions_cholesky, k)
-        np.einsum("ij,ij->i", differences, differences, out=out[k])
-    if everything:
-        out *= -0.5
-        out += log_scales
-    else:
-        for k in components:
-            out[k] *= -0.5
-            out[k] += log_scales[k]
+
+    def __init__(
+        self, parameters: MixtureParameters, log_scales: Floats, components: Ints, n_rows: int
+    ) -> None:
+        self.components = components
+        self._parameters = parameters
+        self._log_scales = log_scales
+        self._means = parameters.means[:, :, np.newaxis]
+        self._buffer = room_for_rows(n_rows, parameters.n_features)
+        self._halves: Floats = np.empty(n_rows)
+        self._length = _Length(0, self._buffer[:0], self._halves[:0], ())
+        everything = len(components) == parameters.n_components
+        own_factors, d = parameters.structure.own_factors, parameters.n_features
+        self._breaks_off = everything and own_factors and d >= LEAST_BROKEN_OFF
+
+    def _of_length(self, n: int) -> _Length:
+        differences = self._buffer[:n]
+        whitening, factors = self._parameters.structure.whitening, self._parameters.precisions_cholesky
+        steps = (whitening(differences, factors, k, math.sqrt(0.5)) for k in self.components)
+        return _Length(n, differences, self._halves[:n], tuple(steps))
+
+    def write(self, rows: Floats, out: Floats) -> None:
+        """Write ``ln π_k N(x_n | μ_k, Σ_k)``, nats, for the components and rows (n, d) into ``out`` (K, n).
+
+        Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
+        All arrays are float64.
+        """
+        if self._breaks_off and _broken_off(rows, self._parameters, self._log_scales, self._buffer, out):
+            return
+        if len(rows) != self._length.n_rows:
+            self._length = self._of_length(len(rows))
+        _, differences, halves, whitening = self._length
+        for k, whiten in zip(self.components, whitening, strict=True):
+            np.subtract(rows.T, self._means[k], out=differences.T)
+            whiten()
+            np.einsum("ij,ij->i", differences, differences, out=halves)
+            np.subtract(self._log_scales[k], halves, out=out[k])
 
 
 def _broken_off(

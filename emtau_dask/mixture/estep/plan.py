@@ -32,7 +32,7 @@ from emtau_dask.mixture.estep.features import (
 from emtau_dask.mixture.estep.moments import RowSums, views_of
 from emtau_dask.mixture.estep.reach import Reach, few_reach, many_components, reach_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, merge, spread_out, tile_rows
-from emtau_dask.mixture.numerics import EPS, Bools, Floats, read_only, read_only_copy
+from emtau_dask.mixture.numerics import EPS, FEW_FEATURES, Bools, Floats, read_only, read_only_copy
 
 DOUBLE = np.dtype(np.float64)
 SINGLE_EPS = float(np.finfo(np.float32).eps)
@@ -49,7 +49,8 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 most (`benchmarks/kernels.py`). All components share the cost of forming them."""
 MOST_ALONE = 1 / 3
 """Largest share of the components that go centred beside features; where it is larger, all may go jointly."""
-BLOCK_BYTES = 2**23
+BLOCK_BYTES, LONG_BLOCK_BYTES = 2**23, 2**24
+"""Of a block and its buffers; the latter for fewer than `FEW_FEATURES`, of which calls of NumPy are short."""
 WIDEST_IN_TILES = 19
 """The same for compiled tiles, which in the centred form are faster beyond (`benchmarks/compiled.py`)."""
 SPARE_DIGITS = 4.0
@@ -100,11 +101,13 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
 def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    A block with its buffers takes about 8 MiB and has at most 32,768 rows. A smaller block would gain in the
-    L2 cache, but lose more: the longer the calls of NumPy, the less threads wait for each other between them.
+    A block with its buffers takes about 8 or 16 MiB and has at most 32,768 rows. A smaller one would gain in
+    the L2 cache, but lose more: the longer the calls of NumPy, the less threads wait for each other between
+    them.
     """
     least = MIN_CENTRED_ROWS if form is Form.CENTRED else MIN_BLOCK_ROWS
-    rows = BLOCK_BYTES // row_bytes(covariance_type, n_components, n_features, form)
+    together = LONG_BLOCK_BYTES if n_features < FEW_FEATURES else BLOCK_BYTES
+    rows = together // row_bytes(covariance_type, n_components, n_features, form)
     return max(least, min(MAX_BLOCK_ROWS, rows // MIN_BLOCK_ROWS * MIN_BLOCK_ROWS))
 
 

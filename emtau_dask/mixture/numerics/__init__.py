@@ -2,17 +2,19 @@
 
 from emtau_dask.mixture.numerics.arrays import (
     EPS,
+    FEW_FEATURES,
     AnyArray,
     Bools,
     Floats,
     Ints,
+    Step,
     read_only,
     read_only_copy,
     room_for_rows,
     squared_length,
     symmetrised,
 )
-from emtau_dask.mixture.numerics.blas import add_squares, times_upper
+from emtau_dask.mixture.numerics.blas import add_squares, times_upper, upper_product
 from emtau_dask.mixture.numerics.cholesky import (
     check_variances,
     cholesky_factors,
@@ -23,7 +25,6 @@ from emtau_dask.mixture.numerics.cholesky import (
     upper_inverse,
 )
 from emtau_dask.mixture.numerics.products import (
-    Step,
     perform,
     product,
     squares,
@@ -33,6 +34,7 @@ from emtau_dask.mixture.numerics.row_hash import hashed_uniforms
 
 __all__ = [
     "EPS",
+    "FEW_FEATURES",
     "AnyArray",
     "Bools",
     "Floats",
@@ -57,4 +59,5 @@ __all__ = [
     "symmetrised",
     "times_upper",
     "upper_inverse",
+    "upper_product",
 ]

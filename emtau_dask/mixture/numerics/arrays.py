@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
+Step = Callable[[], object]
+"""A call whose arguments exist already."""
 
 EPS = float(np.finfo(np.float64).eps)
 SIDE = 128

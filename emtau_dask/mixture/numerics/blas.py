@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import cython_blas, cython_lapack
 
-from emtau_dask.mixture.numerics.arrays import Floats, Ints
+from emtau_dask.mixture.numerics.arrays import Floats, Ints, Step
 
 Routine = Callable[..., None]
 LOWER, LEFT, RIGHT, PLAIN, TRANSPOSED, ANY_DIAGONAL = b"L", b"L", b"R", b"N", b"T", b"N"
@@ -82,14 +82,25 @@ def _by_features(rows: Floats) -> bool:
     return rows.strides[0] < rows.strides[1]
 
 
-def times_upper(rows: Floats, upper: Floats) -> None:
-    """Turn ``rows`` (n, d) into ``rows @ upper``, in place, with a triangle (d, d)."""
+def upper_product(rows: Floats, upper: Floats, scale: float = 1.0) -> Step:
+    """Return what turns ``rows`` (n, d) into ``scale * rows @ upper``, in place, with a triangle (d, d)."""
     n, d = map(_whole, rows.shape)
     if _by_features(rows):
         how, shape, stored = (RIGHT, LOWER, TRANSPOSED), (n, d), _changed(rows.T)
     else:
         how, shape, stored = (LEFT, LOWER, PLAIN), (d, n), _changed(rows)
-    _routines().dtrmm(*how, ANY_DIAGONAL, *shape, _real(1.0), *_stored(upper), *stored)
+    arguments = *how, ANY_DIAGONAL, *shape, _real(scale), *_stored(upper), *stored
+    return partial(_call, partial(_routines().dtrmm, *arguments), rows, upper)
+
+
+def _call(routine: Step, *arrays: Floats) -> None:
+    """Call what was told only where in memory the arrays are; they are there as long as the caller is."""
+    routine()
+
+
+def times_upper(rows: Floats, upper: Floats) -> None:
+    """Turn ``rows`` (n, d) into ``rows @ upper``, in place, with a triangle (d, d)."""
+    upper_product(rows, upper)()
 
 
 def upper_times(upper: Floats, columns: Floats, scale: float = 1.0) -> None:

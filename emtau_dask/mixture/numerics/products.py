@@ -13,16 +13,13 @@ NumPy whose arguments exist already, which every block of rows in the same buffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
-from emtau_dask.mixture.numerics.arrays import AnyArray, Floats
-
-Step = Callable[[], object]
-"""A call whose arguments exist already."""
+from emtau_dask.mixture.numerics.arrays import AnyArray, Floats, Step
 
 UNPACKED, UNPACKED_RESULT = 10**6, 1000
 """Most multiplications, and most results with a transposed factor, for which OpenBLAS does not pack."""
