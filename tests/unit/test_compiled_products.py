@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import njit
 from numba.core.errors import TypingError
 
 from emtau_dask.mixture.compiled import layout, tiling
@@ -20,7 +21,7 @@ from emtau_dask.mixture.compiled.products import (
     subtract_half_squares,
     subtract_transposed,
 )
-from emtau_dask.mixture.compiled.vectors import COLUMNS, VECTOR_BYTES
+from emtau_dask.mixture.compiled.vectors import COLUMNS, VECTOR_BYTES, in_full_vectors
 
 DTYPES = (np.float32, np.float64)
 LINE_BYTES = 64
@@ -352,3 +353,19 @@ def test_vectors_are_as_wide_as_numba_is_told_that_they_are(variable, value, wid
     command = [sys.executable, "-c", OTHER_WIDTHS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) == width
+
+
+def test_loops_may_be_vectorised_for_the_machines_width():
+    @njit
+    def doubled(values):
+        in_full_vectors()
+        for i in range(len(values)):
+            values[i] *= 2.0
+
+    values = np.arange(1000.0)
+    doubled(values)
+    assert np.array_equal(values, 2.0 * np.arange(1000.0))
+    (signature,) = doubled.signatures
+    assert f'"prefer-vector-width"="{8 * VECTOR_BYTES}"' in doubled.inspect_llvm(signature)
+    if VECTOR_BYTES == LINE_BYTES:
+        assert "zmm" in doubled.inspect_asm(signature)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +12,19 @@ import numpy as np
 
 from emtau_dask.mixture.compiled.tiles import Kernels
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.estep import plan_tiles
+from emtau_dask.mixture.estep import KernelPlan, plan_tiles
 from emtau_dask.mixture.model import m_step, zero
+from emtau_dask.mixture.numerics import Floats
+
+
+class _NotCompiledError(Exception):
+    """Loops that were to be loaded were not compiled before."""
+
 
 FAR = 100.0
 """From one mean to the next, in standard deviations, in each feature."""
+LONE = 1e8
+"""From a mean to all others: so far, in standard deviations, that it has to be scored by itself."""
 
 
 def compile_loops(
@@ -28,7 +38,8 @@ def compile_loops(
     """Compile the loops for rows of a shape and dtype, or load what was compiled before.
 
     They are compiled for the form in which well-conditioned components are scored, and for that in which far
-    ones of many are left out. Where a fit needs another one, that is compiled in its first pass.
+    ones of many are left out. Where they were compiled before for components of which some go centred, they
+    are loaded. Where a fit needs another form, that is compiled in its first pass.
 
     Parameters
     ----------
@@ -55,15 +66,39 @@ def compile_loops(
         def on_end(self, event: Event) -> None:
             """Ignore."""
 
-    nothing = zero(structure, n_components, n_features)
-    alike = replace(nothing, weights=np.ones(n_components))
-    apart = replace(alike, means=np.repeat(FAR * np.arange(n_components)[:, np.newaxis], n_features, axis=1))
-    usual = plan_tiles(m_step(alike, structure, reg_covar=1.0), dtype)
-    far_left_out = plan_tiles(m_step(apart, structure, reg_covar=1.0), dtype, chunk_rows)
+    class Refuses(Listener):  # type: ignore[misc]
+        thread = threading.get_ident()
+
+        def on_start(self, event: Event) -> None:
+            """Compile nothing in this thread."""
+            if threading.get_ident() == self.thread:
+                raise _NotCompiledError
+
+        def on_end(self, event: Event) -> None:
+            """Ignore."""
+
+    def plan_of(weights: Floats, places: Floats) -> KernelPlan:
+        """Return the plan for components of variance 1 at places (K,), the same in each feature."""
+        means = np.repeat(places[:, np.newaxis], n_features, axis=1)
+        statistics = replace(zero(structure, n_components, n_features), weights=weights, means=means)
+        return plan_tiles(m_step(statistics, structure, reg_covar=1.0), dtype, chunk_rows)
+
+    numbers, ones = np.arange(float(n_components)), np.ones(n_components)
+    usual, far_left_out = plan_of(ones, 0.0 * numbers), plan_of(ones, FAR * numbers)
     with install_listener("numba:compile", Begins()):
-        for plan in (usual,) if far_left_out.reach is None else (usual, far_left_out):
-            kernels = Kernels(plan, compiled=True)
-            if kernels.by_tiles:
-                kernel = kernels.made(1)
-                kernel.accumulate(np.zeros((1, n_features), plan.dtype), None, None)
-                kernels.finished(kernel)
+        _use(usual)
+        if far_left_out.reach is not None:
+            _use(far_left_out)
+    if usual.together.all() and n_components > 1:
+        first = numbers == 0
+        with suppress(_NotCompiledError), install_listener("numba:compile", Refuses()):
+            _use(plan_of(np.where(first, 1 / LONE, 1.0), np.where(first, LONE, 0.0)))
+
+
+def _use(plan: KernelPlan) -> None:
+    """Score a row under a plan, by tiles."""
+    kernels = Kernels(plan, compiled=True)
+    if kernels.by_tiles:
+        kernel = kernels.made(1)
+        kernel.accumulate(np.zeros((1, plan.parameters.n_features), plan.dtype), None, None)
+        kernels.finished(kernel)

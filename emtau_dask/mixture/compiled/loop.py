@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import populate_array
 
 from emtau_dask.mixture.compiled.products import inlined, loop, sum_loop
+from emtau_dask.mixture.compiled.vectors import in_full_vectors
 from emtau_dask.mixture.numerics import Floats, Ints
 
 TO_READ_SOON = 0, 2, 1
@@ -402,6 +403,7 @@ def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: 
     the squares of all values of the rows, and the sum of the log-likelihoods in nats, which is not finite
     where one of these or of the moments is not.
     """
+    in_full_vectors()
     scores = buffers.scores
     tile = scores.shape[1]
     relative = False
@@ -432,6 +434,7 @@ def _observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
 
     Return the sum of the squares of all values of the rows, and the sum of the log-likelihoods.
     """
+    in_full_vectors()
     scores = buffers.scores
     tile = scores.shape[1]
     relative = False

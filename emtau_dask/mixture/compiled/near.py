@@ -35,7 +35,7 @@ from emtau_dask.mixture.compiled.products import (
     multiply,
     subtract_transposed,
 )
-from emtau_dask.mixture.compiled.vectors import VECTOR_BYTES
+from emtau_dask.mixture.compiled.vectors import VECTOR_BYTES, in_full_vectors
 from emtau_dask.mixture.estep import ROUNDING
 from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
 
@@ -256,6 +256,7 @@ def _accumulate_tile(
     Return how many directions there are, of which ``used`` were there before, and the sum of the
     log-likelihoods.
     """
+    in_full_vectors()
     m, d, scores = len(picked), rows.shape[1], buffers.centred.scores
     _fill(rows, picked, constants, buffers)
     subtract_transposed(buffers.rows[:m], constants.centred.whitening[a, d:], buffers.differences)

@@ -120,6 +120,13 @@ def add_squares(rows: Floats, upper: Floats, kept: float = 1.0) -> None:
     _routines().dsyrk(LOWER, how, d, n, _real(1.0), *stored, _real(kept), *_changed(upper))
 
 
+def _changed_stack(matrices: Floats) -> tuple[range, Any]:
+    """Return where each of matrices (K, m, n) is stored, and a pointer to how far their rows lie apart."""
+    first, apart = _changed(matrices[0])
+    step = matrices.strides[0]
+    return range(first, first + step * len(matrices), step), apart
+
+
 def factorise(matrices: Floats) -> Ints:
     """Turn the upper triangles of matrices (K, d, d) into Cholesky factors U, ``matrix = Uᵀ U``, in place.
 
@@ -129,15 +136,19 @@ def factorise(matrices: Floats) -> Ints:
         The number of the first pivot that is not positive, counted from 1; 0 where all are. What is right
         of it and below it is of no use then.
     """
-    size, failed = _whole(matrices.shape[1]), np.zeros((len(matrices), 2), dtype=np.int32)
-    for matrix, info in zip(matrices, failed, strict=True):
-        _routines().dpotrf(LOWER, size, *_changed(matrix), info.ctypes.data)
+    routine, size = _routines().dpotrf, _whole(matrices.shape[1])
+    places, apart = _changed_stack(matrices)
+    failed = np.zeros((len(matrices), 2), dtype=np.int32)
+    begin = failed.ctypes.data
+    for k, place in enumerate(places):
+        routine(LOWER, size, place, apart, begin + k * failed.strides[0])
     first: Ints = failed.sum(axis=1, dtype=np.intp)
     return first
 
 
 def invert_small(uppers: Floats) -> None:
     """Invert upper triangles (K, d, d) in place, whose diagonals have no zero."""
-    size, ignored = _whole(uppers.shape[1]), _whole(0)
-    for upper in uppers:
-        _routines().dtrtri(LOWER, ANY_DIAGONAL, size, *_changed(upper), ignored)
+    routine, size, ignored = _routines().dtrtri, _whole(uppers.shape[1]), _whole(0)
+    places, apart = _changed_stack(uppers)
+    for place in places:
+        routine(LOWER, ANY_DIAGONAL, size, place, apart, ignored)
