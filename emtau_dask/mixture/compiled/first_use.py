@@ -17,14 +17,14 @@ from emtau_dask.mixture.model import m_step, zero
 from emtau_dask.mixture.numerics import Floats
 
 
-class _NotCompiledError(Exception):
-    """Loops that were to be loaded were not compiled before."""
-
-
 FAR = 100.0
 """From one mean to the next, in standard deviations, in each feature."""
 LONE = 1e8
 """From a mean to all others: so far, in standard deviations, that it has to be scored by itself."""
+
+
+class _NotCompiledError(Exception):
+    """Loops that were to be loaded were not compiled before."""
 
 
 def compile_loops(
