@@ -16,7 +16,6 @@ from emtau_dask.mixture.estep import KernelPlan, plan_tiles
 from emtau_dask.mixture.model import m_step, zero
 from emtau_dask.mixture.numerics import Floats
 
-
 FAR = 100.0
 """From one mean to the next, in standard deviations, in each feature."""
 LONE = 1e8
