@@ -710,6 +710,22 @@ def test_rows_beyond_the_range_of_float64_are_not_broken_off_silently():
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("near", [-1.0, -4.0, -60.0, -90.0])
+def test_components_far_below_the_ceiling_do_not_count_beside_a_near_one(near, dtype):
+    rng = np.random.default_rng(1)
+    scores = rng.uniform(-2_000.0, 0.0, size=(5, 400)).astype(dtype)
+    scores[0] = near
+    scores[1:] += near
+    log_sums = scipy.special.logsumexp(scores.astype(float), axis=0)
+    expected = np.exp(scores - log_sums)
+    found = scores.copy()
+    log_likelihoods = normalise(found, -12.5, *np.empty((2, 400), dtype=dtype))
+    epsilon = np.finfo(dtype).eps
+    assert np.allclose(log_likelihoods, log_sums - 12.5, rtol=2 * epsilon, atol=8 * epsilon)
+    assert np.allclose(found, expected, rtol=2_000 * epsilon, atol=np.exp(-75.0))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("lowest", [-60.0, -600.0, -5_000.0])
 def test_scores_become_responsibilities_wherever_they_lie_below_the_ceiling(lowest, dtype):
     rng = np.random.default_rng(0)
