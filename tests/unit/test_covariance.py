@@ -271,7 +271,7 @@ def test_in_many_dimensions_the_dependent_feature_is_named_too():
         precision_factor(np.cov(rows.T), np.zeros(300))
 
 
-@pytest.mark.parametrize("d", [95, 96, 97, 193, 401])
+@pytest.mark.parametrize("d", [64, 65, 95, 96, 97, 129, 193, 401])
 def test_factors_of_many_features_are_the_inverse_of_scipys(d):
     matrix = np.cov(np.random.default_rng(d).normal(size=(3 * d, d)).T)
     factor = precision_factor(matrix, np.zeros(d))
