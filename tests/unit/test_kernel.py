@@ -226,6 +226,21 @@ def test_rows_that_weigh_next_to_nothing_cost_joint_scatters_no_digit(d):
     assert np.allclose(found.means, means.astype(float), rtol=1e-13, atol=1e-13)
 
 
+def test_a_kernel_begins_again_after_its_sums(rows, parameters, form):
+    plan = form(plan_kernel(parameters))
+    kernel, new = BlockKernel(plan, 16), BlockKernel(plan, 16)
+    for begin in range(0, N, 16):
+        kernel.accumulate(-rows[begin : begin + 16])
+    kernel.sums()
+    assert kernel.sums() is None
+    for each in (kernel, new):
+        for begin in range(0, N, 16):
+            each.accumulate(rows[begin : begin + 16])
+    found, expected = summed(kernel), summed(new)
+    assert found.scatter.tobytes() == expected.scatter.tobytes()
+    assert found.means.tobytes() == expected.means.tobytes()
+
+
 def test_the_statistics_of_no_rows_are_none(parameters, form):
     assert BlockKernel(form(plan_kernel(parameters)), 16).sums() is None
 

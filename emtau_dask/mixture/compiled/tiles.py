@@ -58,7 +58,7 @@ class Accumulator(Protocol):
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None where there were none."""
+        """Return the sums over all blocks, None where there were none; then begin again."""
         ...
 
 
@@ -136,7 +136,6 @@ class TileKernel:
         self.plan = plan
         self._labels, self._nothing = np.empty(n_rows, np.intp), np.empty(0)
         self._sums = tiling.sums
-        self._sums.begin()
         self._others: BlockKernel | None = None
 
     def accumulate(
@@ -229,22 +228,22 @@ class TileKernel:
         )
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None where there were none."""
+        """Return the sums over all blocks, None where there were none; then begin again."""
         found = self._sums.sums()
         if self._others is None:
             return found
         return merge_sums(self.plan.parameters.structure, (found, self._others.sums()))
 
 
-def _spare() -> WeakValueDictionary[str, deque[Tiling]]:
-    """Make the table of tiles that no task uses, by the name of `Kernels`, for as long as there are such."""
+def _spare() -> WeakValueDictionary[str, deque[BlockKernel | Tiling]]:
+    """Make the table of what no task uses, by the name of `Kernels`, for as long as there are such."""
     return WeakValueDictionary()
 
 
 class Kernels:
-    """Makes the kernels of tasks under one plan; later kernels reuse the tiles of finished ones.
+    """Makes the kernels of tasks under one plan; later kernels reuse the buffers of finished ones.
 
-    All copies that a process unpickles share its tiles: they have the ``name`` of the original. Rows are
+    All copies that a process unpickles share its buffers: they have the ``name`` of the original. Rows are
     scored by tiles (``by_tiles``) where ``compiled`` is True and the plan is `tiled`.
     """
 
@@ -256,7 +255,7 @@ class Kernels:
         self._spare = of_process(_spare).setdefault(self._name, deque())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the tiles."""
+        """Pickle without the buffers."""
         return partial(Kernels, compiled=self.by_tiles, name=self._name), (self.plan,)
 
     def made(self, n_rows: int) -> Accumulator:
@@ -267,22 +266,30 @@ class Kernels:
         RuntimeError
             Tiles are to score the rows, and nothing can be compiled here (`why_not_compiled`).
         """
-        if not self.by_tiles:
-            return BlockKernel(self.plan, even_length(n_rows, self._block_rows))
+        length = even_length(n_rows, self._block_rows)
         try:
-            tiling = self._spare.pop()
+            spare: BlockKernel | Tiling | None = self._spare.pop()
         except IndexError:
-            loops = compiled_loops()
-            if isinstance(loops, str):
-                raise RuntimeError(loops) from None
-            tiling = tiling_of(self.plan, loops)
-        return TileKernel(self.plan, even_length(n_rows, self._block_rows), tiling)
+            spare = None
+        if not self.by_tiles:
+            if isinstance(spare, BlockKernel) and spare.n_rows == length:
+                return spare
+            return BlockKernel(self.plan, length)
+        return TileKernel(self.plan, length, spare if isinstance(spare, Tiling) else self._tiling())
+
+    def _tiling(self) -> Tiling:
+        loops = compiled_loops()
+        if isinstance(loops, str):
+            raise RuntimeError(loops)
+        return tiling_of(self.plan, loops)
 
     def finished(self, kernel: Accumulator) -> RowSums | None:
         """Return the sums of a kernel of this plan, which is not to be used any more."""
         found = kernel.sums()
         if isinstance(kernel, TileKernel):
             self._spare.append(kernel.tiling)
+        elif isinstance(kernel, BlockKernel):
+            self._spare.append(kernel)
         return found
 
 

@@ -78,7 +78,7 @@ def compiled_loops() -> Loops | str:
 
 
 class BlockSums(Protocol):
-    """Sums the moments of a stream of blocks, and later of another: arrays are made once."""
+    """Sums the moments of a stream of blocks, and then of another: arrays are made once."""
 
     @property
     def moments(self) -> Any:
@@ -90,16 +90,12 @@ class BlockSums(Protocol):
         """All numbers of these moments, (m,)."""
         ...
 
-    def begin(self) -> None:
-        """Begin a stream, from nothing."""
-        ...
-
     def push(self, n_rows: int) -> None:
         """Add the moments that were written, of a block of ``n_rows`` rows."""
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks so far, None where there were none."""
+        """Return the sums over all blocks so far, None where there were none; then begin again."""
         ...
 
 
@@ -122,9 +118,6 @@ class _FeatureSums:
     def __init__(self, kind: Any, shapes: Shapes, numbers: Floats) -> None:
         self.numbers = numbers
         self.moments = kind(*views_of(numbers, shapes))
-        self.begin()
-
-    def begin(self) -> None:
         self._sums = MomentSums(self.numbers)
 
     def push(self, n_rows: int) -> None:
@@ -143,7 +136,8 @@ class _CentredSums:
         self.moments = loops.CentredMoments(*views_of(numbers, shapes))
         self._loops, self._some, self._shapes = loops, some, shapes
         self._upper: Bools = np.tri(shapes[0][1] - 1, dtype=np.bool_).T
-        self.begin()
+        self._merged, self._rows = self._nothing(), 0
+        self._merger: PairwiseMerger[Any] = PairwiseMerger(self._joined)
 
     def _nothing(self) -> Any:
         return self._loops.CentredMoments(*map(np.zeros, self._shapes))
@@ -151,10 +145,6 @@ class _CentredSums:
     def _joined(self, before: Any, later: Any) -> Any:
         self._loops.combine(later, before)
         return before
-
-    def begin(self) -> None:
-        self._merged, self._rows = self._nothing(), 0
-        self._merger: PairwiseMerger[Any] = PairwiseMerger(self._joined)
 
     def push(self, n_rows: int) -> None:
         self._loops.combine(self.moments, self._merged)
@@ -170,10 +160,8 @@ class _CentredSums:
     def sums(self) -> RowSums | None:
         self._flush()
         merged = self._merger.total()
-        self._merger = PairwiseMerger(self._joined)
         if merged is None:
             return None
-        self._merger.push(merged)  # The parts that it was merged from have been overwritten.
         sums, scatter = merged
         d = len(self._upper)
         upper = scatter[:, :d, :d]
@@ -198,10 +186,6 @@ class _MixedSums:
             each(part) for each, part in zip(make, np.split(self.numbers, sizes[:1]), strict=True)
         )
         self.moments = kind(*(part.moments for part in self._parts))
-
-    def begin(self) -> None:
-        for part in self._parts:
-            part.begin()
 
     def push(self, n_rows: int) -> None:
         for part in self._parts:

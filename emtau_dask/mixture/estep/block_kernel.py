@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class MostProbable(NamedTuple):
 
 
 class BlockKernel:
-    """Scores blocks of at most ``n_rows`` rows, and sums their statistics; its buffers serve one task."""
+    """Scores blocks of at most ``n_rows`` rows, and sums their statistics, for one task after the other."""
 
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
         parameters = plan.parameters
@@ -111,7 +112,11 @@ class BlockKernel:
             if self._alone is None or len(self._alone.components) != len(components):
                 plan = self.plan
                 self._alone = CentredScores(plan.parameters, plan.log_scales, components, self.n_rows)
-            self._alone.write(rows, scores)
+            if together.any() and self.plan.bounds_others:
+                largest = reduce(np.maximum, (scores[k] for k in np.flatnonzero(together)))
+                self._alone.write_near(rows, scores, largest)
+            else:
+                self._alone.write(rows, scores)
         self._responsibilities = scores
         return normalise(scores, self.plan.ceiling, *of_rows)
 
@@ -149,7 +154,7 @@ class BlockKernel:
         return Accumulated(scored.log_likelihoods, scored.total, squared)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, None where there were none."""
+        """Return the sums over all blocks collected, None where there were none; then begin again."""
         produced = None if self._products is None else self._products.sums()
         centred = None if self._centred is None else self._centred.total()
         parts = self._of_together(produced), None if centred is None else RowSums(None, centred)

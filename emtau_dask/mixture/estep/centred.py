@@ -96,7 +96,7 @@ class CentredStatistics:
             self._gathered = 0
 
     def total(self) -> SufficientStatistics | None:
-        """Return the statistics of all blocks so far, None where there were none."""
+        """Return the statistics of all blocks so far, None where there were none; then begin again."""
         self._flush()
         return self._merger.total()
 
@@ -111,7 +111,7 @@ class _Length(NamedTuple):
 
 
 class CentredScores:
-    """Log-densities of some components, one after the other; its buffers serve one task.
+    """Log-densities of some components, one after the other; its buffers serve one task at a time.
 
     ``log_scales`` (K, 1) are those of the parameters, perhaps less a number.
     """
@@ -144,14 +144,36 @@ class CentredScores:
         """
         if self._breaks_off and _broken_off(rows, self._parameters, self._log_scales, self._buffer, out):
             return
+        for position in range(len(self.components)):
+            self._write_one(position, rows, out)
+
+    def _write_one(self, position: int, rows: Floats, out: Floats) -> None:
         if len(rows) != self._length.n_rows:
             self._length = self._of_length(len(rows))
         _, differences, halves, whitening = self._length
-        for k, whiten in zip(self.components, whitening, strict=True):
-            np.subtract(rows.T, self._means[k], out=differences.T)
-            whiten()
-            np.einsum("ij,ij->i", differences, differences, out=halves)
-            np.subtract(self._log_scales[k], halves, out=out[k])
+        k = self.components[position]
+        np.subtract(rows.T, self._means[k], out=differences.T)
+        whitening[position]()
+        np.einsum("ij,ij->i", differences, differences, out=halves)
+        np.subtract(self._log_scales[k], halves, out=out[k])
+
+    def write_near(self, rows: Floats, out: Floats, largest: Floats) -> None:
+        """Write as `write` does, where ``out`` (K, n) holds upper bounds of what is to be written.
+
+        ``largest`` (n,) is the largest log-density of each row among those of other components. A bound that
+        is further below it than `REACH` may stay.
+        """
+        whitening, factors = self._parameters.structure.whitening, self._parameters.precisions_cholesky
+        floor = largest - REACH
+        for position, k in enumerate(self.components):
+            near = np.flatnonzero(~(out[k] <= floor))
+            if 2 * len(near) > len(rows):
+                self._write_one(position, rows, out)
+                continue
+            differences = self._buffer[: len(near)]
+            np.subtract(rows[near].T, self._means[k], out=differences.T)
+            whitening(differences, factors, k, math.sqrt(0.5))()
+            out[k, near] = self._log_scales[k] - np.einsum("ij,ij->i", differences, differences)
 
 
 def _broken_off(

@@ -21,7 +21,16 @@ import numpy as np
 from emtau_dask.mixture.covariance import CovarianceStructure, Frame, Moments
 from emtau_dask.mixture.estep.moments import MomentSums, RowSums, size_of, views_of
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, quotients
-from emtau_dask.mixture.numerics import AnyArray, Floats, Step, perform, product, read_only, read_only_copy
+from emtau_dask.mixture.numerics import (
+    EPS,
+    AnyArray,
+    Floats,
+    Step,
+    perform,
+    product,
+    read_only,
+    read_only_copy,
+)
 
 
 def _means_in(parameters: MixtureParameters, frame: Frame) -> Floats:
@@ -33,6 +42,30 @@ def coefficients(parameters: MixtureParameters, frame: Frame) -> Floats:
     return parameters.structure.coefficients(
         parameters.log_scales, _means_in(parameters, frame), parameters.precisions_cholesky, frame
     )
+
+
+def upper_bounds(parameters: MixtureParameters, frame: Frame) -> Floats:
+    """Return `coefficients` of upper bounds of the log-densities, (K, F), whatever digits products lose.
+
+    With y a row and m_k a mean in the frame, p_k² the trace of the precision and s_k the scale of component
+    k, the products of `coefficients` are off by less than ``u (p_k² (‖y‖ + ‖m_k‖)² + |s_k|)``. Each of them
+    rounds at most F + 4 d times, so u is so many times ε; where the frame transforms rows by T, at most
+    ``‖T‖ ‖T⁻¹‖`` times as much (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.5).
+    Twice ``‖y‖² + ‖m_k‖²`` is no less than the square of the sum, and ‖y‖² is a sum of features.
+    """
+    found, means = coefficients(parameters, frame), _means_in(parameters, frame)
+    d = parameters.n_features
+    rounding = EPS * (found.shape[1] + 4 * d)
+    if frame.transform is not None:
+        rounding *= float(np.linalg.norm(frame.transform) * np.linalg.norm(np.linalg.inv(frame.transform)))
+    first, i, j = parameters.structure.squares.pairs(d)
+    own = 1 + d + np.flatnonzero((i == j)[first[:-1]])
+    with np.errstate(over="ignore"):
+        slack = -4.0 * rounding * found[:, own].sum(axis=1, keepdims=True)
+        found[:, own] += slack
+        found[:, :1] += slack * (means**2).sum(axis=1, keepdims=True)
+        found[:, 0] += rounding * np.abs(parameters.log_scales)
+    return found
 
 
 def statistics_of_moments(
@@ -57,7 +90,7 @@ class _Length(NamedTuple):
 
 
 class FeatureProducts:
-    """Log-densities and statistics of K' components by their features; its buffers serve one task.
+    """Log-densities and statistics of K' components by their features; its buffers serve one task at a time.
 
     Coefficients (K', F) are in the frame and have the dtype of the products, in which the frame's centre is
     exact. Scores (K', n_rows) have room for the largest block.
@@ -104,7 +137,7 @@ class FeatureProducts:
         self._moments.push(self._length.n_rows)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, None where there were none."""
+        """Return the sums over all blocks collected, None where there were none; then begin again."""
         moments = self._moments.total()
         return None if moments is None else RowSums(moments, None)
 

@@ -89,7 +89,7 @@ def together(n_components: int, n_features: int) -> int:
 
 
 class JointProducts:
-    """Log-densities and statistics of K' components by the joint form; its buffers serve one task.
+    """Log-densities and statistics of K' components by the joint form; its buffers serve one task at a time.
 
     Scores (K', n_rows) have room for the largest block.
     """
@@ -167,7 +167,7 @@ class JointProducts:
             begin = stop
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, None where there were none."""
+        """Return the sums over all blocks collected, None where there were none; then begin again."""
         moments = self._moments.total()
         if moments is None:
             return None

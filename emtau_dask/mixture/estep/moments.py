@@ -117,6 +117,6 @@ class MomentSums:
             self._sum, self._rows = None, 0
 
     def total(self) -> Floats | None:
-        """Return the moments of all blocks so far, (m,), None where there were none."""
+        """Return the moments of all blocks so far, (m,), None where there were none; then begin again."""
         self._flush()
         return self._merger.total()

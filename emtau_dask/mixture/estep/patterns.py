@@ -164,7 +164,7 @@ class PatternKernel:
         return Accumulated(log_likelihoods, float(log_likelihoods.sum()), squared)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None where there were none."""
+        """Return the sums over all blocks, None where there were none; then begin again."""
         incomplete = self._merger.total()
         parts = self._complete.sums(), None if incomplete is None else RowSums(None, incomplete)
         return merge_sums(self._parameters.structure, parts)

@@ -28,6 +28,7 @@ from emtau_dask.mixture.estep.features import (
     conditions,
     frames_of,
     statistics_of_moments,
+    upper_bounds,
 )
 from emtau_dask.mixture.estep.moments import RowSums, views_of
 from emtau_dask.mixture.estep.reach import Reach, few_reach, many_components, reach_of
@@ -183,7 +184,7 @@ class Products(Protocol):
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, of these components, None where there were none."""
+        """Return the sums over all blocks collected, None where there were none; then begin again."""
         ...
 
 
@@ -260,10 +261,25 @@ class KernelPlan:
         """The components for which products write scores: those scored together, or all, shape (K,).
 
         Where at least half are scored together by features, a product for all costs less than a copy of
-        theirs; what it says of the others is not used.
+        theirs. It writes upper bounds for the others.
         """
         all_are = self.form is Form.FEATURES and 2 * np.count_nonzero(self.together) >= len(self.together)
         return np.ones_like(self.together) if all_are else self.together
+
+    @property
+    def bounds_others(self) -> bool:
+        """Whether products write upper bounds of the scores of components that are not scored together."""
+        return bool(self.produced.all()) and not self.together.all()
+
+    @cached_property
+    def _written(self) -> Floats:
+        """The coefficients of what products by features write, (K', F)."""
+        if not self.bounds_others:
+            return self.coefficients
+        found = upper_bounds(self.parameters, self.frame)
+        found[:, 0] -= self.ceiling
+        found[self.together] = self.coefficients
+        return found
 
     def products(self, scores: Floats) -> Products | None:
         """Return what writes ``scores`` (K', n_rows) of the K' components in `produced`."""
@@ -271,9 +287,7 @@ class KernelPlan:
             return None
         if self.form is Form.JOINT:
             return joint.JointProducts(self.factors, scores)
-        wanted = np.zeros((len(scores), self.coefficients.shape[1]), dtype=self.dtype)
-        wanted[self.together[self.produced]] = self.coefficients
-        return FeatureProducts(self.parameters.structure, wanted, self.frame, scores)
+        return FeatureProducts(self.parameters.structure, self._written, self.frame, scores)
 
     def statistics(self, sums: RowSums) -> SufficientStatistics:
         """Return the statistics of rows that were summed under this plan."""

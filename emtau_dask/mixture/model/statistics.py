@@ -287,6 +287,7 @@ class PairwiseMerger(Generic[T]):
         self._levels.append(part)
 
     def total(self) -> T | None:
-        """Return all parts so far merged, None where there were none."""
+        """Return all parts so far merged, None where there were none; the next part begins a new stream."""
         parts = [part for part in self._levels if part is not None]
+        self._levels = []
         return reduce(lambda later, earlier: self._merge(earlier, later), parts) if parts else None
