@@ -50,8 +50,9 @@ WIDEST, WIDEST_ALONE, WIDTH_PER_COMPONENT = 96, 10, 2
 most (`benchmarks/kernels.py`). All components share the cost of forming them."""
 MOST_ALONE = 1 / 3
 """Largest share of the components that go centred beside features; where it is larger, all may go jointly."""
-BLOCK_BYTES, LONG_BLOCK_BYTES = 2**23, 2**24
-"""Of a block and its buffers; the latter for fewer than `FEW_FEATURES`, of which calls of NumPy are short."""
+BLOCK_BYTES, LONG_BLOCK_BYTES, LONGEST_BLOCK_BYTES = 2**23, 2**24, 2**25
+"""Of a block and its buffers. The second is for fewer than `FEW_FEATURES`, of which calls of NumPy are short,
+the last where some components go centred beside features, in many more calls."""
 WIDEST_IN_TILES = 19
 """The same for compiled tiles, which in the centred form are faster beyond (`benchmarks/compiled.py`)."""
 SPARE_DIGITS = 4.0
@@ -99,16 +100,20 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
     return 8 * (buffers + n_features + 4 * n_components)
 
 
-def block_rows(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
+def block_rows(
+    covariance_type: str, n_components: int, n_features: int, form: Form, *, mixed: bool = False
+) -> int:
     """Return how many rows make a block: a fixed function of its arguments.
 
-    A block with its buffers takes about 8 or 16 MiB and has at most 32,768 rows. A smaller one would gain in
+    A block with its buffers takes about 8 to 32 MiB and has at most 32,768 rows. A smaller one would gain in
     the L2 cache, but lose more: the longer the calls of NumPy, the less threads wait for each other between
-    them.
+    them. ``mixed`` is whether some components go centred beside others that are scored by features.
     """
     least = MIN_CENTRED_ROWS if form is Form.CENTRED else MIN_BLOCK_ROWS
-    together = LONG_BLOCK_BYTES if n_features < FEW_FEATURES else BLOCK_BYTES
-    rows = together // row_bytes(covariance_type, n_components, n_features, form)
+    wanted = LONG_BLOCK_BYTES if n_features < FEW_FEATURES else BLOCK_BYTES
+    if mixed:
+        wanted = LONGEST_BLOCK_BYTES
+    rows = wanted // row_bytes(covariance_type, n_components, n_features, form)
     return max(least, min(MAX_BLOCK_ROWS, rows // MIN_BLOCK_ROWS * MIN_BLOCK_ROWS))
 
 
@@ -159,9 +164,9 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
     shape = covariance_type, n_components, n_features
     structure = structure_named(covariance_type)
     forms = {form_of(*shape), Form.CENTRED, Form.JOINT if structure.own_factors else Form.CENTRED}
-    in_blocks = max(
-        longest_block(n_rows, block_rows(*shape, form)) * row_bytes(*shape, form) for form in forms
-    )
+    mixed = not structure.shared
+    wanted = {form: block_rows(*shape, form, mixed=mixed and form is Form.FEATURES) for form in forms}
+    in_blocks = max(longest_block(n_rows, rows) * row_bytes(*shape, form) for form, rows in wanted.items())
     longest = longest_block(n_rows, block_rows(*shape, Form.CENTRED))
     stretch = stretch_rows(structure, n_components, n_features, longest)
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
@@ -225,7 +230,8 @@ class KernelPlan:
         """About how many rows a block has; twice as many in float32, of half as many bytes each."""
         parameters = self.parameters
         shape = parameters.covariance_type, parameters.n_components, parameters.n_features
-        rows = block_rows(*shape, self.form if self.together.any() else Form.CENTRED)
+        form = self.form if self.together.any() else Form.CENTRED
+        rows = block_rows(*shape, form, mixed=self.bounds_others)
         return min(MAX_BLOCK_ROWS, 2 * rows) if self.single else rows
 
     @cached_property
@@ -269,7 +275,7 @@ class KernelPlan:
     @property
     def bounds_others(self) -> bool:
         """Whether products write upper bounds of the scores of components that are not scored together."""
-        return bool(self.produced.all()) and not self.together.all()
+        return not self.together.all() and bool(self.produced.all())
 
     @cached_property
     def _written(self) -> Floats:
