@@ -6,9 +6,9 @@ call that uses OpenMP takes it there, see `init.kmeans`.) And the interpreter's 
 interval is short. A thread that waits for the interpreter's lock needs some 50 µs
 to wake up, in which the other may have finished a call of NumPy and have taken the
 lock again; so it goes on, until after the interval the waiting thread gets the lock
-for certain.
+for certain. Where malloc is glibc's, it keeps what arrays leave for the next ones.
 
-Both are process-wide, so they are taken once and shared, never entered and left
+The first two are process-wide, so they are taken once and shared, never entered and left
 by single tasks. Since version 3.8 threadpoolctl lets one thread at a time control
 OpenBLAS and ignores the others, and the thread that took a limit must be the one
 that lifts it. Fits come and go in any thread, so a thread of its own holds the
@@ -29,10 +29,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from uuid import uuid4
 
+import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 SWITCH_INTERVAL = 5e-5
 """Seconds after which a thread that waits for the interpreter's lock asks for it; Python's own are 5e-3."""
+KEPT_BYTES = 2**25 - 2**16
+"""Size of the largest array whose memory glibc may keep: it counts no array of more than 32 MiB."""
 
 
 _IMPORTED = uuid4().hex
@@ -43,17 +46,29 @@ def process_id() -> str:
     return f"{_IMPORTED}-{os.getpid()}"
 
 
+def _keep_memory() -> None:
+    """Let malloc keep some 64 MiB for each thread of what arrays leave when they are gone.
+
+    glibc gives free memory back to the system where that is more than twice as much as the largest array took
+    that has gone before, and later gets it anew, page by page, filled with zeros. So a larger array comes and
+    goes here, of which no page is used. Whoever has set one of its limits, as dask does in workers, has
+    decided otherwise, and nothing changes (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    np.empty(KEPT_BYTES, np.uint8)
+
+
 class _Setting:
-    """One thread for BLAS, and a short switch interval, from construction until `lift`."""
+    """One thread for BLAS, a short switch interval, and kept memory, from construction until `lift`."""
 
     def __init__(self) -> None:
+        _keep_memory()
         self._usual_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_INTERVAL, self._usual_interval))
         self._interval = sys.getswitchinterval()
         self._limits = threadpool_limits(limits=1, user_api="blas")
 
     def lift(self) -> None:
-        """Restore both, in the thread that took them, or in a process without that thread."""
+        """Restore the first two, in the thread that took them, or in a process without that thread."""
         if sys.getswitchinterval() == self._interval:
             sys.setswitchinterval(self._usual_interval)
         with self._limits:  # Its end restores the limits, and lets other threads control OpenBLAS.

@@ -7,6 +7,7 @@ import pytest
 import scipy.linalg
 
 from emtau_dask.mixture.numerics.blas import add_squares, factorise, invert_small, times_upper, upper_times
+from emtau_dask.mixture.numerics.cholesky import upper_inverse
 
 SHAPES = [(1, 1), (1, 5), (7, 1), (300, 4), (33, 17), (20, 130)]
 
@@ -85,6 +86,15 @@ def test_factors_are_scipys_and_inverses_undo_them(d):
     assert np.array_equal(np.tril(found, -1), np.tril(matrices, -1))
     invert_small(found)
     assert np.allclose(np.triu(found) @ expected, np.eye(d), atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [0, 1, 2, 64, 65, 129])
+def test_an_inverse_is_that_of_scipy_and_leaves_its_argument(d):
+    upper = np.triu(np.random.default_rng(d).normal(size=(d, d))) + 8 * np.eye(d)
+    given = upper.copy()
+    expected = scipy.linalg.solve_triangular(upper, np.eye(d)) if d else np.empty((0, 0))
+    assert np.allclose(upper_inverse(upper), expected, rtol=1e-12, atol=1e-12)
+    assert np.array_equal(upper, given)
 
 
 def test_the_first_pivot_that_is_not_positive_is_counted_from_1():

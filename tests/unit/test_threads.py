@@ -1,10 +1,14 @@
 """Holding BLAS to one thread and the switch interval short: holders share both and restore what was there.
 
+And memory, which malloc keeps from then on.
+
 In a process of its own, since tasks of other tests may hold the limit for the rest of theirs.
 """
 
 import json
+import math
 import os
+import platform
 import subprocess
 import sys
 
@@ -174,3 +178,49 @@ def test_thread_limits(seen, moment):
 @pytest.mark.parametrize("moment", INTERVALS)
 def test_switch_intervals(seen, moment):
     assert seen[1][moment] == pytest.approx(INTERVALS[moment])
+
+
+ROUNDS, PAGES = 20, 7000  # of seven arrays
+FAULTS = """
+import resource, sys
+import numpy as np
+from contextlib import nullcontext
+from emtau_dask.execution.blas import threads_side_by_side
+
+rounds, pages, kept = (int(argument) for argument in sys.argv[1:])
+
+def pages_filled():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        arrays = [np.empty(pages // 7 * 4096, np.uint8) for _ in range(7)]
+        for array in arrays:
+            array.fill(1)
+        del array, arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with threads_side_by_side() if kept else nullcontext():
+    print(pages_filled())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other mallocs keep memory by other rules")
+@pytest.mark.parametrize(
+    ("kept", "limits", "least", "most"),
+    [
+        (True, {}, 0, 2 * PAGES),
+        (False, {}, ROUNDS // 2 * PAGES, math.inf),
+        (True, {"MALLOC_TRIM_THRESHOLD_": "65536"}, ROUNDS // 2 * PAGES, math.inf),
+    ],
+    ids=["kept", "not asked for", "not where the user set a limit"],
+)
+def test_memory_of_arrays_is_kept_for_the_next_ones(kept, limits, least, most):
+    """Else each page of each array is asked for again: minor faults, as the system counts them."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    run = subprocess.run(
+        [sys.executable, "-c", FAULTS, str(ROUNDS), str(PAGES), str(int(kept))],
+        env={**ours, **limits, "NUMPY_MADVISE_HUGEPAGE": "0"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert least <= int(run.stdout) <= most

@@ -62,7 +62,7 @@ GROUP_BYTES, LEAST_GROUP_ROWS, MOST_GROUP_ROWS = 2**22, 8, 64
 """Of the rows that compiled tiles gather for components in the centred form."""
 SIDE_PADDING, WIDEST_PADDING = 7, 23
 """Most numbers beyond a row's features in the scatters of tiles, and in the rows that are gathered."""
-MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 512, 2**15
+MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 768, 2**15
 """In the centred form, K matrices (d, d) are read for each block, which should be long beside that."""
 MERGED_ROWS = 8192
 """Rows whose moments about means compiled tiles merge block by block; their sums are merged pairwise."""

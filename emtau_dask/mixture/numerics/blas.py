@@ -68,8 +68,8 @@ def _stored(matrix: Floats) -> tuple[int, Any]:
     What lies feature after feature is to be given transposed.
     """
     assert matrix.dtype == np.float64
-    assert matrix.strides[1] == matrix.itemsize or matrix.shape[1] == 1
-    return matrix.ctypes.data, _whole(max(matrix.shape[1], matrix.strides[0] // matrix.itemsize))
+    assert matrix.strides[1] == matrix.itemsize or matrix.shape[1] < 2
+    return matrix.ctypes.data, _whole(max(1, matrix.shape[1], matrix.strides[0] // matrix.itemsize))
 
 
 def _changed(matrix: Floats) -> tuple[int, Any]:
@@ -120,11 +120,10 @@ def add_squares(rows: Floats, upper: Floats, kept: float = 1.0) -> None:
     _routines().dsyrk(LOWER, how, d, n, _real(1.0), *stored, _real(kept), *_changed(upper))
 
 
-def _changed_stack(matrices: Floats) -> tuple[range, Any]:
+def _changed_stack(matrices: Floats) -> tuple[list[int], Any]:
     """Return where each of matrices (K, m, n) is stored, and a pointer to how far their rows lie apart."""
     first, apart = _changed(matrices[0])
-    step = matrices.strides[0]
-    return range(first, first + step * len(matrices), step), apart
+    return [first + k * matrices.strides[0] for k in range(len(matrices))], apart
 
 
 def factorise(matrices: Floats) -> Ints:

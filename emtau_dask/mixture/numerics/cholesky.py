@@ -111,7 +111,8 @@ def invert_upper(upper: Floats) -> None:
 
 def upper_inverse(upper: Floats) -> Floats:
     """Return the inverse of an upper-triangular matrix."""
-    inverse: Floats = lapack.dtrtri(np.asfortranarray(upper), lower=0)[0]
+    inverse: Floats = np.triu(upper)
+    invert_upper(inverse[np.newaxis])
     return inverse
 
 
