@@ -96,9 +96,10 @@ def test_bounds_need_no_finite_scale():
     assert not (bounds[:, 0] < 0).any()
 
 
+@pytest.mark.parametrize("covariance_type", ["full", "diag", "spherical"])
 @pytest.mark.parametrize("d", [2, 16])
-def test_only_rows_whose_bound_is_within_reach_are_scored(d):
-    parameters = drawn("full", K, d)
+def test_only_rows_whose_bound_is_within_reach_are_scored(covariance_type, d):
+    parameters = drawn(covariance_type, K, d)
     rows = np.random.default_rng(0).normal(size=(300, d)) * 3
     some = np.array([1, 4])
     scores = CentredScores(parameters, parameters.log_scales[:, None], some, 500)
