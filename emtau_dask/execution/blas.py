@@ -8,7 +8,7 @@ to wake up, in which the other may have finished a call of NumPy and have taken 
 lock again; so it goes on, until after the interval the waiting thread gets the lock
 for certain. Where malloc is glibc's, it keeps what arrays leave for the next ones.
 
-The first two are process-wide, so they are taken once and shared, never entered and left
+All are process-wide. The first two are taken once and shared, never entered and left
 by single tasks. Since version 3.8 threadpoolctl lets one thread at a time control
 OpenBLAS and ignores the others, and the thread that took a limit must be the one
 that lifts it. Fits come and go in any thread, so a thread of its own holds the
@@ -58,7 +58,10 @@ def _keep_memory() -> None:
 
 
 class _Setting:
-    """One thread for BLAS, a short switch interval, and kept memory, from construction until `lift`."""
+    """One thread for BLAS, and a short switch interval, from construction until `lift`.
+
+    Memory is kept from construction on.
+    """
 
     def __init__(self) -> None:
         _keep_memory()
