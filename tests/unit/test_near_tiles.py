@@ -19,7 +19,7 @@ from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
 from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel
 from emtau_dask.mixture.estep import MostProbable, block_bytes, plan_tiles
 from emtau_dask.mixture.estep.block_kernel import BlockKernel
-from emtau_dask.mixture.estep.reach import UNSEEN, few_reach, reach_of
+from emtau_dask.mixture.estep.reach import UNSEEN, reach_of, reach_where_few
 from emtau_dask.mixture.model.parameters import MixtureParameters
 from emtau_dask.mixture.numerics import precision_factors
 
@@ -111,6 +111,21 @@ class TestAgainstNaiveSums:
         if weighted:
             responsibilities = responsibilities * weights[:, np.newaxis]
         assert_statistics(summed(kernel), rows, responsibilities)
+
+
+@pytest.mark.parametrize(("k", "d"), [(8, 128), (4, 131), (2, 257)])
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_sums_of_few_components_in_many_features_are_those_of_naive_loops(k, d, spread):
+    """Groups are finished several times, and merged."""
+    parameters = clusters(k, d, spread, condition=4.0)
+    rows = 100.0 + rows_of(parameters, 600)
+    moved = replace(parameters, means=100.0 + parameters.means)
+    kernel = kernel_of(moved, 600)
+    found = kernel.accumulate(rows)
+    assert np.allclose(
+        found.log_likelihoods, scipy.special.logsumexp(log_joint(rows, moved), axis=1), rtol=1e-11
+    )
+    assert_statistics(summed(kernel), rows, scipy.special.softmax(log_joint(rows, moved), axis=1))
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e8])
@@ -230,16 +245,27 @@ def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
 
 class TestChoice:
     def test_components_that_are_apart_are_left_out_of_tiles(self):
-        assert few_reach(clusters())
         assert plan_tiles(clusters(), chunk_rows=MANY_ROWS).reach is not None
+
+    def test_few_components_are_left_out_too_where_features_are_many(self):
+        assert plan_tiles(clusters(k=4, d=128), chunk_rows=MANY_ROWS).reach is not None
+
+    @pytest.mark.parametrize("k", [8, 70])
+    def test_distances_are_the_same_whether_all_components_are_probed_or_some(self, k):
+        parameters = clusters(k, 64)
+        found, wanted = (of(parameters, np.zeros(64)) for of in (reach_where_few, reach_of))
+        assert np.array_equal(found.distances, wanted.distances)
+        assert np.array_equal(found.discriminants, wanted.discriminants)
 
     @pytest.mark.parametrize(
         ("parameters", "chunk_rows"),
         [
             (clusters(spread=0.5), MANY_ROWS),
             (clusters(), 31 * K),
-            (clusters(k=63), MANY_ROWS),
-            (clusters(d=7), MANY_ROWS),
+            (clusters(k=56), MANY_ROWS),
+            (clusters(k=74, d=7), MANY_ROWS),
+            (clusters(k=4, d=127), MANY_ROWS),
+            (clusters(k=1, d=383), MANY_ROWS),
             (drawn("diag", K, D, spread=10.0), MANY_ROWS),
             (drawn("tied", K, D, spread=10.0), MANY_ROWS),
         ],
@@ -267,7 +293,7 @@ class TestChoice:
         assert np.array_equal(plan.reach.distances, planned(clusters()).reach.distances)
 
 
-@pytest.mark.parametrize(("k", "d"), [(64, 32), (300, 8), (256, 16)])
+@pytest.mark.parametrize(("k", "d"), [(64, 32), (300, 8), (256, 16), (8, 128), (2, 300)])
 def test_memory_is_within_what_plans_foretell(k, d):
     parameters = clusters(k, d, spread=5.0)
     plan, rows = planned(parameters), rows_of(parameters, 40 * k)

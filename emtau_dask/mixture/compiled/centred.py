@@ -51,7 +51,7 @@ class CentredBuffers(NamedTuple):
     scores: Floats  # (K, T)
     sums: Floats  # (T,)
     peaks: Floats  # (T,)
-    groups: Floats  # rows x, and at the end √w (x − m), (K, R, at least S); 0 after the first d columns
+    groups: Floats  # rows x, at the end √w (x − m), and one more, (K, R + 1, at least S); 0 after d columns
     weights: Floats  # w of the rows of the groups, (K, R)
     counts: Ints  # of the rows in each group, (K,)
     totals: Floats  # responsibilities summed over the block so far, (K,)
@@ -61,7 +61,7 @@ class CentredBuffers(NamedTuple):
     middle: Floats  # [m, 0] of a tile, (1, d + 3)
     square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
     mean: Floats  # m, (d,)
-    rest: Floats  # Σ w (x − m), (d,)
+    rest: Floats  # Σ w (x − m) / Σ w, (d,)
 
 
 class CentredMoments(NamedTuple):
@@ -92,9 +92,11 @@ def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
 
 
 @loop
-def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: Any) -> None:
-    """Merge the rows of a group with their weights (m,) into the moments of their component."""
-    mean, rest = buffers.mean, buffers.rest
+def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
+    """Replace the rows of a group with their weights w (m,) by √w (x − m); return the sum of the weights.
+
+    ``mean`` (d,) becomes their mean m, and ``rest`` (d,) what is to be added to it.
+    """
     total = 0.0
     for f in range(len(mean)):
         mean[f] = rest[f] = 0.0
@@ -106,18 +108,35 @@ def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: An
     for f in range(len(mean)):
         mean[f] /= total
     for r in range(len(weights)):
+        row, weight = group[r], weights[r]
+        for f in range(len(mean)):
+            rest[f] += weight * (row[f] - mean[f])
+    for f in range(len(mean)):
+        rest[f] /= total
+    for r in range(len(weights)):
         row, root = group[r], math.sqrt(weights[r])
         for f in range(len(mean)):
-            row[f] = (row[f] - mean[f]) * root
-            rest[f] += row[f] * root
-    add_upper_squares(group, len(weights), scatter)
-    for i in range(len(mean)):
-        moved = rest[i] / total
-        for j in range(i, len(mean)):
-            scatter[i, j] -= moved * rest[j]
+            row[f] = (row[f] - mean[f] - rest[f]) * root
+    return total
+
+
+@loop
+def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: Any) -> None:
+    """Merge the rows of a group with their weights (m,) into the moments of their component.
+
+    The row of the group after these becomes what the distance between the means adds to the scatter.
+    """
+    mean, rest, m = buffers.mean, buffers.rest, len(weights)
+    total = _subtract_mean(group, weights, mean, rest)
+    before, between = sums[0], group[m]
+    sums[0] = before + total
+    share = total / sums[0]
+    root = math.sqrt(before * share)
     for f in range(len(mean)):
-        mean[f] += rest[f] / total
-    _merge(total, mean, sums, scatter)
+        moved = mean[f] - sums[1 + f] + rest[f]
+        sums[1 + f] += share * moved
+        between[f] = root * moved
+    add_upper_squares(group, m + 1, scatter)
 
 
 @sum_loop

@@ -31,7 +31,7 @@ from emtau_dask.mixture.estep.features import (
     upper_bounds,
 )
 from emtau_dask.mixture.estep.moments import RowSums, views_of
-from emtau_dask.mixture.estep.reach import Reach, few_reach, many_components, reach_of
+from emtau_dask.mixture.estep.reach import Reach, may_leave_out, reach_where_few
 from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, merge, spread_out, tile_rows
 from emtau_dask.mixture.numerics import EPS, FEW_FEATURES, Bools, Floats, read_only, read_only_copy
 
@@ -136,7 +136,7 @@ def group_rows(n_components: int, n_features: int) -> int:
 def _gathered_bytes(n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of what compiled tiles take in the centred form beside their rows."""
     at_a_time = 3 + (n_rows // MERGED_ROWS).bit_length()
-    groups = n_components * group_rows(n_components, n_features) * (n_features + WIDEST_PADDING)
+    groups = n_components * (1 + group_rows(n_components, n_features)) * (n_features + WIDEST_PADDING)
     moments = n_components * (1 + n_features + (n_features + SIDE_PADDING) ** 2)
     return 8 * (groups + at_a_time * moments + 3 * n_components * n_features**2)
 
@@ -153,7 +153,7 @@ def near_rows(n_features: int) -> int:
 
 def _near_bytes(n_components: int, n_features: int, n_rows: int) -> int:
     """Return an upper bound of the bytes that such blocks take beside what they are summed in."""
-    if not many_components(n_components, n_features, n_rows):
+    if not may_leave_out(n_components, n_features, n_rows):
         return 0
     of_rows = longest_block(n_rows, near_rows(n_features)) * (8 * n_features + 32)
     return of_rows + n_components * (8 * (n_features + 1) ** 2 + 4 * n_components + NEAR_TILE_BYTES)
@@ -388,8 +388,10 @@ def plan_tiles(
     if single is not None:
         return single
     centred = KernelPlan(parameters, Form.CENTRED, first, np.zeros(K, dtype=np.bool_))
-    if many_components(K, d, chunk_rows) and few_reach(parameters):
-        return replace(centred, reach=reach_of(parameters, first.centre))
+    if may_leave_out(K, d, chunk_rows):
+        reach = reach_where_few(parameters, first.centre)
+        if reach is not None:
+            return replace(centred, reach=reach)
     if by_features and d <= WIDEST_IN_TILES:
         found = _best(_plans_by_features(parameters, chain([first], frames), LIMIT / SPARE_DIGITS))
         return found if found.together.any() else found.centred

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.mixture.numerics import AnyArray, Floats, Ints
+from emtau_dask.mixture.numerics import AnyArray, Floats, Ints, invert_upper
 
 UNSEEN = 2.0**-64
 """Responsibility that counts as none, relative to the component's weight."""
 ROUNDING = 2.0**-19
 """Taken off bounds of squared distances, relative to them: more than rounding, to float32 too, adds."""
-LEAST_COMPONENTS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 64, 8, 32
-"""Fewest components and features for which the rows of components are scored by themselves, and fewest rows
+LEAST_NUMBERS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 512, 8, 32
+"""Fewest numbers of all means, K d, and fewest features for which components may be left out, and fewest rows
 of a chunk for each component."""
 MOST_REACHED = 0.75
 """Largest share of components that may count for a row, on average, for which that is done."""
@@ -58,30 +58,33 @@ class Reach:
 
 def reach_of(parameters: MixtureParameters, centre: Floats) -> Reach:
     """Return how far the components of a mixture reach, which have factors of their own."""
+    return _reach(parameters, centre, _distances(parameters, np.arange(parameters.n_components)))
+
+
+def reach_where_few(parameters: MixtureParameters, centre: Floats) -> Reach | None:
+    """Return how far they reach, None where too many may count for a row, by the distances from some."""
+    K, d = parameters.means.shape
+    probed = np.unique(np.linspace(0, K - 1, PROBED).astype(np.intp))
+    weights, distances = parameters.weights[probed], _distances(parameters, probed)
+    reached = distances < (math.sqrt(d) + BEYOND) ** 2
+    if float(weights @ reached.mean(axis=1)) > MOST_REACHED * float(weights.sum()):
+        return None
+    return _reach(parameters, centre, distances) if len(probed) == K else reach_of(parameters, centre)
+
+
+def _reach(parameters: MixtureParameters, centre: Floats, distances: AnyArray) -> Reach:
     pooled = np.tensordot(parameters.weights, parameters.covariances, axes=1)
     means = parameters.means - centre
     linear = np.linalg.solve(pooled, means.T).T
     constant = np.log(parameters.weights) - 0.5 * (linear * means).sum(axis=1)
-    return Reach(
-        np.ascontiguousarray(np.column_stack([linear, constant]), np.float32),
-        _distances(parameters, np.arange(parameters.n_components)),
-        _margins(parameters),
-    )
+    discriminants = np.ascontiguousarray(np.column_stack([linear, constant]), np.float32)
+    return Reach(discriminants, distances, _margins(parameters))
 
 
-def many_components(n_components: int, n_features: int, chunk_rows: float) -> bool:
+def may_leave_out(n_components: int, n_features: int, chunk_rows: float) -> bool:
     """Return whether leaving out components may pay: a fixed function of shapes."""
     enough = chunk_rows >= LEAST_CHUNK_ROWS * n_components
-    return enough and n_components >= LEAST_COMPONENTS and n_features >= LEAST_FEATURES
-
-
-def few_reach(parameters: MixtureParameters) -> bool:
-    """Return whether few enough components may count for a row, by the distances between some of them."""
-    K, d = parameters.means.shape
-    probed = np.unique(np.linspace(0, K - 1, PROBED).astype(np.intp))
-    reached = _distances(parameters, probed) < (math.sqrt(d) + BEYOND) ** 2
-    weights = parameters.weights[probed]
-    return float(weights @ reached.mean(axis=1)) <= MOST_REACHED * float(weights.sum())
+    return enough and n_components * n_features >= LEAST_NUMBERS and n_features >= LEAST_FEATURES
 
 
 def _margins(parameters: MixtureParameters) -> Floats:
@@ -97,8 +100,9 @@ def _distances(parameters: MixtureParameters, some: Ints) -> AnyArray:
     found = np.empty((len(some), K), np.float32)
     scales, margins, means = parameters.log_scales, _margins(parameters), parameters.means
     factors = np.ascontiguousarray(parameters.precisions_cholesky)
-    turned = np.ascontiguousarray(factors.swapaxes(1, 2))
-    roots = np.ascontiguousarray(np.linalg.inv(factors[some]).swapaxes(1, 2))
+    inverses = factors[some]
+    invert_upper(inverses)
+    roots, turned = inverses.swapaxes(1, 2), factors.swapaxes(1, 2)
     step = max(1, AT_ONCE // (K * d))
     for begin in range(0, len(some), step):
         part = slice(begin, begin + step)
