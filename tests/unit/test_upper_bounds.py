@@ -7,11 +7,15 @@ from references import LONG, drawn, full_covariances
 from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import centred
 from emtau_dask.mixture.estep.centred import CentredScores
-from emtau_dask.mixture.estep.features import frames_of, upper_bounds
+from emtau_dask.mixture.estep.features import coefficients, frames_of, upper_bounds
 from emtau_dask.mixture.estep.plan import plan_kernel
 from emtau_dask.mixture.model.parameters import MixtureParameters
 
 K = 6
+
+
+def bounds_of(parameters, frame):
+    return upper_bounds(coefficients(parameters, frame), parameters, frame)
 
 
 def narrow(covariance_type, d, condition, offset=0.0, ill=range(K)):
@@ -73,7 +77,7 @@ def test_no_log_density_is_above_its_bound(covariance_type, d, condition, offset
     rows = rows_of(parameters, 500)
     expected = exact(rows, parameters)
     for frame in frames_of(parameters):
-        bounds = upper_bounds(parameters, frame) @ features(rows, frame, parameters.structure)
+        bounds = bounds_of(parameters, frame) @ features(rows, frame, parameters.structure)
         assert (bounds >= expected).all()
 
 
@@ -83,7 +87,7 @@ def test_bounds_are_close_beside_the_distance_at_which_components_do_not_count(d
     rows = rows_of(parameters, 500)
     rows = rows[np.abs(rows).max(axis=1) < 30]
     frame = Frame(parameters.weights @ parameters.means, None)
-    bounds = upper_bounds(parameters, frame) @ features(rows, frame, parameters.structure)
+    bounds = bounds_of(parameters, frame) @ features(rows, frame, parameters.structure)
     assert (bounds - exact(rows, parameters)).max() < centred.REACH / 100
 
 
@@ -92,7 +96,7 @@ def test_bounds_need_no_finite_scale():
     tiny = np.full((2, 3), 1e-310)
     parameters = MixtureParameters("diag", np.full(2, 0.5), np.ones((2, 3)), tiny, np.full((2, 3), 1e155))
     with np.errstate(over="ignore", invalid="ignore"):
-        bounds = upper_bounds(parameters, Frame(np.zeros(3), None))
+        bounds = bounds_of(parameters, Frame(np.zeros(3), None))
     assert not (bounds[:, 0] < 0).any()
 
 

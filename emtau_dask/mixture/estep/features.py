@@ -44,8 +44,10 @@ def coefficients(parameters: MixtureParameters, frame: Frame) -> Floats:
     )
 
 
-def upper_bounds(parameters: MixtureParameters, frame: Frame) -> Floats:
-    """Return `coefficients` of upper bounds of the log-densities, (K, F), whatever digits products lose.
+def upper_bounds(exact: Floats, parameters: MixtureParameters, frame: Frame) -> Floats:
+    """Return coefficients of upper bounds of the log-densities, (K, F), whatever digits products lose.
+
+    ``exact`` are `coefficients`; numbers that are added to all scores may have been added to them.
 
     With y a row and m_k a mean in the frame, p_k² the trace of the precision and s_k the scale of component
     k, the products of `coefficients` are off by less than ``u (p_k² (‖y‖ + ‖m_k‖)² + |s_k|)``. Each of them
@@ -53,8 +55,7 @@ def upper_bounds(parameters: MixtureParameters, frame: Frame) -> Floats:
     ``‖T‖ ‖T⁻¹‖`` times as much (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.5).
     Twice ``‖y‖² + ‖m_k‖²`` is no less than the square of the sum, and ‖y‖² is a sum of features.
     """
-    found, means = coefficients(parameters, frame), _means_in(parameters, frame)
-    d = parameters.n_features
+    found, means, d = exact.copy(), _means_in(parameters, frame), parameters.n_features
     rounding = EPS * (found.shape[1] + 4 * d)
     if frame.transform is not None:
         rounding *= float(np.linalg.norm(frame.transform) * np.linalg.norm(np.linalg.inv(frame.transform)))

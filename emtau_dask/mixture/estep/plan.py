@@ -245,11 +245,16 @@ class KernelPlan:
         return self.parameters.log_scales[:, np.newaxis] - self.ceiling
 
     @cached_property
-    def coefficients(self) -> Floats:
-        """Those of the F features in the scores of the K' components that are scored together, (K', F)."""
+    def _of_all(self) -> Floats:
+        """The coefficients of the F features in the scores of all components, (K, F)."""
         found = coefficients(self.parameters, self.frame)
         found[:, 0] -= self.ceiling
-        return found[self.together].astype(self.dtype, copy=False)
+        return found
+
+    @property
+    def coefficients(self) -> Floats:
+        """Those of the K' components that are scored together, in the dtype of the products, (K', F)."""
+        return self._of_all[self.together].astype(self.dtype, copy=False)
 
     @cached_property
     def factors(self) -> joint.JointFactors:
@@ -282,10 +287,9 @@ class KernelPlan:
         """The coefficients of what products by features write, (K', F)."""
         if not self.bounds_others:
             return self.coefficients
-        found = upper_bounds(self.parameters, self.frame)
-        found[:, 0] -= self.ceiling
-        found[self.together] = self.coefficients
-        return found
+        bounds = upper_bounds(self._of_all, self.parameters, self.frame)
+        bounds[self.together] = self._of_all[self.together]
+        return bounds
 
     def products(self, scores: Floats) -> Products | None:
         """Return what writes ``scores`` (K', n_rows) of the K' components in `produced`."""
