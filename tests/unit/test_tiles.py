@@ -463,6 +463,7 @@ def test_memory_is_within_what_plans_foretell(covariance_type, k, d, dtype, over
     longest = 3 * absorber(plan, 10**7, compiled=True).n_rows // 2
     n = min(longest, absorber(plan, longest, compiled=True).n_rows)
     rows = np.zeros((n, d), plan.dtype)
+    absorber(plan, 10, compiled=True).accumulate(rows[:10])  # loads code
     if overflowing:
         rows[::1000] = 1e25 if plan.single else 1e160
     tracemalloc.start()
@@ -496,6 +497,19 @@ def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
     tracemalloc.stop()
     held = STATISTICS_KEPT * 8 * (k * d**2 + k * (d + 1))
     assert peak <= block_bytes("full", k, d, len(rows)) + held
+
+
+def test_rows_that_are_gathered_lose_no_digit_to_the_rounding_of_their_mean():
+    """Deviations are 1e-14 of the distance from the origin; less 1e8, rows are summed naively."""
+    d, rng = 25, np.random.default_rng(0)
+    unit = np.eye(d)[np.newaxis]
+    parameters = MixtureParameters("full", np.ones(1), np.full((1, d), 1e8), 1e-12 * unit, 1e6 * unit)
+    rows, weights = 1e8 + 1e-6 * rng.normal(size=(60, d)), rng.uniform(0.1, 2, 60)
+    kernel = absorber(planned(parameters), len(rows), compiled=True)
+    assert isinstance(kernel, TileKernel)
+    kernel.accumulate(rows, weights)
+    expected = naive_statistics(rows - 1e8, weights[:, np.newaxis], "full")[2].astype(float)
+    assert np.allclose(summed(kernel).scatter, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
 
 def spoil(buffers, d):

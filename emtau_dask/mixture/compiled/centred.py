@@ -95,7 +95,7 @@ def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
 def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
     """Replace the rows of a group with their weights w (m,) by √w (x − m); return the sum of the weights.
 
-    ``mean`` (d,) becomes their mean m, and ``rest`` (d,) what is to be added to it.
+    Their mean m is ``mean + rest``, of which each (d,) is written: what rounding takes off the first.
     """
     total = 0.0
     for f in range(len(mean)):
@@ -124,7 +124,7 @@ def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
 def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: Any) -> None:
     """Merge the rows of a group with their weights (m,) into the moments of their component.
 
-    The row of the group after these becomes what the distance between the means adds to the scatter.
+    The square of one more row, after these, is what the distance between the means adds to the scatter.
     """
     mean, rest, m = buffers.mean, buffers.rest, len(weights)
     total = _subtract_mean(group, weights, mean, rest)

@@ -37,8 +37,9 @@ def compile_loops(
     """Compile the loops for rows of a shape and dtype, or load what was compiled before.
 
     They are compiled for the form in which well-conditioned components are scored, and for that in which far
-    ones of many are left out. Where they were compiled before for components of which some go centred, they
-    are loaded. Where a fit needs another form, that is compiled in its first pass.
+    ones are left out, where the shape is one of those for which that may pay. Where they were compiled before
+    for components of which some go centred, they are loaded. Where a fit needs another form, that is compiled
+    in its first pass.
 
     Parameters
     ----------

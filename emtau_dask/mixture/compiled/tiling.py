@@ -257,9 +257,7 @@ def _centred_parts(
         (d - MOST_SUMMED) * tile // d if gathers else 0,
     )
     rows, room = group_rows(K, d) if gathers else 0, odd_lines(side, DOUBLE.itemsize)
-    groups = lines(K * (rows + 1), room, DOUBLE)[: K * (rows + 1) if gathers else 0].reshape(
-        -1, rows + 1, room
-    )
+    groups = lines(K * (rows + 1) if gathers else 0, room, DOUBLE).reshape(-1, rows + 1, room)
     groups.fill(0.0)
     wide = d + LINES_AT_ONCE
     coordinates = lines(wide, tile, DOUBLE)

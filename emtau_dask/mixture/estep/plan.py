@@ -378,9 +378,9 @@ def plan_tiles(
     """Return how compiled tiles score rows of ``dtype`` under ``parameters``: as `plan_kernel`, mostly.
 
     Where components have factors of their own, those for which features may soon lose too many digits are
-    scored in the centred form, which needs no more arithmetic; with many features all are. Of many
-    components, those that do not count for a row are left out if few reach far; ``chunk_rows`` is about how
-    many rows of a chunk are scored.
+    scored in the centred form, which needs no more arithmetic; with many features all are. With
+    many components or features, components that do not count for a row are left out if few reach far;
+    ``chunk_rows`` is about how many rows of a chunk are scored.
     """
     K, d = parameters.means.shape
     if not parameters.structure.own_factors or d >= LEAST_BROKEN_OFF:
