@@ -34,9 +34,10 @@ from emtau_dask.mixture.model import (
 )
 from emtau_dask.mixture.numerics import AnyArray, Bools, Floats, Ints, read_only
 
-MOST_SUMMED = 12
+MOST_SUMMED, NONE_GATHERED, ALL_GATHERED = 12, 8, 32
 """Most features d for which the centred form always sums all rows of a tile. With more, a component's rows
-are gathered where they are at most 1 - 12 / d of a tile: gathering costs less the more features there are."""
+are gathered where they are at most (d - 8) / (32 - 8) of a tile: gathering costs less the more features there
+are, and from 32 on no more than summing."""
 NEAR_TILE, SORTED_TILE = 24, 96
 """Rows near one component that are scored at a time, whole vectors three at a time whatever their width; and
 rows whose component is guessed at a time."""
@@ -254,7 +255,7 @@ def _centred_parts(
         LEAST_EXPONENT[DOUBLE],
         float(plan.ceiling),
         NEGLIGIBLE / MAX_BLOCK_ROWS,
-        (d - MOST_SUMMED) * tile // d if gathers else 0,
+        (d - NONE_GATHERED) * tile // (ALL_GATHERED - NONE_GATHERED) if gathers else 0,
     )
     rows, room = group_rows(K, d) if gathers else 0, odd_lines(side, DOUBLE.itemsize)
     groups = lines(K * (rows + 1) if gathers else 0, room, DOUBLE).reshape(-1, rows + 1, room)
