@@ -252,6 +252,21 @@ class TestChoice:
     def test_few_components_are_left_out_too_where_features_are_many(self):
         assert plan_tiles(clusters(k=4, d=128), chunk_rows=MANY_ROWS).reach is not None
 
+    @pytest.mark.parametrize(
+        ("k", "d", "spread", "pays"),
+        [(8, 64, 1.0, False), (8, 64, 1.3, True), (64, 16, 2.0, False), (64, 16, 2.5, True)],
+    )
+    def test_components_that_are_just_apart_are_left_out(self, k, d, spread, pays):
+        """By benchmarks of components with standard deviations of 0.5 to 1.5."""
+        rng = np.random.default_rng(0)
+        turns = np.linalg.qr(rng.normal(size=(k, d, d)))[0]
+        covariances = (turns * rng.uniform(0.5, 1.5, (k, 1, d)) ** 2) @ turns.swapaxes(1, 2)
+        covariances = (covariances + covariances.swapaxes(1, 2)) / 2
+        weights, means = np.full(k, 1 / k), spread * rng.normal(size=(k, d))
+        factors = precision_factors(covariances, means, weights)
+        parameters = MixtureParameters("full", weights, means, covariances, factors)
+        assert (plan_tiles(parameters, chunk_rows=MANY_ROWS).reach is not None) is pays
+
     @pytest.mark.parametrize("k", [8, 32, 33, 70])
     def test_distances_are_the_same_whether_all_components_are_probed_or_some(self, k):
         parameters = clusters(k, 64)
