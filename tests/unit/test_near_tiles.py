@@ -280,9 +280,9 @@ class TestChoice:
         [
             (clusters(spread=0.5), MANY_ROWS),
             (clusters(), 31 * K),
-            (clusters(k=56), MANY_ROWS),
-            (clusters(k=74, d=7), MANY_ROWS),
-            (clusters(k=4, d=127), MANY_ROWS),
+            (clusters(k=28), MANY_ROWS),
+            (clusters(k=40, d=7), MANY_ROWS),
+            (clusters(k=2, d=127), MANY_ROWS),
             (drawn("diag", K, D, spread=10.0), MANY_ROWS),
             (drawn("tied", K, D, spread=10.0), MANY_ROWS),
         ],

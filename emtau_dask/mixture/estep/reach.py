@@ -23,7 +23,7 @@ UNSEEN = 2.0**-64
 """Responsibility that counts as none, relative to the component's weight."""
 ROUNDING = 2.0**-19
 """Taken off bounds of squared distances, relative to them: more than rounding, to float32 too, adds."""
-LEAST_NUMBERS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 512, 8, 32
+LEAST_NUMBERS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 256, 8, 32
 """Fewest numbers of all means, K d, and fewest features for which components may be left out, and fewest rows
 of a chunk for each component."""
 MOST_REACHED, OF_A_FEATURE = 0.65, 1 / 40
