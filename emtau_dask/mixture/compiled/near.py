@@ -266,11 +266,11 @@ def _accumulate_tile(
     used = _find_directions(a, used, constants, buffers)
     count = _find_near(a, used, constants, buffers)
     for j in range(count):
-        if buffers.near[j] != a:
+        if buffers.near[j] == a:
+            for t in range(len(buffers.own)):
+                scores[j, t] = buffers.own[t]
+        else:
             _score(buffers.near[j], j, constants, buffers)
-            continue
-        for t in range(len(buffers.own)):
-            scores[j, t] = buffers.own[t]
     sums, peaks = buffers.centred.sums[:m], buffers.centred.peaks[:m]
     count = _leave_out(a, count, peaks, constants, buffers)
     exponentiate(scores[:count], sums, constants.centred.least, results.numbers[:0])
