@@ -220,9 +220,9 @@ class WholeCommit:
         refs = {name: ref for name, ref in entry if ref is not None}
         if set(refs) != set(PARAMETERS):
             raise self._impossible(f"its run has only {sorted(refs)}")
-        arrays = {name: self._finite(name, ref) for name, ref in refs.items()}
+        arrays = [self._finite(name, refs[name]) for name in PARAMETERS]
         try:
-            return MixtureParameters(self.manifest.config.covariance_type, **arrays)
+            return MixtureParameters(self.manifest.config.covariance_type, *arrays)
         except EmtauError as error:
             raise self._impossible(str(error)) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -178,11 +178,12 @@ def starting_parameters(
         The start itself is singular.
     """
     start = m_step(statistics, problem.structure, reg_covar)
-    covariances, factors = given.precisions or (start.covariances, start.precisions_cholesky)
-    return MixtureParameters(
-        start.covariance_type,
-        start.weights if given.weights is None else given.weights,
-        start.means if given.means is None else given.means,
-        covariances,
-        factors,
+    start = replace(
+        start,
+        weights=start.weights if given.weights is None else given.weights,
+        means=start.means if given.means is None else given.means,
     )
+    if given.precisions is None:
+        return start
+    covariances, factors = given.precisions
+    return replace(start, covariances=covariances, precision_factors=factors, covariance_factors=None)

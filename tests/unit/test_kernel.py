@@ -449,12 +449,12 @@ class TestPlan:
         tiny = before.covariances * np.array([1.0, 1.0, 1e-14])[:, None, None]
         factors = structure_named("full").factor(tiny, before.means, np.ones(K))
         assert plan.again(before) is None
-        again = plan.again(replace(before, covariances=tiny, precisions_cholesky=factors))
+        again = plan.again(replace(before, covariances=tiny, precision_factors=factors))
         assert again.together.tolist() == [True, True, False]
         assert (again.form, again.frame) == (plan.form, plan.frame)
         tiny = 1e-14 * before.covariances
         factors = 1e7 * before.precisions_cholesky
-        assert plan.again(replace(before, covariances=tiny, precisions_cholesky=factors)).exact
+        assert plan.again(replace(before, covariances=tiny, precision_factors=factors)).exact
 
 
 SINGLE = np.dtype(np.float32)
@@ -536,7 +536,7 @@ class TestSingle:
         small = before.covariances * np.array([1.0, 1.0, 1e-6])[:, None, None]
         factors = structure_named("full").factor(small, before.means, np.ones(K))
         assert plan.again(before) is None
-        assert plan.again(replace(before, covariances=small, precisions_cholesky=factors)).exact
+        assert plan.again(replace(before, covariances=small, precision_factors=factors)).exact
 
 
 SHAPES = [(1, 1), (5, 42), (16, 16), (3, 784), (1000, 2), (20, 1000)]
@@ -689,23 +689,19 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(spread, narrow,
     )
     expected = np.exp(exact - scipy.special.logsumexp(exact, axis=0))
     multiplied = []
-    matmul, times_upper, upper_product = np.matmul, centred.times_upper, full.upper_product
+    matmul, upper_solution = np.matmul, full.upper_solution
 
     def counted(a, b):
         multiplied.append(len(a) * b.size)
         return matmul(a, b)
 
-    def counted_triangle(a, b):
+    def counted_solution(a, b, scale=1.0):
         multiplied.append(len(a) * (b.size + len(b)) / 2)
-        times_upper(a, b)
-
-    def counted_step(a, b, scale):
-        multiplied.append(len(a) * (b.size + len(b)) / 2)
-        return upper_product(a, b, scale)
+        return upper_solution(a, b, scale)
 
     monkeypatch.setattr(np, "matmul", counted)
-    monkeypatch.setattr(centred, "times_upper", counted_triangle)
-    monkeypatch.setattr(full, "upper_product", counted_step)
+    for module in (centred, full):
+        monkeypatch.setattr(module, "upper_solution", counted_solution)
     kernel = BlockKernel(plan_kernel(parameters), len(rows))
     responsibilities, log_likelihoods, _ = kernel.score(rows)
     np.testing.assert_allclose(log_likelihoods, scipy.special.logsumexp(exact, axis=0), rtol=1e-12)

@@ -75,7 +75,7 @@ def test_components_that_lost_digits_go_centred(outcomes, centred):
 def test_one_that_shares_its_covariance_sends_all_centred():
     factor = structure_named("tied").factor(np.eye(D), np.zeros((K, D)), np.ones(K))
     before = MixtureParameters("tied", np.full(K, 1 / K), shrunk().means, np.eye(D), factor)
-    after = replace(before, covariances=1e-14 * np.eye(D), precisions_cholesky=1e7 * factor)
+    after = replace(before, covariances=1e-14 * np.eye(D), precision_factors=1e7 * factor)
     plan = plan_kernel(before)
     assert plan.together.all()
     assert plan.again(after).exact

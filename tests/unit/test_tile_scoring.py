@@ -90,7 +90,7 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_later_ones(
     parameters = mixture(covariance_type, d, spread=0.0)
     covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
     covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
-    parameters = replace(parameters, covariances=covariances, precisions_cholesky=factors)
+    parameters = replace(parameters, covariances=covariances, precision_factors=factors)
     rows, others = rows_near(parameters, 1200), rows_near(parameters, 300, seed=2)
     rows[-20:] = 1e149
     kernel = scorer(parameters, 1200)

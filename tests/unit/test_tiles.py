@@ -333,7 +333,7 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(cova
     if dtype is np.float64:
         covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
         covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
-        parameters = replace(parameters, covariances=covariances, precisions_cholesky=factors)
+        parameters = replace(parameters, covariances=covariances, precision_factors=factors)
     plan = planned(parameters, dtype)
     rows, others = (rows_near(parameters, 50, dtype, seed=seed) for seed in (1, 2))
     rows[-20:] = 1e25 if dtype is np.float32 else 1e149

@@ -20,7 +20,6 @@ import numpy as np
 from emtau_dask.mixture.compiled.tiling import Tiling, compiled_loops, tiling_of
 from emtau_dask.mixture.estep import (
     BLOCK_BYTES,
-    LEAST_BROKEN_OFF,
     LONGER,
     MAX_BLOCK_ROWS,
     Accumulated,
@@ -114,8 +113,8 @@ def tiled(plan: KernelPlan) -> bool:
     """
     if plan.form is Form.FEATURES and plan.together.all():
         return True
-    own_factors = plan.parameters.structure.own_factors
-    return own_factors and plan.form is not Form.JOINT and plan.parameters.n_features < LEAST_BROKEN_OFF
+    structure, d = plan.parameters.structure, plan.parameters.n_features
+    return structure.own_factors and plan.form is not Form.JOINT and structure.solving_for(d) is None
 
 
 def _read_only(array: AnyArray) -> AnyArray:

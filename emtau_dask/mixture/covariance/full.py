@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
-from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Moments
+from emtau_dask.mixture.covariance.base import CovarianceStructure, Frame, Moments, Solving
 from emtau_dask.mixture.covariance.matrices import (
     add_outer_products,
     checked_factor,
@@ -30,30 +31,58 @@ from emtau_dask.mixture.numerics import (
     precision_factors,
     read_only_copy,
     symmetrised,
+    upper_inverse,
     upper_product,
+    upper_solution,
 )
+
+LEAST_SOLVED = 384
+"""Features from which on rows are whitened by solving, and distances broken off (`benchmarks/kernels.py`)."""
 
 
 def _by_threads(
-    scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int
+    scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int, *, inverted: bool
 ) -> tuple[Floats, Floats]:
-    """Return covariances and factors; threads share two parts of each, so that they end nearly at once."""
+    """Return covariances and their factors, or those of precisions.
+
+    Threads share two or three parts of each, so that they end nearly at once.
+    """
     covariances, factors = np.empty_like(scatter), np.empty_like(scatter)
 
-    def begin(k: int) -> None:
-        one = slice(k, k + 1)
+    def divide(k: int) -> None:
         np.divide(scatter[k], weights[k], out=covariances[k])
         regularised(covariances[k], reg_covar)
+
+    def factorise(k: int) -> None:
+        one = slice(k, k + 1)
         cholesky_factors(covariances[one], means[one], weights[one], factors[one], first=k)
 
-    def end(k: int) -> None:
-        begun[k].result()
+    def invert(k: int) -> None:
         invert_upper(factors[k : k + 1])
 
+    def after(before: Future[None] | None, part: Callable[[int], None], k: int) -> None:
+        if before is not None:
+            before.result()
+        part(k)
+
+    done: list[Future[None] | None] = [None] * len(weights)
     with ThreadPoolExecutor(threads) as pool:
-        begun = [pool.submit(begin, k) for k in range(len(weights))]
-        list(pool.map(end, range(len(weights))))
+        for part in (divide, factorise, invert) if inverted else (divide, factorise):
+            done = [pool.submit(after, before, part, k) for k, before in enumerate(done)]
+    for last in done:
+        assert last is not None
+        last.result()
     return covariances, factors
+
+
+def _covariance_factors(covariances: Floats, means: Floats, weights: Floats) -> Floats:
+    factors = np.empty(covariances.shape)
+    cholesky_factors(covariances, means, weights, factors)
+    return factors
+
+
+def _inverses(factors: Floats) -> Floats:
+    return np.stack([upper_inverse(factor) for factor in factors])
 
 
 def _from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
@@ -111,7 +140,7 @@ FULL = CovarianceStructure(
         scatter / weights[:, np.newaxis, np.newaxis], reg
     ),
     factor=precision_factors,
-    by_threads=_by_threads,
+    by_threads=partial(_by_threads, inverted=True),
     log_det=lambda factors, K, d: log_diagonal(factors),
     precisions=squared_factors,
     from_precisions=_from_precisions,
@@ -123,6 +152,13 @@ FULL = CovarianceStructure(
     ),
     scikit_learn_name="full",
     whitening=lambda differences, factors, k, scale: upper_product(differences, factors[k], scale),
+    solving=Solving(
+        least_features=LEAST_SOLVED,
+        factor=_covariance_factors,
+        inverse=_inverses,
+        whitening=lambda differences, factors, k, scale: upper_solution(differences, factors[k], scale),
+        by_threads=partial(_by_threads, inverted=False),
+    ),
     sum_scatter=_sum_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,

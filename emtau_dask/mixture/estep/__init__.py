@@ -1,7 +1,6 @@
 """The E-step over blocks of rows by calls of NumPy, and the plan that says by which arithmetic."""
 
 from emtau_dask.mixture.estep.block_kernel import Accumulated, BlockKernel, MostProbable, ScoredBlock
-from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF
 from emtau_dask.mixture.estep.joint import NEGLIGIBLE
 from emtau_dask.mixture.estep.moments import MomentSums, RowSums, SumsMerger, merge_sums, size_of, views_of
 from emtau_dask.mixture.estep.patterns import LONGER, PATTERNS_BYTES, Observed, PatternKernels
@@ -28,7 +27,6 @@ from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
 __all__ = [
     "BLOCK_BYTES",
     "DOUBLE",
-    "LEAST_BROKEN_OFF",
     "LEAST_EXPONENT",
     "LONGER",
     "MAX_BLOCK_ROWS",

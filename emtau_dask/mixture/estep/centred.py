@@ -1,7 +1,8 @@
 """Log-densities of rows, one component at a time, and their statistics.
 
-The differences to μ_k are whitened by the triangular precision factor, squared and summed. No digit is lost
-however far the rows are from the origin, and nothing is required of the covariances.
+The differences to μ_k are whitened by a triangle, squared and summed: by the precision factor, or with many
+features by solving with the covariance's. No digit is lost however far the rows are from the origin, and
+nothing is required of the covariances.
 
 In many dimensions a row is often so far from most components that their responsibility for it is 0 in
 float64. With a triangular factor, a squared distance is a sum of terms of which each needs only the features
@@ -27,13 +28,11 @@ from emtau_dask.mixture.model import (
     merge,
     spread_out,
 )
-from emtau_dask.mixture.numerics import Bools, Floats, Ints, Step, room_for_rows, times_upper
+from emtau_dask.mixture.numerics import Bools, Floats, Ints, Step, room_for_rows, upper_solution
 
 STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 2**16
 REACH = 750.0
 """So many nats below a row's largest log-density, a responsibility is 0, as exp(-745.2) is."""
-LEAST_BROKEN_OFF = 384
-"""The least number of features d for which breaking off pays (`benchmarks/kernels.py`)."""
 
 
 def stretch_rows(structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int) -> int:
@@ -57,10 +56,10 @@ class CentredStatistics:
     def __init__(
         self, structure: CovarianceStructure, n_components: int, n_features: int, block_rows: int
     ) -> None:
-        n_rows = stretch_rows(structure, n_components, n_features, block_rows)
         self._structure = structure
-        self._rows: Floats = np.empty((n_rows, n_features))
-        self._responsibilities: Floats = np.empty((n_components, n_rows))
+        self._most_rows = stretch_rows(structure, n_components, n_features, block_rows)
+        self._rows: Floats = np.empty((block_rows, n_features))
+        self._responsibilities: Floats = np.empty((n_components, block_rows))
         self._components: Bools = np.ones(n_components, dtype=np.bool_)
         self._gathered = 0
         self._merger = PairwiseMerger(partial(merge, structure))
@@ -74,9 +73,11 @@ class CentredStatistics:
             counted = np.flatnonzero(np.add.reduce(some, axis=0) != 0.0)
             fewer = 2 * len(counted) <= len(rows)
         end = self._gathered + (len(counted) if fewer else len(rows))
-        if end > len(self._rows) or not np.array_equal(components, self._components):
+        if end > self._most_rows or not np.array_equal(components, self._components):
             end -= self._gathered
             self._flush()
+        if end > len(self._rows):
+            self._grow(end)
         self._components = components
         block = slice(self._gathered, end)
         if fewer:
@@ -86,6 +87,14 @@ class CentredStatistics:
             self._rows[block] = rows
             self._responsibilities[: len(some), block] = some
         self._gathered = end
+
+    def _grow(self, needed: int) -> None:
+        """Make room: most chunks are shorter than a stretch, and malloc keeps little for each thread."""
+        n_rows = min(self._most_rows, max(needed, 2 * len(self._rows)))
+        rows, responsibilities, kept = self._rows, self._responsibilities, slice(0, self._gathered)
+        self._rows = np.empty((n_rows, rows.shape[1]))
+        self._responsibilities = np.empty((len(responsibilities), n_rows))
+        self._rows[kept], self._responsibilities[:, kept] = rows[kept], responsibilities[:, kept]
 
     def _flush(self) -> None:
         if self._gathered:
@@ -127,13 +136,14 @@ class CentredScores:
         self._halves: Floats = np.empty(n_rows)
         self._length = _Length(0, self._buffer[:0], self._halves[:0], ())
         everything = len(components) == parameters.n_components
-        own_factors, d = parameters.structure.own_factors, parameters.n_features
-        self._breaks_off = everything and own_factors and d >= LEAST_BROKEN_OFF
+        solving = parameters.structure.solving_for(parameters.n_features)
+        self._breaks_off = everything and solving is not None
+        K, first = parameters.n_components, first_stretch(parameters.n_features)
+        self._firsts: Floats = np.empty((K if self._breaks_off else 0, n_rows, first))
 
     def _of_length(self, n: int) -> _Length:
         differences = self._buffer[:n]
-        whitening, factors = self._parameters.structure.whitening, self._parameters.precisions_cholesky
-        steps = (whitening(differences, factors, k, math.sqrt(0.5)) for k in self.components)
+        steps = (self._parameters.whitening(differences, k, math.sqrt(0.5)) for k in self.components)
         return _Length(n, differences, self._halves[:n], tuple(steps))
 
     def write(self, rows: Floats, out: Floats) -> None:
@@ -142,8 +152,10 @@ class CentredScores:
         Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
         All arrays are float64.
         """
-        if self._breaks_off and _broken_off(rows, self._parameters, self._log_scales, self._buffer, out):
-            return
+        if self._breaks_off:
+            buffers = self._buffer, self._firsts[:, : len(rows)]
+            if _broken_off(rows, self._parameters, self._log_scales, *buffers, out):
+                return
         for position in range(len(self.components)):
             self._write_one(position, rows, out)
 
@@ -163,7 +175,6 @@ class CentredScores:
         ``largest`` (n,) is the largest log-density of each row among those of other components. A bound that
         is further below it than `REACH` may stay.
         """
-        whitening, factors = self._parameters.structure.whitening, self._parameters.precisions_cholesky
         floor = largest - REACH
         for position, k in enumerate(self.components):
             near = np.flatnonzero(~(out[k] <= floor))
@@ -172,26 +183,35 @@ class CentredScores:
                 continue
             differences = self._buffer[: len(near)]
             np.subtract(rows[near].T, self._means[k], out=differences.T)
-            whitening(differences, factors, k, math.sqrt(0.5))()
+            self._parameters.whitening(differences, k, math.sqrt(0.5))()
             out[k, near] = self._log_scales[k] - np.einsum("ij,ij->i", differences, differences)
 
 
+def first_stretch(n_features: int) -> int:
+    """Return how many features predict which component is nearest to a row."""
+    return n_features // 8
+
+
 def _broken_off(
-    rows: Floats, parameters: MixtureParameters, log_scales: Floats, buffer: Floats, out: Floats
+    rows: Floats,
+    parameters: MixtureParameters,
+    log_scales: Floats,
+    buffer: Floats,
+    firsts: Floats,
+    out: Floats,
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
     The first eighth of the features predicts which component is nearest to a row and how far the others
     are, as if all features were like these: distances are taken eight times, scales are of all features.
     The log-density of the nearest is computed in full; those of the others as long as they are within
-    `REACH` of it.
+    `REACH` of it. Buffers are for whitened rows, (n, d), and for their first eighths, (K, n, first).
     """
-    d, means, factors = parameters.n_features, parameters.means, parameters.precisions_cholesky
-    first, *rest = (d * eighths // 8 for eighths in (1, 2, 4, 6, 8))
-    few = buffer.reshape(-1)[: len(rows) * first].reshape(-1, first)
+    d, means, factors = parameters.n_features, parameters.means, parameters.whiteners
+    first, *rest = first_stretch(d), *(d * eighths // 8 for eighths in (2, 4, 6, 8))
     for k in range(len(out)):
-        np.subtract(rows[:, :first], means[k, :first], out=few)
-        out[k] = log_scales[k] - _half_distances(few, factors[k, :first, :first])
+        np.subtract(rows[:, :first], means[k, :first], out=firsts[k])
+        out[k] = log_scales[k] - _half_distances(firsts[k], factors[k, :first, :first])
     foreseen = log_scales + d / first * (out - log_scales)
     if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
         return False
@@ -203,19 +223,21 @@ def _broken_off(
         out[k, which] = log_scales[k] - _half_distances(differences, factors[k])
     floor = out[nearest, np.arange(len(rows))] - REACH
     for k in range(len(out)):
-        which = np.flatnonzero(nearest != k)
+        which = np.flatnonzero((nearest != k) & (out[k] > floor))
+        whitened = firsts[k, which]
         for begin, end in pairwise((first, *rest)):
-            which = which[out[k, which] > floor[which]]
             if not len(which):
                 break
-            differences = np.subtract(rows[which, :end], means[k, :end], out=buffer[: len(which), :end])
-            whitened = np.matmul(differences, factors[k, :end, begin:end])
-            out[k, which] -= 0.5 * np.einsum("ij,ij->i", whitened, whitened)
+            part = rows[which, begin:end] - means[k, begin:end]
+            part -= np.matmul(whitened, factors[k, :begin, begin:end])
+            out[k, which] -= _half_distances(part, factors[k, begin:end, begin:end])
+            left = out[k, which] > floor[which]
+            which, whitened = which[left], np.hstack([whitened[left], part[left]])
     return True
 
 
 def _half_distances(differences: Floats, factor: Floats) -> Floats:
-    """Return half the squared lengths of differences (n, m), whitened in place."""
-    times_upper(differences, factor)
+    """Return half the squared lengths of differences (n, m), whitened in place by solving."""
+    upper_solution(differences, factor)()
     halves: Floats = 0.5 * np.einsum("ij,ij->i", differences, differences)
     return halves

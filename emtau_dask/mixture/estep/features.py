@@ -143,9 +143,14 @@ class FeatureProducts:
         return None if moments is None else RowSums(moments, None)
 
 
+def about_mean(parameters: MixtureParameters) -> Frame:
+    """Return the frame about the mixture's mean whose coordinates are the rows' own."""
+    return Frame(read_only_copy(parameters.weights @ parameters.means), None)
+
+
 def frames_of(parameters: MixtureParameters) -> Iterator[Frame]:
     """Yield the frames worth trying about the mixture's mean, cheapest first: fixed functions of Θ."""
-    centre = read_only_copy(parameters.weights @ parameters.means)
+    centre = about_mean(parameters).centre
     for transform in parameters.structure.transforms(
         parameters.weights, parameters.covariances, parameters.precisions_cholesky
     ):

@@ -21,9 +21,10 @@ import numpy as np
 
 from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
-from emtau_dask.mixture.estep.centred import LEAST_BROKEN_OFF, stretch_rows
+from emtau_dask.mixture.estep.centred import first_stretch, stretch_rows
 from emtau_dask.mixture.estep.features import (
     FeatureProducts,
+    about_mean,
     coefficients,
     conditions,
     frames_of,
@@ -62,7 +63,7 @@ GROUP_BYTES, LEAST_GROUP_ROWS, MOST_GROUP_ROWS = 2**22, 8, 64
 """Of the rows that compiled tiles gather for components in the centred form."""
 SIDE_PADDING, WIDEST_PADDING = 7, 23
 """Most numbers beyond a row's features in the scatters of tiles, and in the rows that are gathered."""
-MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 768, 2**15
+MIN_BLOCK_ROWS, MIN_CENTRED_ROWS, MAX_BLOCK_ROWS = 64, 1024, 2**15
 """In the centred form, K matrices (d, d) are read for each block, which should be long beside that."""
 MERGED_ROWS = 8192
 """Rows whose moments about means compiled tiles merge block by block; their sums are merged pairwise."""
@@ -85,9 +86,10 @@ class Form(Enum):
 def form_of(covariance_type: str, n_components: int, n_features: int) -> Form:
     """Return how well-conditioned components of this shape are scored: a fixed function of its arguments."""
     widest = min(WIDEST, WIDEST_ALONE + WIDTH_PER_COMPONENT * n_components)
-    if n_features <= widest or not structure_named(covariance_type).own_factors:
+    structure = structure_named(covariance_type)
+    if n_features <= widest or not structure.own_factors:
         return Form.FEATURES
-    return Form.JOINT if n_features < LEAST_BROKEN_OFF else Form.CENTRED
+    return Form.JOINT if structure.solving_for(n_features) is None else Form.CENTRED
 
 
 def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Form) -> int:
@@ -97,6 +99,8 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
         buffers += structure_named(covariance_type).n_row_features(n_features)
     elif form is Form.JOINT:
         buffers = 2 * n_features + joint.buffer_rows(n_components, n_features)
+    elif structure_named(covariance_type).solving_for(n_features) is not None:
+        buffers += n_components * first_stretch(n_features)
     return 8 * (buffers + n_features + 4 * n_components)
 
 
@@ -171,7 +175,7 @@ def block_bytes(covariance_type: str, n_components: int, n_features: int, n_rows
     stretch = stretch_rows(structure, n_components, n_features, longest)
     gathered = min(n_rows, stretch) * 8 * (n_components + 2 * n_features)
     in_tiles = 0
-    if structure.own_factors and n_features < LEAST_BROKEN_OFF:
+    if structure.own_factors and structure.solving_for(n_features) is None:
         in_tiles = _gathered_bytes(n_components, n_features, n_rows)
         in_tiles += _near_bytes(n_components, n_features, n_rows)
     return in_blocks + gathered + in_tiles + min(n_rows, tile_rows(n_features)) * 8 * n_features
@@ -356,10 +360,11 @@ def plan_kernel(parameters: MixtureParameters, dtype: np.dtype[Any] = DOUBLE) ->
     joint form if they have factors of their own; few cost less in the centred form.
     """
     form = form_of(parameters.covariance_type, parameters.n_components, parameters.n_features)
+    if form is Form.CENTRED:
+        nothing = np.zeros(parameters.n_components, dtype=np.bool_)
+        return KernelPlan(parameters, form, about_mean(parameters), nothing)
     frames = frames_of(parameters)
     first = next(frames)
-    if form is Form.CENTRED:
-        return KernelPlan(parameters, form, first, np.zeros(parameters.n_components, dtype=np.bool_))
     if form is Form.JOINT:
         return _joint_plan(parameters, first)
     single = _single_plan(parameters, first, dtype)
@@ -383,7 +388,7 @@ def plan_tiles(
     ``chunk_rows`` is about how many rows of a chunk are scored.
     """
     K, d = parameters.means.shape
-    if not parameters.structure.own_factors or d >= LEAST_BROKEN_OFF:
+    if not parameters.structure.own_factors or parameters.structure.solving_for(d) is not None:
         return plan_kernel(parameters, dtype)
     frames = frames_of(parameters)
     first = next(frames)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.model.statistics import SufficientStatistics
-from emtau_dask.mixture.numerics import AnyArray, Floats, read_only, read_only_copy
+from emtau_dask.mixture.numerics import AnyArray, Floats, Step, read_only, read_only_copy
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 THREADED = 2**26
@@ -28,20 +30,26 @@ class MixtureParameters:
     means : ndarray of shape (K, d)
     covariances : ndarray
         (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,) tied_diag, () tied_spherical.
-    precisions_cholesky : ndarray
-        Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``.
+    precision_factors : ndarray or None
+        Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``. None where ``covariance_factors`` are
+        given in their place.
+    covariance_factors : ndarray of shape (K, d, d) or None
+        Upper-triangular U with ``Uᵀ U = Σ``, where rows of d features are whitened by solving
+        (`CovarianceStructure.solving`).
     """
 
     covariance_type: str
     weights: Floats
     means: Floats
     covariances: Floats
-    precisions_cholesky: Floats
+    precision_factors: Floats | None
+    covariance_factors: Floats | None = None
 
     def __post_init__(self) -> None:
         K, d = self.means.shape
         shape = self.structure.shape(K, d)
-        found = (self.weights.shape, self.covariances.shape, self.precisions_cholesky.shape)
+        factors = self.covariance_factors if self.precision_factors is None else self.precision_factors
+        found = (self.weights.shape, self.covariances.shape, None if factors is None else factors.shape)
         if found != ((K,), shape, shape):
             raise InvalidDataError(
                 f"weights, covariances and precisions_cholesky have shapes {found}; for {K} components of {d}"
@@ -49,6 +57,10 @@ class MixtureParameters:
             )
         if not (self.weights > 0).all():
             raise InvalidDataError(f"weights are {self.weights}; every one must be above 0.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone, not what was made of them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def structure(self) -> CovarianceStructure:
@@ -65,11 +77,39 @@ class MixtureParameters:
         """Number of features d."""
         return int(self.means.shape[1])
 
+    @cached_property
+    def precisions_cholesky(self) -> Floats:
+        """The precision factors P, given or made from U, in the shape of the covariances."""
+        if self.precision_factors is not None:
+            return self.precision_factors
+        assert self.structure.solving is not None
+        return read_only(self.structure.solving.inverse(self.whiteners))
+
+    @cached_property
+    def whiteners(self) -> Floats:
+        """What `whitening` takes: U where rows are whitened by solving, else P."""
+        solving = self.structure.solving_for(self.n_features)
+        if solving is None:
+            return self.precisions_cholesky
+        if self.covariance_factors is not None:
+            return self.covariance_factors
+        return read_only(solving.factor(self.covariances, self.means, self.weights))
+
+    def whitening(self, differences: Floats, k: int, scale: float) -> Step:
+        """Return what turns differences (n, d) to μ_k into ``scale`` standard deviations, in place."""
+        how = self.structure.solving_for(self.n_features) or self.structure
+        return how.whitening(differences, self.whiteners, k, scale)
+
+    @property
+    def log_det(self) -> Floats:
+        """``ln|P_k|``, (K,): half the log-determinants of the precisions."""
+        sign = 1.0 if self.structure.solving_for(self.n_features) is None else -1.0
+        return sign * self.structure.log_det(self.whiteners, *self.means.shape)
+
     @property
     def log_scales(self) -> Floats:
         """``ln π_k − (d/2) ln 2π + ln|P_k|``, (K,), nats: the weighted log-densities at the means."""
-        log_det = self.structure.log_det(self.precisions_cholesky, *self.means.shape)
-        return np.log(self.weights) + log_det - 0.5 * self.n_features * LOG_2PI
+        return np.log(self.weights) + self.log_det - 0.5 * self.n_features * LOG_2PI
 
 
 def free_parameters(structure: CovarianceStructure, n_components: int, n_features: int) -> int:
@@ -109,17 +149,20 @@ def m_step(
         raise SingularComponentError(k, float(weights[k]), "no row is left in it")
     means = statistics.means
     K, d = means.shape
-    if structure.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
-        covariances, factors = structure.by_threads(statistics.scatter, weights, means, reg_covar, threads)
+    solving = structure.solving_for(d)
+    how = solving or structure
+    if how.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
+        covariances, factors = how.by_threads(statistics.scatter, weights, means, reg_covar, threads)
     else:
         covariances = structure.covariances(statistics.scatter, weights, d, reg_covar)
-        factors = structure.factor(covariances, means, weights)
+        factors = how.factor(covariances, means, weights)
+    read_only(factors)
     return MixtureParameters(
         structure.name,
         read_only(weights / total),
         means,
         read_only(covariances),
-        read_only(factors),
+        *((factors, None) if solving is None else (None, factors)),
     )
 
 
@@ -131,16 +174,20 @@ def tempered(parameters: MixtureParameters, power: float) -> MixtureParameters:
     """
     if power == 1.0:
         return parameters
-    log_det = parameters.structure.log_det(parameters.precisions_cholesky, *parameters.means.shape)
-    logs = power * np.log(parameters.weights) - (1.0 - power) * log_det
+    logs = power * np.log(parameters.weights) - (1.0 - power) * parameters.log_det
     weights = np.exp(logs - logs.max())
     return MixtureParameters(
         parameters.covariance_type,
         read_only(np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)),
         parameters.means,
         read_only(np.asarray(parameters.covariances / power)),
-        read_only(np.asarray(parameters.precisions_cholesky * np.sqrt(power))),
+        _scaled(parameters.precision_factors, np.sqrt(power)),
+        _scaled(parameters.covariance_factors, 1.0 / np.sqrt(power)),
     )
+
+
+def _scaled(factors: Floats | None, scale: float) -> Floats | None:
+    return None if factors is None else read_only(np.asarray(factors * scale))
 
 
 def expected_log_density(statistics: SufficientStatistics, parameters: MixtureParameters) -> float:

@@ -14,7 +14,7 @@ from emtau_dask.mixture.numerics.arrays import (
     squared_length,
     symmetrised,
 )
-from emtau_dask.mixture.numerics.blas import add_squares, times_upper, upper_product
+from emtau_dask.mixture.numerics.blas import add_squares, times_upper, upper_product, upper_solution
 from emtau_dask.mixture.numerics.cholesky import (
     check_variances,
     cholesky_factors,
@@ -60,4 +60,5 @@ __all__ = [
     "times_upper",
     "upper_inverse",
     "upper_product",
+    "upper_solution",
 ]

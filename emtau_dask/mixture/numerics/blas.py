@@ -27,6 +27,7 @@ LOWER, LEFT, RIGHT, PLAIN, TRANSPOSED, ANY_DIAGONAL = b"L", b"L", b"R", b"N", b"
 
 class _Routines(NamedTuple):
     dtrmm: Routine
+    dtrsm: Routine
     dsyrk: Routine
     dpotrf: Routine
     dtrtri: Routine
@@ -36,6 +37,7 @@ class _Routines(NamedTuple):
 def _routines() -> _Routines:
     return _Routines(
         _routine(cython_blas, "dtrmm", 11),
+        _routine(cython_blas, "dtrsm", 11),
         _routine(cython_blas, "dsyrk", 10),
         _routine(cython_lapack, "dpotrf", 5),
         _routine(cython_lapack, "dtrtri", 6),
@@ -84,13 +86,22 @@ def _by_features(rows: Floats) -> bool:
 
 def upper_product(rows: Floats, upper: Floats, scale: float = 1.0) -> Step:
     """Return what turns ``rows`` (n, d) into ``scale * rows @ upper``, in place, with a triangle (d, d)."""
+    return _by_triangle(_routines().dtrmm, rows, upper, scale)
+
+
+def upper_solution(rows: Floats, upper: Floats, scale: float = 1.0) -> Step:
+    """Return what turns ``rows`` (n, d) into ``scale * rows @ upper⁻¹``, in place, with a triangle (d, d)."""
+    return _by_triangle(_routines().dtrsm, rows, upper, scale)
+
+
+def _by_triangle(routine: Routine, rows: Floats, upper: Floats, scale: float) -> Step:
     n, d = map(_whole, rows.shape)
     if _by_features(rows):
         how, shape, stored = (RIGHT, LOWER, TRANSPOSED), (n, d), _changed(rows.T)
     else:
         how, shape, stored = (LEFT, LOWER, PLAIN), (d, n), _changed(rows)
     arguments = *how, ANY_DIAGONAL, *shape, _real(scale), *_stored(upper), *stored
-    return partial(_call, partial(_routines().dtrmm, *arguments), rows, upper)
+    return partial(_call, partial(routine, *arguments), rows, upper)
 
 
 def _call(routine: Step, *arrays: Floats) -> None:
