@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from emtau_dask.mixture.numerics.blas import add_squares, factorise, invert_small, times_upper, upper_times
+from emtau_dask.mixture.numerics.blas import (
+    add_squares,
+    factorise,
+    invert_small,
+    times_upper,
+    upper_solution,
+    upper_times,
+)
 from emtau_dask.mixture.numerics.cholesky import upper_inverse
 
 SHAPES = [(1, 1), (1, 5), (7, 1), (300, 4), (33, 17), (20, 130)]
@@ -46,6 +53,18 @@ def test_times_upper_is_the_product(n, d, layout):
     found = layout(rows.copy())
     times_upper(found, with_rest)
     assert np.allclose(found, rows @ upper, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_upper_solution_is_that_of_scipy(n, d, layout):
+    rng = np.random.default_rng(n + d)
+    rows, upper = rng.normal(size=(n, d)), np.triu(rng.normal(size=(d, d)) / d) + np.eye(d)
+    with_rest = np.where(np.tri(d, k=-1, dtype=bool), np.nan, upper)
+    found = layout(rows.copy())
+    upper_solution(found, with_rest, scale=-2.0)()
+    expected = -2.0 * scipy.linalg.solve_triangular(upper, rows.T, trans="T").T
+    assert np.allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", [np.ascontiguousarray, among_others])

@@ -109,7 +109,7 @@ def test_some_components_chosen_and_spread_out_again_are_those_components():
     some = chosen(found, components)
     assert np.array_equal(some.scatter, found.scatter[[0, 2]])
     again = spread_out(some, components)
-    for part, whole in zip(vars(again).values(), vars(found).values(), strict=True):
+    for part, whole in ((getattr(each, name) for each in (again, found)) for name in FIELDS):
         assert np.array_equal(part[components], whole[components])
         assert not part[~components].any()
     assert chosen(found, np.ones(4, dtype=bool)) is found

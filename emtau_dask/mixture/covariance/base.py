@@ -25,7 +25,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from emtau_dask.mixture.covariance.squares import Squares
-from emtau_dask.mixture.numerics import Floats, Ints, Step, summed_product
+from emtau_dask.mixture.numerics import Floats, Ints, Step, Triangles, summed_product
 
 Moments = tuple[Floats, ...]
 """``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
@@ -124,8 +124,11 @@ class Solving:
     # (differences (n, d), U, k, scale) -> what turns differences of rows to μ_k into units of component k's
     # standard deviations, times a number, in place.
     whitening: Callable[[Floats, Floats, int, float], Step]
-    # (scatter, weights, means, reg_covar, threads) -> the covariances and U, by so many threads.
-    by_threads: Callable[[Floats, Floats, Floats, float, int], tuple[Floats, Floats]]
+    # (triangles of the scatter, weights, means, reg_covar, threads) -> the covariances and U, by so many
+    # threads.
+    maximise: Callable[[Triangles, Floats, Floats, float, int], tuple[Floats, Floats]]
+    # As the covariance type's, but of component k's part only strips are written, as `Triangles` has them.
+    sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
 
 
 @dataclass(frozen=True, kw_only=True)

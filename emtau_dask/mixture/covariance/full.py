@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -24,54 +23,80 @@ from emtau_dask.mixture.covariance.matrices import (
 from emtau_dask.mixture.covariance.squares import ALL_PAIRS, pairs_by_distance
 from emtau_dask.mixture.numerics import (
     Floats,
+    Triangles,
     add_squares,
     cholesky_factors,
     covariance_of_factor,
+    factorise_upper,
     invert_upper,
+    mirror_squares,
     precision_factors,
     read_only_copy,
+    strips_of,
     symmetrised,
     upper_inverse,
     upper_product,
     upper_solution,
+    write_mirrored,
 )
 
 LEAST_SOLVED = 384
 """Features from which on rows are whitened by solving, and distances broken off (`benchmarks/kernels.py`)."""
 
 
-def _by_threads(
-    scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int, *, inverted: bool
-) -> tuple[Floats, Floats]:
-    """Return covariances and their factors, or those of precisions.
+def _in_two_parts(
+    begin: Callable[[int], None], end: Callable[[int], None], n_components: int, threads: int
+) -> None:
+    """Call both for each component; threads share them, so that they finish nearly at once."""
 
-    Threads share two or three parts of each, so that they end nearly at once.
-    """
+    def end_after(k: int) -> None:
+        begun[k].result()
+        end(k)
+
+    with ThreadPoolExecutor(threads) as pool:
+        begun = [pool.submit(begin, k) for k in range(n_components)]
+        list(pool.map(end_after, range(n_components)))
+
+
+def _by_threads(
+    scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int
+) -> tuple[Floats, Floats]:
     covariances, factors = np.empty_like(scatter), np.empty_like(scatter)
 
-    def divide(k: int) -> None:
+    def begin(k: int) -> None:
+        one = slice(k, k + 1)
         np.divide(scatter[k], weights[k], out=covariances[k])
         regularised(covariances[k], reg_covar)
-
-    def factorise(k: int) -> None:
-        one = slice(k, k + 1)
         cholesky_factors(covariances[one], means[one], weights[one], factors[one], first=k)
 
-    def invert(k: int) -> None:
+    def end(k: int) -> None:
         invert_upper(factors[k : k + 1])
 
-    def after(before: Future[None] | None, part: Callable[[int], None], k: int) -> None:
-        if before is not None:
-            before.result()
-        part(k)
+    _in_two_parts(begin, end, len(weights), threads)
+    return covariances, factors
 
-    done: list[Future[None] | None] = [None] * len(weights)
-    with ThreadPoolExecutor(threads) as pool:
-        for part in (divide, factorise, invert) if inverted else (divide, factorise):
-            done = [pool.submit(after, before, part, k) for k, before in enumerate(done)]
-    for last in done:
-        assert last is not None
-        last.result()
+
+def _maximise(
+    scatter: Triangles, weights: Floats, means: Floats, reg_covar: float, threads: int
+) -> tuple[Floats, Floats]:
+    K, d = means.shape
+    covariances, factors = np.empty((K, d, d)), np.empty((K, d, d))
+
+    def begin(k: int) -> None:
+        for rows in strips_of(d):
+            strip, square = factors[k, rows, rows.start :], factors[k, rows, rows]
+            scatter.write_strip(k, rows, strip)
+            strip /= weights[k]
+            np.einsum("ii->i", square)[...] += reg_covar
+            write_mirrored(strip, rows, covariances[k])
+            np.copyto(square, 0.0, where=np.tri(len(square), k=-1, dtype=np.bool_))
+            factors[k, rows, : rows.start] = 0.0
+
+    def end(k: int) -> None:
+        one = slice(k, k + 1)
+        factorise_upper(factors[one], means[one], weights[one], first=k)
+
+    _in_two_parts(begin, end, K, threads)
     return covariances, factors
 
 
@@ -90,11 +115,16 @@ def _from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
     return np.stack([covariance_of_factor(f) for f in factors]), factors
 
 
-def _sum_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+def _sum_upper(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     kept = 0.0
     for roots in tiles:
         add_squares(roots, scatter[k], kept)
         kept = 1.0
+    mirror_squares(scatter[k])
+
+
+def _sum_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+    _sum_upper(scatter, k, tiles)
     symmetrised(scatter[k])
 
 
@@ -140,7 +170,7 @@ FULL = CovarianceStructure(
         scatter / weights[:, np.newaxis, np.newaxis], reg
     ),
     factor=precision_factors,
-    by_threads=partial(_by_threads, inverted=True),
+    by_threads=_by_threads,
     log_det=lambda factors, K, d: log_diagonal(factors),
     precisions=squared_factors,
     from_precisions=_from_precisions,
@@ -157,7 +187,8 @@ FULL = CovarianceStructure(
         factor=_covariance_factors,
         inverse=_inverses,
         whitening=lambda differences, factors, k, scale: upper_solution(differences, factors[k], scale),
-        by_threads=partial(_by_threads, inverted=False),
+        maximise=_maximise,
+        sum_scatter=_sum_upper,
     ),
     sum_scatter=_sum_scatter,
     add_outer=add_outer_products,

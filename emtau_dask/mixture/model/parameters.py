@@ -150,12 +150,13 @@ def m_step(
     means = statistics.means
     K, d = means.shape
     solving = structure.solving_for(d)
-    how = solving or structure
-    if how.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
-        covariances, factors = how.by_threads(statistics.scatter, weights, means, reg_covar, threads)
+    if solving is not None:
+        covariances, factors = solving.maximise(statistics.triangles, weights, means, reg_covar, threads)
+    elif structure.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
+        covariances, factors = structure.by_threads(statistics.scatter, weights, means, reg_covar, threads)
     else:
         covariances = structure.covariances(statistics.scatter, weights, d, reg_covar)
-        factors = how.factor(covariances, means, weights)
+        factors = structure.factor(covariances, means, weights)
     read_only(factors)
     return MixtureParameters(
         structure.name,

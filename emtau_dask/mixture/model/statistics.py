@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
-from typing import Generic, TypeVar
+from functools import cached_property, reduce
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from emtau_dask.mixture.numerics import (
     Bools,
     Floats,
     Ints,
+    Triangles,
     read_only,
     room_for_rows,
+    strips_of,
 )
 
 T = TypeVar("T")
@@ -39,14 +41,39 @@ class SufficientStatistics:
         ``Σ_n s_n w_nk``, in weighted rows.
     means : ndarray of shape (K, d)
         Weighted means; zero where the weight is.
-    scatter : ndarray
+    given_scatter : ndarray or Triangles
         Weighted scatter about the means, in the shape of the covariances: summed over the
-        components that share a covariance, and over the features that share a variance.
+        components that share a covariance, and over the features that share a variance. Matrices of so many
+        features that rows are whitened by solving are triangles, or may be.
     """
 
     weights: Floats
     means: Floats
-    scatter: Floats
+    given_scatter: Floats | Triangles
+
+    @cached_property
+    def scatter(self) -> Floats:
+        """The scatter, in the shape of the covariances."""
+        given = self.given_scatter
+        return read_only(given.whole()) if isinstance(given, Triangles) else given
+
+    @property
+    def triangles(self) -> Triangles:
+        """The scatter of matrices (K, d, d) as triangles."""
+        given = self.given_scatter
+        return given if isinstance(given, Triangles) else only_part(given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the scatter, not what it is the sum of."""
+        return SufficientStatistics, (self.weights, self.means, self.scatter)
+
+
+def only_part(part: Floats, weights: Floats | None = None, vectors: Floats | None = None) -> Triangles:
+    """Return triangles of one part, and of ``Σ_i weights_i · vectors_i vectors_iᵀ`` if these are given."""
+    K, d, _ = part.shape
+    if weights is None or vectors is None:
+        weights, vectors = np.empty((0, K)), np.empty((0, K, d))
+    return Triangles((part,), weights, vectors)
 
 
 def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> SufficientStatistics:
@@ -73,33 +100,79 @@ class Merger:
         self._structure = structure
         self._weights: list[Floats] = []
         self._means: list[Floats] = []
-        self._scatter: Floats = np.empty(0)
+        self._first: SufficientStatistics | None = None
+        self._sum: _ScatterSum | _TriangleSum | None = None
 
     def push(self, part: SufficientStatistics) -> None:
         """Add the next part."""
-        if not self._weights:
-            self._scatter = part.scatter
-        elif len(self._weights) == 1:
-            # The plain sum of two arrays without axes is a number, which cannot be added to in place.
-            self._scatter = np.add(self._scatter, part.scatter, out=np.empty_like(part.scatter))
+        if self._first is None:
+            self._first = part
         else:
-            self._scatter += part.scatter
+            if self._sum is None:
+                solving = self._structure.solving_for(part.means.shape[1])
+                self._sum = _ScatterSum(self._structure) if solving is None else _TriangleSum()
+                self._sum.push(self._first)
+            self._sum.push(part)
         self._weights.append(part.weights)
         self._means.append(part.means)
 
     def total(self) -> SufficientStatistics | None:
         """Return all parts merged, None where there were none. To be called once, after the last part."""
-        weights, means, scatter = self._weights, self._means, self._scatter
-        if not weights:
-            return None
-        if len(weights) == 1:
-            return SufficientStatistics(weights[0], means[0], scatter)
+        weights, means = self._weights, self._means
+        if self._sum is None:
+            return self._first
         whole = np.sum(weights, axis=0)
         mean = means[0].copy()
         for part_weights, part_means in zip(weights[1:], means[1:], strict=True):
             mean += quotients(part_weights, whole)[:, np.newaxis] * (part_means - means[0])
-        self._structure.add_outer(scatter, np.array(weights), np.array(means) - mean)
-        return SufficientStatistics(read_only(whole), read_only(mean), read_only(scatter))
+        scatter = self._sum.total(np.array(weights), np.array(means) - mean)
+        return SufficientStatistics(read_only(whole), read_only(mean), scatter)
+
+
+class _ScatterSum:
+    """The sum of two scatters or more."""
+
+    def __init__(self, structure: CovarianceStructure) -> None:
+        self._structure = structure
+        self._parts = 0
+        self._scatter: Floats = np.empty(0)
+
+    def push(self, part: SufficientStatistics) -> None:
+        if self._parts == 0:
+            self._scatter = part.scatter
+        elif self._parts == 1:
+            # The plain sum of two arrays without axes is a number, which cannot be added to in place.
+            self._scatter = np.add(self._scatter, part.scatter, out=np.empty_like(part.scatter))
+        else:
+            self._scatter += part.scatter
+        self._parts += 1
+
+    def total(self, weights: Floats, vectors: Floats) -> Floats:
+        """Return the sum, with ``Σ_i weights_i · vectors_i vectors_iᵀ`` added."""
+        self._structure.add_outer(self._scatter, weights, vectors)
+        return read_only(self._scatter)
+
+
+class _TriangleSum:
+    """The sum of two scatters or more, of which upper triangles are added; the last part is left apart."""
+
+    def __init__(self) -> None:
+        self._parts: tuple[Floats, ...] = ()
+        self._own = False
+
+    def push(self, part: SufficientStatistics) -> None:
+        if len(self._parts) == 2:
+            before, last = self._parts
+            out = before if self._own else np.empty_like(before)
+            for rows in strips_of(out.shape[-1]):
+                columns = slice(rows.start, None)
+                np.add(before[:, rows, columns], last[:, rows, columns], out=out[:, rows, columns])
+            self._parts, self._own = (out,), True
+        self._parts = (*self._parts, part.triangles.upper)
+
+    def total(self, weights: Floats, vectors: Floats) -> Triangles:
+        """Return the sum, with ``Σ_i weights_i · vectors_i vectors_iᵀ`` added."""
+        return Triangles(self._parts, weights, vectors)
 
 
 def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
@@ -243,27 +316,34 @@ def _summed(
     buffer = room_for_rows(min(height, n), d)
     weights, means, corrections = np.zeros(K), np.zeros((K, d)), np.zeros((K, d))
     scatter = (np.zeros if structure.shared else np.empty)(structure.shape(K, d))
+    solving = structure.solving_for(d)
+    sum_scatter = (solving or structure).sum_scatter
 
     def roots_of(k: int, rows: Floats, row_weights: Floats) -> Iterator[Floats]:
         roots = np.sqrt(row_weights)
+        weighted = bool((roots != 1.0).any())
         for begin in range(0, len(rows), height):
             tile = slice(begin, begin + height)
             residuals = buffer[: len(rows[tile])]
             np.subtract(rows[tile].T, means[k][:, np.newaxis], out=residuals.T)
             corrections[k] += row_weights[tile] @ residuals
-            np.multiply(residuals.T, roots[tile], out=residuals.T)
+            if weighted:
+                np.multiply(residuals.T, roots[tile], out=residuals.T)
             yield residuals
 
     for k, (rows, row_weights) in enumerate(parts):
         weights[k] = row_weights.sum()
         if weights[k] > 0:
             means[k] = row_weights @ rows / weights[k]
-            structure.sum_scatter(scatter, k, roots_of(k, rows, row_weights))
+            sum_scatter(scatter, k, roots_of(k, rows, row_weights))
         elif not structure.shared:
             scatter[k] = 0.0
     corrections = quotients(corrections, weights[:, np.newaxis])
-    structure.add_outer(scatter, -weights[np.newaxis], corrections[np.newaxis])
-    return SufficientStatistics(read_only(weights), read_only(means + corrections), read_only(scatter))
+    outer = -weights[np.newaxis], corrections[np.newaxis]
+    if solving is None:
+        structure.add_outer(scatter, *outer)
+    found = read_only(scatter) if solving is None else only_part(read_only(scatter), *outer)
+    return SufficientStatistics(read_only(weights), read_only(means + corrections), found)
 
 
 class PairwiseMerger(Generic[T]):

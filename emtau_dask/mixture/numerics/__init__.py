@@ -20,6 +20,7 @@ from emtau_dask.mixture.numerics.cholesky import (
     cholesky_factors,
     covariance_of_factor,
     factor_of_precision,
+    factorise_upper,
     invert_upper,
     precision_factors,
     upper_inverse,
@@ -31,6 +32,7 @@ from emtau_dask.mixture.numerics.products import (
     summed_product,
 )
 from emtau_dask.mixture.numerics.row_hash import hashed_uniforms
+from emtau_dask.mixture.numerics.triangles import Triangles, mirror_squares, strips_of, write_mirrored
 
 __all__ = [
     "EPS",
@@ -40,13 +42,16 @@ __all__ = [
     "Floats",
     "Ints",
     "Step",
+    "Triangles",
     "add_squares",
     "check_variances",
     "cholesky_factors",
     "covariance_of_factor",
     "factor_of_precision",
+    "factorise_upper",
     "hashed_uniforms",
     "invert_upper",
+    "mirror_squares",
     "perform",
     "precision_factors",
     "product",
@@ -55,10 +60,12 @@ __all__ = [
     "room_for_rows",
     "squared_length",
     "squares",
+    "strips_of",
     "summed_product",
     "symmetrised",
     "times_upper",
     "upper_inverse",
     "upper_product",
     "upper_solution",
+    "write_mirrored",
 ]

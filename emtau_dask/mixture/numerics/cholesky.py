@@ -60,14 +60,22 @@ def cholesky_factors(
     """Write the upper-triangular U with ``Uᵀ U = covariance`` into ``out`` (K, d, d).
 
     The other arguments are those of `check_variances`. `SingularComponentError` is raised where a covariance
-    is singular to working precision. A pivot of the correlation matrix is that of the covariance over the
-    feature's variance, and rounding does not depend on the scale of features.
+    is singular to working precision.
     """
-    variances = np.einsum("kii->ki", covariances)
-    check_variances(variances, means, weights, first)
     _copy_upper(covariances, out)
-    failed = factorise(out)
-    pivots = np.einsum("kii->ki", out) ** 2 / variances
+    factorise_upper(out, means, weights, first)
+
+
+def factorise_upper(matrices: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
+    """Turn the upper triangles of covariances (K, d, d) into their Cholesky factors, in place.
+
+    Errors are those of `cholesky_factors`. A pivot of the correlation matrix is that of the covariance over
+    the feature's variance, and rounding does not depend on the scale of features.
+    """
+    variances = np.einsum("kii->ki", matrices).copy()
+    check_variances(variances, means, weights, first)
+    failed = factorise(matrices)
+    pivots = np.einsum("kii->ki", matrices) ** 2 / variances
     for some, number in zip(pivots, failed, strict=True):
         if number:
             some[number - 1 :] = np.inf
