@@ -96,14 +96,13 @@ class MomentSpace:
         1977, eq. 3.15; Xu and Jordan 1996).
         """
         weights, firsts, seconds = self.split(moments)
+        structure, factors = self.structure, parameters.precisions_cholesky
         roots = np.sqrt(parameters.weights)[:, np.newaxis]
         whitened = firsts.copy()
         for k in range(len(weights)):
-            parameters.whitening(whitened[k : k + 1], k, 1.0)()
-        squares = self.structure.standardised(
-            seconds, weights, parameters.precisions_cholesky, firsts.shape[1]
-        )
-        if not self.structure.shared:
+            structure.whitening(whitened[k : k + 1], factors, k, 1.0)()
+        squares = structure.standardised(seconds, weights, factors, firsts.shape[1])
+        if not structure.shared:
             squares = squares / roots
         parts = (weights / roots[:, 0], (whitened / roots).ravel(), squares.ravel())
         return np.concatenate(parts)

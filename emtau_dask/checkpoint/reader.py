@@ -222,7 +222,7 @@ class WholeCommit:
             raise self._impossible(f"its run has only {sorted(refs)}")
         arrays = [self._finite(name, refs[name]) for name in PARAMETERS]
         try:
-            return MixtureParameters(self.manifest.config.covariance_type, *arrays)
+            return MixtureParameters(self.manifest.config.covariance_type, *arrays).factorised()
         except EmtauError as error:
             raise self._impossible(str(error)) from error
 

@@ -54,7 +54,7 @@ class GivenParameters:
         """Return Θ₀ where all parameters are given, else None."""
         if self.weights is None or self.means is None or self.precisions is None:
             return None
-        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
+        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions).factorised()
 
 
 def _kmeans_start(request: StartRequest) -> SufficientStatistics:
@@ -178,12 +178,8 @@ def starting_parameters(
         The start itself is singular.
     """
     start = m_step(statistics, problem.structure, reg_covar)
-    start = replace(
-        start,
-        weights=start.weights if given.weights is None else given.weights,
-        means=start.means if given.means is None else given.means,
-    )
+    weights = start.weights if given.weights is None else given.weights
+    means = start.means if given.means is None else given.means
     if given.precisions is None:
-        return start
-    covariances, factors = given.precisions
-    return replace(start, covariances=covariances, precision_factors=factors, covariance_factors=None)
+        return replace(start, weights=weights, means=means)
+    return MixtureParameters(start.covariance_type, weights, means, *given.precisions).factorised()

@@ -127,6 +127,17 @@ def test_distances_are_traces(structure, covariances, factors):
     assert np.isclose(structure.distances(scatter_of(structure, scatters), factors), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["full", "tied"])
+@pytest.mark.parametrize("d", [63, 64, 150])
+def test_distances_of_many_features_are_traces_of_all_components(name, d):
+    structure = structure_named(name)
+    drawn = random_covariances(np.random.default_rng(d), name, 2, d)
+    factors = structure.factor(drawn, np.zeros((2, d)), np.ones(2))
+    scatter = random_covariances(np.random.default_rng(1), name, 2, d)
+    expected = np.trace(np.linalg.solve(drawn, scatter), axis1=-2, axis2=-1).sum()
+    assert np.isclose(structure.distances(scatter, factors), expected, rtol=1e-11)
+
+
 DISTANCES = """
 import numpy as np
 from emtau_dask.mixture.covariance import STRUCTURES

@@ -667,18 +667,22 @@ def separated(spread, n_components=4, narrow=1.0):
     labels = rng.integers(n_components, size=60)
     rows = means[labels] + np.einsum("ni,nij->nj", rng.normal(size=(60, WIDE)), roots[labels])
     halfway = (means[labels[:20]] + means[labels[20:40]]) / 2
-    return MixtureParameters("full", weights, means, covariances, factors), np.concatenate([rows, halfway])
+    parameters = MixtureParameters("full", weights, means, covariances, factors)
+    return parameters, np.concatenate([rows, halfway])
 
 
 FEW, ALL = (0.0, 0.75), (0.99, 1.2)
 """Of the multiplications by triangles, where most distances are broken off, and where none is."""
 
 
+@pytest.mark.parametrize("factorised", [False, True])
 @pytest.mark.parametrize(
     ("spread", "narrow", "share"),
     [(0.0, 1.0, ALL), (0.3, 1.0, ALL), (2.0, 1.0, FEW), (5.0, 1.0, FEW), (3.0, 0.02, FEW)],
 )
-def test_distances_of_which_the_end_cannot_matter_are_broken_off(spread, narrow, share, monkeypatch):
+def test_distances_of_which_the_end_cannot_matter_are_broken_off(
+    spread, narrow, share, factorised, monkeypatch
+):
     parameters, rows = separated(spread, narrow=narrow)
     exact = np.array(
         [
@@ -689,19 +693,26 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(spread, narrow,
     )
     expected = np.exp(exact - scipy.special.logsumexp(exact, axis=0))
     multiplied = []
-    matmul, upper_solution = np.matmul, full.upper_solution
+    parameters = parameters.factorised() if factorised else parameters
+    matmul, times_upper = np.matmul, centred.times_upper
+    upper_product, upper_solution = full.upper_product, full.upper_solution
 
     def counted(a, b):
         multiplied.append(len(a) * b.size)
         return matmul(a, b)
 
-    def counted_solution(a, b, scale=1.0):
-        multiplied.append(len(a) * (b.size + len(b)) / 2)
-        return upper_solution(a, b, scale)
+    def counted_by(routine):
+        def counted_triangle(a, b, *scale):
+            multiplied.append(len(a) * (b.size + len(b)) / 2)
+            return routine(a, b, *scale)
+
+        return counted_triangle
 
     monkeypatch.setattr(np, "matmul", counted)
+    monkeypatch.setattr(centred, "times_upper", counted_by(times_upper))
+    monkeypatch.setattr(full, "upper_product", counted_by(upper_product))
     for module in (centred, full):
-        monkeypatch.setattr(module, "upper_solution", counted_solution)
+        monkeypatch.setattr(module, "upper_solution", counted_by(upper_solution))
     kernel = BlockKernel(plan_kernel(parameters), len(rows))
     responsibilities, log_likelihoods, _ = kernel.score(rows)
     np.testing.assert_allclose(log_likelihoods, scipy.special.logsumexp(exact, axis=0), rtol=1e-12)

@@ -1,6 +1,7 @@
 """Scatters of many features: kept as upper triangles, whitened by solving; against naive sums and SciPy."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from references import LONG, naive_statistics, random_covariances, statistics_of
 
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.estep import BlockKernel, plan_kernel
 from emtau_dask.mixture.model import (
     MixtureParameters,
     SufficientStatistics,
@@ -151,8 +153,25 @@ def test_factors_are_the_same_bits_where_precision_factors_are_given(statistics)
     made = m_step(statistics, FULL, 0.25)
     again = MixtureParameters("full", made.weights, made.means, made.covariances, made.precisions_cholesky)
     assert again.covariance_factors is None
-    assert np.array_equal(again.whiteners, made.whiteners)
-    assert np.array_equal(again.log_scales, made.log_scales)
+    assert np.array_equal(again.factorised().covariance_factors, made.covariance_factors)
+    assert np.array_equal(again.factorised().log_scales, made.log_scales)
+    assert np.allclose(again.log_scales, made.log_scales, rtol=1e-13)
+
+
+def test_rows_are_whitened_by_the_factors_at_hand(statistics):
+    """A fitted model has precision factors; covariances are not factorised for its predictions."""
+    made = m_step(statistics, FULL, 0.25)
+    rows = np.random.default_rng(3).normal(size=(200, MANY)) + made.means[0]
+    expected = np.logaddexp.reduce(
+        [
+            np.log(weight) + scipy.stats.multivariate_normal(mean, covariance).logpdf(rows)
+            for weight, mean, covariance in zip(made.weights, made.means, made.covariances, strict=True)
+        ]
+    )
+    given = replace(made, precision_factors=made.precisions_cholesky, covariance_factors=None)
+    for parameters in (made, given):
+        found = BlockKernel(plan_kernel(parameters), len(rows)).score(rows).log_likelihoods
+        assert np.allclose(found, expected, rtol=1e-11)
 
 
 def test_what_was_made_of_parameters_is_not_sent(statistics):
@@ -175,7 +194,7 @@ def test_tempered_parameters_of_many_features_are_those_of_scaled_covariances(st
     found = cooler.log_scales[:, None] + np.zeros((3, 6))
     for k in range(3):
         differences = rows - cooler.means[k]
-        cooler.whitening(differences, k, np.sqrt(0.5))()
+        FULL.solving.whitening(differences, cooler.covariance_factors, k, np.sqrt(0.5))()
         found[k] -= (differences**2).sum(axis=1)
     shifts = found - expected
     assert np.allclose(shifts, shifts[0, 0], rtol=0, atol=1e-8)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from emtau_dask.mixture.model import (
     merge,
     spread_out,
 )
-from emtau_dask.mixture.numerics import Bools, Floats, Ints, Step, room_for_rows, upper_solution
+from emtau_dask.mixture.numerics import Bools, Floats, Ints, Step, room_for_rows, times_upper, upper_solution
 
 STRETCH_BYTES, MAX_STRETCH_ROWS = 2**23, 2**16
 REACH = 750.0
@@ -141,9 +140,15 @@ class CentredScores:
         K, first = parameters.n_components, first_stretch(parameters.n_features)
         self._firsts: Floats = np.empty((K if self._breaks_off else 0, n_rows, first))
 
+    def _whitening(self, differences: Floats, k: int) -> Step:
+        parameters, solving = self._parameters, self._parameters.structure.solving
+        if parameters.covariance_factors is not None and solving is not None:
+            return solving.whitening(differences, parameters.covariance_factors, k, math.sqrt(0.5))
+        return parameters.structure.whitening(differences, parameters.precisions_cholesky, k, math.sqrt(0.5))
+
     def _of_length(self, n: int) -> _Length:
         differences = self._buffer[:n]
-        steps = (self._parameters.whitening(differences, k, math.sqrt(0.5)) for k in self.components)
+        steps = (self._whitening(differences, k) for k in self.components)
         return _Length(n, differences, self._halves[:n], tuple(steps))
 
     def write(self, rows: Floats, out: Floats) -> None:
@@ -183,8 +188,41 @@ class CentredScores:
                 continue
             differences = self._buffer[: len(near)]
             np.subtract(rows[near].T, self._means[k], out=differences.T)
-            self._parameters.whitening(differences, k, math.sqrt(0.5))()
+            self._whitening(differences, k)()
             out[k, near] = self._log_scales[k] - np.einsum("ij,ij->i", differences, differences)
+
+
+class _BySolving:
+    """Whitens differences to μ_k by the factors of covariances, a stretch of features after the other."""
+
+    def __init__(self, means: Floats, factors: Floats) -> None:
+        self._means, self._factors = means, factors
+
+    def begin(self, differences: Floats, k: int) -> None:
+        """Whiten the first features, (n, m), or all, in place."""
+        m = differences.shape[1]
+        upper_solution(differences, self._factors[k, :m, :m])()
+
+    def go_on(self, rows: Floats, which: Ints, whitened: Floats, k: int, end: int) -> Floats:
+        """Return some rows whitened in the features up to ``end`` after those whitened already, (n, m)."""
+        begin, factor = whitened.shape[1], self._factors[k]
+        part: Floats = rows[which, begin:end] - self._means[k, begin:end]
+        part -= np.matmul(whitened, factor[:begin, begin:end])
+        upper_solution(part, factor[begin:end, begin:end])()
+        return part
+
+
+class _ByProducts(_BySolving):
+    """The same by precision factors."""
+
+    def begin(self, differences: Floats, k: int) -> None:
+        m = differences.shape[1]
+        times_upper(differences, self._factors[k, :m, :m])
+
+    def go_on(self, rows: Floats, which: Ints, whitened: Floats, k: int, end: int) -> Floats:
+        differences = rows[which, :end] - self._means[k, :end]
+        part: Floats = np.matmul(differences, self._factors[k, :end, whitened.shape[1] : end])
+        return part
 
 
 def first_stretch(n_features: int) -> int:
@@ -207,11 +245,16 @@ def _broken_off(
     The log-density of the nearest is computed in full; those of the others as long as they are within
     `REACH` of it. Buffers are for whitened rows, (n, d), and for their first eighths, (K, n, first).
     """
-    d, means, factors = parameters.n_features, parameters.means, parameters.whiteners
-    first, *rest = first_stretch(d), *(d * eighths // 8 for eighths in (2, 4, 6, 8))
+    d, means = parameters.n_features, parameters.means
+    if parameters.covariance_factors is None:
+        whitening: _BySolving = _ByProducts(means, parameters.precisions_cholesky)
+    else:
+        whitening = _BySolving(means, parameters.covariance_factors)
+    first = first_stretch(d)
     for k in range(len(out)):
         np.subtract(rows[:, :first], means[k, :first], out=firsts[k])
-        out[k] = log_scales[k] - _half_distances(firsts[k], factors[k, :first, :first])
+        whitening.begin(firsts[k], k)
+        out[k] = log_scales[k] - _half_lengths(firsts[k])
     foreseen = log_scales + d / first * (out - log_scales)
     if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
         return False
@@ -220,24 +263,23 @@ def _broken_off(
         which = np.flatnonzero(nearest == k)
         differences = np.take(rows, which, axis=0, out=buffer[: len(which)], mode="clip")
         differences -= means[k]
-        out[k, which] = log_scales[k] - _half_distances(differences, factors[k])
+        whitening.begin(differences, k)
+        out[k, which] = log_scales[k] - _half_lengths(differences)
     floor = out[nearest, np.arange(len(rows))] - REACH
     for k in range(len(out)):
         which = np.flatnonzero((nearest != k) & (out[k] > floor))
         whitened = firsts[k, which]
-        for begin, end in pairwise((first, *rest)):
+        for eighths in (2, 4, 6, 8):
             if not len(which):
                 break
-            part = rows[which, begin:end] - means[k, begin:end]
-            part -= np.matmul(whitened, factors[k, :begin, begin:end])
-            out[k, which] -= _half_distances(part, factors[k, begin:end, begin:end])
+            part = whitening.go_on(rows, which, whitened, k, d * eighths // 8)
+            out[k, which] -= _half_lengths(part)
             left = out[k, which] > floor[which]
             which, whitened = which[left], np.hstack([whitened[left], part[left]])
     return True
 
 
-def _half_distances(differences: Floats, factor: Floats) -> Floats:
-    """Return half the squared lengths of differences (n, m), whitened in place by solving."""
-    upper_solution(differences, factor)()
-    halves: Floats = 0.5 * np.einsum("ij,ij->i", differences, differences)
+def _half_lengths(vectors: Floats) -> Floats:
+    """Return half the squared lengths of vectors (n, m)."""
+    halves: Floats = 0.5 * np.einsum("ij,ij->i", vectors, vectors)
     return halves

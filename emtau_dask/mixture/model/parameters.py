@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from emtau_dask.errors import InvalidDataError, SingularComponentError
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.model.statistics import SufficientStatistics
-from emtau_dask.mixture.numerics import AnyArray, Floats, Step, read_only, read_only_copy
+from emtau_dask.mixture.numerics import AnyArray, Floats, read_only, read_only_copy
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 THREADED = 2**26
@@ -34,8 +34,8 @@ class MixtureParameters:
         Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``. None where ``covariance_factors`` are
         given in their place.
     covariance_factors : ndarray of shape (K, d, d) or None
-        Upper-triangular U with ``Uᵀ U = Σ``, where rows of d features are whitened by solving
-        (`CovarianceStructure.solving`).
+        Upper-triangular U with ``Uᵀ U = Σ``, by which rows are whitened if given: in passes over d features
+        or more as `CovarianceStructure.solving` says.
     """
 
     covariance_type: str
@@ -83,28 +83,29 @@ class MixtureParameters:
         if self.precision_factors is not None:
             return self.precision_factors
         assert self.structure.solving is not None
-        return read_only(self.structure.solving.inverse(self.whiteners))
+        assert self.covariance_factors is not None
+        return read_only(self.structure.solving.inverse(self.covariance_factors))
 
-    @cached_property
-    def whiteners(self) -> Floats:
-        """What `whitening` takes: U where rows are whitened by solving, else P."""
+    def factorised(self) -> MixtureParameters:
+        """Return the same with covariance factors, where passes whiten rows by solving.
+
+        Raises
+        ------
+        SingularComponentError
+            A covariance is not positive definite.
+        """
         solving = self.structure.solving_for(self.n_features)
-        if solving is None:
-            return self.precisions_cholesky
-        if self.covariance_factors is not None:
-            return self.covariance_factors
-        return read_only(solving.factor(self.covariances, self.means, self.weights))
-
-    def whitening(self, differences: Floats, k: int, scale: float) -> Step:
-        """Return what turns differences (n, d) to μ_k into ``scale`` standard deviations, in place."""
-        how = self.structure.solving_for(self.n_features) or self.structure
-        return how.whitening(differences, self.whiteners, k, scale)
+        if solving is None or self.covariance_factors is not None:
+            return self
+        factors = read_only(solving.factor(self.covariances, self.means, self.weights))
+        return replace(self, covariance_factors=factors)
 
     @property
     def log_det(self) -> Floats:
         """``ln|P_k|``, (K,): half the log-determinants of the precisions."""
-        sign = 1.0 if self.structure.solving_for(self.n_features) is None else -1.0
-        return sign * self.structure.log_det(self.whiteners, *self.means.shape)
+        if self.covariance_factors is not None:
+            return -self.structure.log_det(self.covariance_factors, *self.means.shape)
+        return self.structure.log_det(self.precisions_cholesky, *self.means.shape)
 
     @property
     def log_scales(self) -> Floats:
