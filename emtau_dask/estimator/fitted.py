@@ -89,8 +89,9 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.weights_ = np.array(parameters.weights)
         self.means_ = np.array(parameters.means)
         self.covariances_ = np.array(parameters.covariances)
-        self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
-        self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
+        with threads_side_by_side():
+            self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
+            self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
         self.history_ = history
         self.n_iter_ = len(history)
         self.lower_bounds_ = [record.lower_bound for record in history]
