@@ -7,7 +7,7 @@ Nanoseconds per row, best of several, one thread: scoring a chunk of 4,096 rows 
 its statistics. The rule of `mixture.estep.plan` should choose the fastest form, or one
 that is hardly slower; the last column says what its choice costs. A second table has the
 centred form at many features, with components that overlap and components far apart: from
-`LEAST_BROKEN_OFF` features on the distances of the latter are not computed to their end. A third
+`LEAST_SOLVED` features on the distances of the latter are not computed to their end. A third
 has the rates of products with features in GFlop/s, as NumPy forms them as a whole and in slices
 (`numerics.products`), on one thread and on two at once. A fourth has the time of an exponential, NumPy's
 and ours, of values that do and do not underflow.

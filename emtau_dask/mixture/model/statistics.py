@@ -105,16 +105,22 @@ class Merger:
 
     def push(self, part: SufficientStatistics) -> None:
         """Add the next part."""
-        if self._first is None:
+        if not self._weights:
             self._first = part
         else:
-            if self._sum is None:
-                solving = self._structure.solving_for(part.means.shape[1])
-                self._sum = _ScatterSum(self._structure) if solving is None else _TriangleSum()
-                self._sum.push(self._first)
+            self._sum = self._sum or self._begun()
             self._sum.push(part)
         self._weights.append(part.weights)
         self._means.append(part.means)
+
+    def _begun(self) -> _ScatterSum | _TriangleSum:
+        """Return the sum of the first part, which is not held beside it."""
+        first, self._first = self._first, None
+        assert first is not None
+        solving = self._structure.solving_for(first.means.shape[1])
+        begun = _ScatterSum(self._structure) if solving is None else _TriangleSum()
+        begun.push(first)
+        return begun
 
     def total(self) -> SufficientStatistics | None:
         """Return all parts merged, None where there were none. To be called once, after the last part."""

@@ -85,14 +85,18 @@ class Triangles:
         if len(self.parts) == 1 and not self._count.any():
             return self.parts[0]
         out = np.empty_like(self.parts[0])
-        for k in range(len(out)):
-            for rows in strips_of(out.shape[-1]):
-                self.write_strip(k, rows, out[k, rows, rows.start :])
+        for k, matrix in enumerate(out):
+            self._write_strips(k, matrix)
         return read_only(out)
 
     def whole(self) -> Floats:
         """Return the matrices, (K, d, d)."""
-        out = self.upper.copy()
-        for matrix in out:
+        out = np.empty_like(self.parts[0])
+        for k, matrix in enumerate(out):
+            self._write_strips(k, matrix)
             symmetrised(matrix)
         return out
+
+    def _write_strips(self, k: int, out: Floats) -> None:
+        for rows in strips_of(len(out)):
+            self.write_strip(k, rows, out[rows, rows.start :])
