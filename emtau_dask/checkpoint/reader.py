@@ -42,6 +42,7 @@ from emtau_dask.checkpoint.schema import (
 )
 from emtau_dask.em import FitState, FrozenRows, IterationRecord, KMeansProgress, Progress, RunState
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
+from emtau_dask.execution import threads_side_by_side
 from emtau_dask.init import GivenParameters
 from emtau_dask.io.files import each
 from emtau_dask.io.objects import (
@@ -222,7 +223,8 @@ class WholeCommit:
             raise self._impossible(f"its run has only {sorted(refs)}")
         arrays = [self._finite(name, refs[name]) for name in PARAMETERS]
         try:
-            return MixtureParameters(self.manifest.config.covariance_type, *arrays).factorised()
+            with threads_side_by_side():
+                return MixtureParameters(self.manifest.config.covariance_type, *arrays).factorised()
         except EmtauError as error:
             raise self._impossible(str(error)) from error
 

@@ -91,7 +91,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.covariances_ = np.array(parameters.covariances)
         with threads_side_by_side():
             self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
-            self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
+        self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
         self.history_ = history
         self.n_iter_ = len(history)
         self.lower_bounds_ = [record.lower_bound for record in history]

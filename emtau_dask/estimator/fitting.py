@@ -101,7 +101,7 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
     covariance_type = estimator.covariance_type
     warm = estimator.warm_start and hasattr(estimator, "converged_") and sources.responsibilities is None
     given = _last_fit(estimator, shape[1]) if warm else _given(estimator, shape[1])
-    drawn = sources.responsibilities is None and given.complete(covariance_type) is None
+    drawn = sources.responsibilities is None and not given.whole
     auto = is_automatic(estimator.algorithm)
     plan = automatic(shape[0], n_components, shape[1], covariance_type)
     policy = plan.policy if auto else as_policy(estimator.algorithm)

@@ -50,6 +50,11 @@ class GivenParameters:
     means: Floats | None = None
     precisions: tuple[Floats, Floats] | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether all parameters are given."""
+        return self.weights is not None and self.means is not None and self.precisions is not None
+
     def complete(self, covariance_type: str) -> MixtureParameters | None:
         """Return Θ₀ where all parameters are given, else None."""
         if self.weights is None or self.means is None or self.precisions is None:

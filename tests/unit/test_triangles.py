@@ -12,19 +12,23 @@ from references import LONG, naive_statistics, random_covariances, statistics_of
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.estep import BlockKernel, plan_kernel
+from emtau_dask.mixture.estep.centred import CentredStatistics
 from emtau_dask.mixture.model import (
     MixtureParameters,
     SufficientStatistics,
+    chosen,
     m_step,
     merge,
     merged,
+    remainder,
+    spread_out,
     tempered,
     zero,
 )
 from emtau_dask.mixture.numerics import Triangles
 
 FULL = structure_named("full")
-MANY = FULL.solving.least_features
+D = FULL.solving.least_features + 5
 SHAPES = [(1, 1), (2, 5), (3, 128), (2, 129), (2, 260)]
 
 
@@ -66,7 +70,7 @@ def test_one_part_alone_is_not_copied_and_negligible_products_are_left_out():
     assert np.allclose(one.whole()[1], part[1] + np.outer(vectors[0, 1], vectors[0, 1]), rtol=1e-14)
 
 
-def drawn(n, d=MANY + 5, k=2, shift=0.0):
+def drawn(n, d=D, k=2, shift=0.0):
     rng = np.random.default_rng(n)
     return rng.normal(size=(n, d)) + shift, rng.dirichlet(np.ones(k), size=n)
 
@@ -94,6 +98,57 @@ def test_merged_statistics_of_many_features_are_the_naive_sums(parts, shift):
         assert_naive(merge(FULL, found, zero(FULL, *found.means.shape)), rows, responsibilities)
 
 
+def test_what_is_left_of_merged_triangles_and_some_components_of_them():
+    rows, responsibilities = drawn(24)
+    pieces = [
+        statistics_of(FULL, rows[some], responsibilities[some])
+        for some in (slice(10), slice(10, 16), slice(16, 24))
+    ]
+    whole = merged(FULL, pieces)
+    left = remainder(FULL, whole, pieces[0], np.zeros(2))
+    expected = naive_statistics(rows[10:], responsibilities[10:], "full")[2]
+    assert np.abs(left.scatter - expected).max() <= 1e-13 * np.abs(expected).max()
+    components = np.array([False, True])
+    some = chosen(whole, components)
+    assert np.array_equal(some.scatter[0], whole.scatter[1])
+    again = spread_out(some, components)
+    assert np.array_equal(again.scatter[1], whole.scatter[1])
+    assert not again.scatter[0].any()
+
+
+def test_what_is_kept_of_a_sum_is_the_scatter_alone():
+    rows, responsibilities = drawn(20)
+    found = merge(
+        FULL,
+        statistics_of(FULL, rows[:9], responsibilities[:9]),
+        statistics_of(FULL, rows[9:], responsibilities[9:]),
+    )
+    kept = found.summed()
+    assert kept.given_scatter is found.scatter
+    assert np.array_equal(m_step(kept, FULL, 1.0).covariances, m_step(found, FULL, 1.0).covariances)
+
+
+def test_a_stretch_longer_than_a_block_has_the_statistics_of_all_its_rows():
+    rows, responsibilities = drawn(50)
+    gathered = CentredStatistics(FULL, 2, D, block_rows=8)
+    for begin in range(0, 50, 8):
+        some = slice(begin, begin + 8)
+        weights = np.ascontiguousarray(responsibilities[some].T)
+        gathered.push(rows[some], weights, np.ones(2, dtype=bool))
+    assert_naive(gathered.total(), rows, responsibilities)
+    assert gathered.total() is None
+
+
+def test_given_covariances_that_rounding_left_not_positive_definite_have_the_inverses_of_precision_factors():
+    """Precisions that a user gives are not judged: only an M-step refuses what is nearly singular."""
+    unit = np.eye(D)
+    covariances = np.stack([unit, 4.0 * unit])
+    covariances[0, 0, 1] = covariances[0, 1, 0] = 1.0 + 1e-9
+    precision_factors = np.stack([unit, 0.5 * unit])
+    given = MixtureParameters("full", np.full(2, 0.5), np.zeros((2, D)), covariances, precision_factors)
+    assert np.allclose(given.factorised().covariance_factors, np.stack([unit, 2.0 * unit]), rtol=1e-15)
+
+
 def test_what_is_sent_has_the_same_bits_and_is_one_array():
     rows, responsibilities = drawn(20)
     found = merge(
@@ -110,21 +165,21 @@ def test_what_is_sent_has_the_same_bits_and_is_one_array():
 def statistics():
     rng = np.random.default_rng(1)
     weights = np.array([3.0, 0.5, 7.0])
-    scatter = weights[:, None, None] * random_covariances(rng, "full", 3, MANY)
-    return SufficientStatistics(weights, rng.normal(size=(3, MANY)), scatter)
+    scatter = weights[:, None, None] * random_covariances(rng, "full", 3, D)
+    return SufficientStatistics(weights, rng.normal(size=(3, D)), scatter)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_m_step_of_many_features_gives_scipys_factors(statistics, threads):
     found = m_step(statistics, FULL, 0.25, threads)
-    expected = statistics.scatter / statistics.weights[:, None, None] + 0.25 * np.eye(MANY)
+    expected = statistics.scatter / statistics.weights[:, None, None] + 0.25 * np.eye(D)
     assert np.allclose(found.covariances, expected, rtol=1e-14)
     factors = np.stack([scipy.linalg.cholesky(covariance) for covariance in expected])
     assert np.allclose(found.covariance_factors, factors, rtol=1e-10, atol=1e-12)
-    inverses = np.stack([scipy.linalg.solve_triangular(factor, np.eye(MANY)) for factor in factors])
+    inverses = np.stack([scipy.linalg.solve_triangular(factor, np.eye(D)) for factor in factors])
     assert np.allclose(found.precisions_cholesky, inverses, rtol=1e-9, atol=1e-11)
     logs = np.linalg.slogdet(expected)[1]
-    constant = MANY * np.log(2 * np.pi)
+    constant = D * np.log(2 * np.pi)
     assert np.allclose(found.log_scales, np.log(found.weights) - 0.5 * (logs + constant), rtol=1e-12)
 
 
@@ -161,7 +216,7 @@ def test_factors_are_the_same_bits_where_precision_factors_are_given(statistics)
 def test_rows_are_whitened_by_the_factors_at_hand(statistics):
     """A fitted model has precision factors; covariances are not factorised for its predictions."""
     made = m_step(statistics, FULL, 0.25)
-    rows = np.random.default_rng(3).normal(size=(200, MANY)) + made.means[0]
+    rows = np.random.default_rng(3).normal(size=(200, D)) + made.means[0]
     expected = np.logaddexp.reduce(
         [
             np.log(weight) + scipy.stats.multivariate_normal(mean, covariance).logpdf(rows)
@@ -184,7 +239,7 @@ def test_what_was_made_of_parameters_is_not_sent(statistics):
 def test_tempered_parameters_of_many_features_are_those_of_scaled_covariances(statistics):
     made = m_step(statistics, FULL, 0.25)
     cooler = tempered(made, 0.5)
-    rows = np.random.default_rng(2).normal(size=(6, MANY))
+    rows = np.random.default_rng(2).normal(size=(6, D))
     expected = np.stack(
         [
             0.5 * (np.log(weight) + scipy.stats.multivariate_normal(mean, covariance).logpdf(rows))

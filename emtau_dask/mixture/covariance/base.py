@@ -117,15 +117,15 @@ class Solving:
 
     # From so many features on.
     least_features: int
-    # (covariances, means, weights) -> U; raises `SingularComponentError`.
-    factor: Callable[[Floats, Floats, Floats], Floats]
+    # (covariances, P) -> U.
+    factor: Callable[[Floats, Floats], Floats]
     # (U) -> P.
     inverse: Callable[[Floats], Floats]
     # (differences (n, d), U, k, scale) -> what turns differences of rows to μ_k into units of component k's
     # standard deviations, times a number, in place.
     whitening: Callable[[Floats, Floats, int, float], Step]
     # (triangles of the scatter, weights, means, reg_covar, threads) -> the covariances and U, by so many
-    # threads.
+    # threads; raises `SingularComponentError`.
     maximise: Callable[[Triangles, Floats, Floats, float, int], tuple[Floats, Floats]]
     # As the covariance type's, but of component k's part only strips are written, as `Triangles` has them.
     sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
@@ -181,7 +181,7 @@ class CovarianceStructure:
     # (differences (n, d), factors, k, scale) -> what turns differences of rows to μ_k into units of component
     # k's standard deviations, times a number, in place.
     whitening: Callable[[Floats, Floats, int, float], Step]
-    # How rows of many features are whitened, where not by precision factors.
+    # How passes whiten rows of many features, where not by precision factors.
     solving: Solving | None = None
     # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
     # ``scatter``, or add it where components share that. ``roots`` are rows about a centre, each times

@@ -26,6 +26,7 @@ from emtau_dask.mixture.numerics import (
     Triangles,
     add_squares,
     cholesky_factors,
+    covariance_factors,
     covariance_of_factor,
     factorise_upper,
     invert_upper,
@@ -41,7 +42,8 @@ from emtau_dask.mixture.numerics import (
 )
 
 LEAST_SOLVED = 384
-"""Features from which on rows are whitened by solving, and distances broken off (`benchmarks/kernels.py`)."""
+"""Features from which on passes whiten rows by solving, and distances are broken off: as
+`benchmarks/kernels.py` finds."""
 
 
 def _in_two_parts(
@@ -61,6 +63,7 @@ def _in_two_parts(
 def _by_threads(
     scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int
 ) -> tuple[Floats, Floats]:
+    """Return covariances and their precisions' factors."""
     covariances, factors = np.empty_like(scatter), np.empty_like(scatter)
 
     def begin(k: int) -> None:
@@ -79,6 +82,7 @@ def _by_threads(
 def _maximise(
     scatter: Triangles, weights: Floats, means: Floats, reg_covar: float, threads: int
 ) -> tuple[Floats, Floats]:
+    """Return covariances and their factors: of each strip, all is done while it is in the cache."""
     K, d = means.shape
     covariances, factors = np.empty((K, d, d)), np.empty((K, d, d))
 
@@ -98,12 +102,6 @@ def _maximise(
 
     _in_two_parts(begin, end, K, threads)
     return covariances, factors
-
-
-def _covariance_factors(covariances: Floats, means: Floats, weights: Floats) -> Floats:
-    factors = np.empty(covariances.shape)
-    cholesky_factors(covariances, means, weights, factors)
-    return factors
 
 
 def _inverses(factors: Floats) -> Floats:
@@ -184,7 +182,7 @@ FULL = CovarianceStructure(
     whitening=lambda differences, factors, k, scale: upper_product(differences, factors[k], scale),
     solving=Solving(
         least_features=LEAST_SOLVED,
-        factor=_covariance_factors,
+        factor=covariance_factors,
         inverse=_inverses,
         whitening=lambda differences, factors, k, scale: upper_solution(differences, factors[k], scale),
         maximise=_maximise,

@@ -137,8 +137,6 @@ class CentredScores:
         everything = len(components) == parameters.n_components
         solving = parameters.structure.solving_for(parameters.n_features)
         self._breaks_off = everything and solving is not None
-        K, first = parameters.n_components, first_stretch(parameters.n_features)
-        self._firsts: Floats = np.empty((K if self._breaks_off else 0, n_rows, first))
 
     def _whitening(self, differences: Floats, k: int) -> Step:
         parameters, solving = self._parameters, self._parameters.structure.solving
@@ -157,10 +155,8 @@ class CentredScores:
         Where a responsibility is certain to be 0, an upper bound may be written from which it is 0 as well.
         All arrays are float64.
         """
-        if self._breaks_off:
-            buffers = self._buffer, self._firsts[:, : len(rows)]
-            if _broken_off(rows, self._parameters, self._log_scales, *buffers, out):
-                return
+        if self._breaks_off and _broken_off(rows, self._parameters, self._log_scales, self._buffer, out):
+            return
         for position in range(len(self.components)):
             self._write_one(position, rows, out)
 
@@ -192,69 +188,48 @@ class CentredScores:
             out[k, near] = self._log_scales[k] - np.einsum("ij,ij->i", differences, differences)
 
 
-class _BySolving:
-    """Whitens differences to μ_k by the factors of covariances, a stretch of features after the other."""
-
-    def __init__(self, means: Floats, factors: Floats) -> None:
-        self._means, self._factors = means, factors
-
-    def begin(self, differences: Floats, k: int) -> None:
-        """Whiten the first features, (n, m), or all, in place."""
-        m = differences.shape[1]
-        upper_solution(differences, self._factors[k, :m, :m])()
-
-    def go_on(self, rows: Floats, which: Ints, whitened: Floats, k: int, end: int) -> Floats:
-        """Return some rows whitened in the features up to ``end`` after those whitened already, (n, m)."""
-        begin, factor = whitened.shape[1], self._factors[k]
-        part: Floats = rows[which, begin:end] - self._means[k, begin:end]
-        part -= np.matmul(whitened, factor[:begin, begin:end])
-        upper_solution(part, factor[begin:end, begin:end])()
-        return part
+def _whiten_first(differences: Floats, parameters: MixtureParameters, k: int) -> None:
+    """Whiten the first features of differences to μ_k, (n, m), or all, in place."""
+    m = differences.shape[1]
+    if parameters.covariance_factors is None:
+        times_upper(differences, parameters.precisions_cholesky[k, :m, :m])
+    else:
+        upper_solution(differences, parameters.covariance_factors[k, :m, :m])()
 
 
-class _ByProducts(_BySolving):
-    """The same by precision factors."""
-
-    def begin(self, differences: Floats, k: int) -> None:
-        m = differences.shape[1]
-        times_upper(differences, self._factors[k, :m, :m])
-
-    def go_on(self, rows: Floats, which: Ints, whitened: Floats, k: int, end: int) -> Floats:
-        differences = rows[which, :end] - self._means[k, :end]
-        part: Floats = np.matmul(differences, self._factors[k, :end, whitened.shape[1] : end])
-        return part
-
-
-def first_stretch(n_features: int) -> int:
-    """Return how many features predict which component is nearest to a row."""
-    return n_features // 8
+def _next_whitened(
+    rows: Floats, which: Ints, whitened: Floats, end: int, parameters: MixtureParameters, k: int
+) -> Floats:
+    """Return features of some rows, whitened: up to ``end``, after those that are already, (m, begin)."""
+    begin, mean = whitened.shape[1], parameters.means[k]
+    if parameters.covariance_factors is None:
+        differences = rows[which, :end] - mean[:end]
+        found: Floats = np.matmul(differences, parameters.precisions_cholesky[k, :end, begin:end])
+        return found
+    factor = parameters.covariance_factors[k]
+    found = rows[which, begin:end] - mean[begin:end]
+    found -= np.matmul(whitened, factor[:begin, begin:end])
+    upper_solution(found, factor[begin:end, begin:end])()
+    return found
 
 
 def _broken_off(
-    rows: Floats,
-    parameters: MixtureParameters,
-    log_scales: Floats,
-    buffer: Floats,
-    firsts: Floats,
-    out: Floats,
+    rows: Floats, parameters: MixtureParameters, log_scales: Floats, buffer: Floats, out: Floats
 ) -> bool:
     """Write log-densities, or bounds of them, and return True; False where few would be broken off.
 
     The first eighth of the features predicts which component is nearest to a row and how far the others
     are, as if all features were like these: distances are taken eight times, scales are of all features.
     The log-density of the nearest is computed in full; those of the others as long as they are within
-    `REACH` of it. Buffers are for whitened rows, (n, d), and for their first eighths, (K, n, first).
+    `REACH` of it.
     """
     d, means = parameters.n_features, parameters.means
-    if parameters.covariance_factors is None:
-        whitening: _BySolving = _ByProducts(means, parameters.precisions_cholesky)
-    else:
-        whitening = _BySolving(means, parameters.covariance_factors)
-    first = first_stretch(d)
+    first, *rest = (d * eighths // 8 for eighths in (1, 2, 4, 6, 8))
+    few = buffer.reshape(-1)[: len(rows) * first].reshape(-1, first)
     for k in range(len(out)):
-        np.subtract(rows[:, :first], means[k, :first], out=firsts[k])
-        whitening.begin(firsts[k], k)
-        out[k] = log_scales[k] - _half_lengths(firsts[k])
+        np.subtract(rows[:, :first], means[k, :first], out=few)
+        _whiten_first(few, parameters, k)
+        out[k] = log_scales[k] - _half_lengths(few)
     foreseen = log_scales + d / first * (out - log_scales)
     if 2 * np.count_nonzero(foreseen > foreseen.max(axis=0) - REACH) > out.size:
         return False
@@ -263,16 +238,17 @@ def _broken_off(
         which = np.flatnonzero(nearest == k)
         differences = np.take(rows, which, axis=0, out=buffer[: len(which)], mode="clip")
         differences -= means[k]
-        whitening.begin(differences, k)
+        _whiten_first(differences, parameters, k)
         out[k, which] = log_scales[k] - _half_lengths(differences)
     floor = out[nearest, np.arange(len(rows))] - REACH
     for k in range(len(out)):
         which = np.flatnonzero((nearest != k) & (out[k] > floor))
-        whitened = firsts[k, which]
-        for eighths in (2, 4, 6, 8):
+        whitened = rows[which, :first] - means[k, :first]
+        _whiten_first(whitened, parameters, k)
+        for end in rest:
             if not len(which):
                 break
-            part = whitening.go_on(rows, which, whitened, k, d * eighths // 8)
+            part = _next_whitened(rows, which, whitened, end, parameters, k)
             out[k, which] -= _half_lengths(part)
             left = out[k, which] > floor[which]
             which, whitened = which[left], np.hstack([whitened[left], part[left]])

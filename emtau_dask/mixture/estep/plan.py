@@ -21,7 +21,7 @@ import numpy as np
 
 from emtau_dask.mixture.covariance import Frame, structure_named
 from emtau_dask.mixture.estep import joint
-from emtau_dask.mixture.estep.centred import first_stretch, stretch_rows
+from emtau_dask.mixture.estep.centred import stretch_rows
 from emtau_dask.mixture.estep.features import (
     FeatureProducts,
     about_mean,
@@ -100,7 +100,7 @@ def row_bytes(covariance_type: str, n_components: int, n_features: int, form: Fo
     elif form is Form.JOINT:
         buffers = 2 * n_features + joint.buffer_rows(n_components, n_features)
     elif structure_named(covariance_type).solving_for(n_features) is not None:
-        buffers += n_components * first_stretch(n_features)
+        buffers += 2 * n_features
     return 8 * (buffers + n_features + 4 * n_components)
 
 

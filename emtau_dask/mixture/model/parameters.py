@@ -34,8 +34,8 @@ class MixtureParameters:
         Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``. None where ``covariance_factors`` are
         given in their place.
     covariance_factors : ndarray of shape (K, d, d) or None
-        Upper-triangular U with ``Uᵀ U = Σ``, by which rows are whitened if given: in passes over d features
-        or more as `CovarianceStructure.solving` says.
+        Upper-triangular U with ``Uᵀ U = Σ``. Rows are whitened by it where it is given: in passes, from
+        `Solving.least_features` features on.
     """
 
     covariance_type: str
@@ -48,9 +48,9 @@ class MixtureParameters:
     def __post_init__(self) -> None:
         K, d = self.means.shape
         shape = self.structure.shape(K, d)
-        factors = self.covariance_factors if self.precision_factors is None else self.precision_factors
-        found = (self.weights.shape, self.covariances.shape, None if factors is None else factors.shape)
-        if found != ((K,), shape, shape):
+        given = [each for each in (self.precision_factors, self.covariance_factors) if each is not None]
+        found = (self.weights.shape, self.covariances.shape, *(factors.shape for factors in given))
+        if not given or found != ((K,), shape, *[shape] * len(given)):
             raise InvalidDataError(
                 f"weights, covariances and precisions_cholesky have shapes {found}; for {K} components of {d}"
                 f" features with {self.covariance_type} covariances they must be {((K,), shape, shape)}."
@@ -89,15 +89,12 @@ class MixtureParameters:
     def factorised(self) -> MixtureParameters:
         """Return the same with covariance factors, where passes whiten rows by solving.
 
-        Raises
-        ------
-        SingularComponentError
-            A covariance is not positive definite.
+        To be called with one thread for BLAS, so that equal covariances give equal bits.
         """
         solving = self.structure.solving_for(self.n_features)
         if solving is None or self.covariance_factors is not None:
             return self
-        factors = read_only(solving.factor(self.covariances, self.means, self.weights))
+        factors = read_only(solving.factor(self.covariances, self.precisions_cholesky))
         return replace(self, covariance_factors=factors)
 
     @property

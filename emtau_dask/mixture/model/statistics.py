@@ -43,8 +43,8 @@ class SufficientStatistics:
         Weighted means; zero where the weight is.
     given_scatter : ndarray or Triangles
         Weighted scatter about the means, in the shape of the covariances: summed over the
-        components that share a covariance, and over the features that share a variance. Matrices of so many
-        features that rows are whitened by solving are triangles, or may be.
+        components that share a covariance, and over the features that share a variance. It may be
+        `Triangles` where passes whiten rows by solving.
     """
 
     weights: Floats
@@ -61,14 +61,17 @@ class SufficientStatistics:
     def triangles(self) -> Triangles:
         """The scatter of matrices (K, d, d) as triangles."""
         given = self.given_scatter
-        return given if isinstance(given, Triangles) else only_part(given)
+        return given if isinstance(given, Triangles) else as_triangles(given)
+
+    def summed(self) -> SufficientStatistics:
+        """Return the same with the scatter alone, not what it is the sum of: to be kept, or sent."""
+        return SufficientStatistics(self.weights, self.means, self.scatter)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the scatter, not what it is the sum of."""
         return SufficientStatistics, (self.weights, self.means, self.scatter)
 
 
-def only_part(part: Floats, weights: Floats | None = None, vectors: Floats | None = None) -> Triangles:
+def as_triangles(part: Floats, weights: Floats | None = None, vectors: Floats | None = None) -> Triangles:
     """Return triangles of one part, and of ``Σ_i weights_i · vectors_i vectors_iᵀ`` if these are given."""
     K, d, _ = part.shape
     if weights is None or vectors is None:
@@ -178,7 +181,7 @@ class _TriangleSum:
 
     def total(self, weights: Floats, vectors: Floats) -> Triangles:
         """Return the sum, with ``Σ_i weights_i · vectors_i vectors_iᵀ`` added."""
-        return Triangles(self._parts, weights, vectors)
+        return Triangles(tuple(map(read_only, self._parts)), weights, vectors)
 
 
 def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
@@ -348,7 +351,9 @@ def _summed(
     outer = -weights[np.newaxis], corrections[np.newaxis]
     if solving is None:
         structure.add_outer(scatter, *outer)
-    found = read_only(scatter) if solving is None else only_part(read_only(scatter), *outer)
+        found: Floats | Triangles = read_only(scatter)
+    else:
+        found = as_triangles(read_only(scatter), *outer)
     return SufficientStatistics(read_only(weights), read_only(means + corrections), found)
 
 

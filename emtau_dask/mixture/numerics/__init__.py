@@ -18,6 +18,7 @@ from emtau_dask.mixture.numerics.blas import add_squares, times_upper, upper_pro
 from emtau_dask.mixture.numerics.cholesky import (
     check_variances,
     cholesky_factors,
+    covariance_factors,
     covariance_of_factor,
     factor_of_precision,
     factorise_upper,
@@ -46,6 +47,7 @@ __all__ = [
     "add_squares",
     "check_variances",
     "cholesky_factors",
+    "covariance_factors",
     "covariance_of_factor",
     "factor_of_precision",
     "factorise_upper",

@@ -43,6 +43,18 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
         )
 
 
+def covariance_factors(covariances: Floats, precision_factors: Floats) -> Floats:
+    """Return the upper-triangular U with ``Uᵀ U = covariance`` of each (K, d, d), whose inverse is known.
+
+    Where a covariance is singular to working precision, U is the inverse of its precision factor.
+    """
+    factors = np.empty(covariances.shape)
+    _copy_upper(covariances, factors)
+    for k in np.flatnonzero(factorise(factors)):
+        factors[k] = upper_inverse(precision_factors[k])
+    return factors
+
+
 def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
     """Return for each of ``covariances`` (K, d, d) the upper-triangular P with ``P Pᵀ = covariance⁻¹``.
 
