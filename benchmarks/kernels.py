@@ -49,7 +49,7 @@ def mixture(
     covariances = np.broadcast_to(identity.get(covariance_type, 1.0), shape).copy()
     factors = structure.factor(covariances, means, np.ones(n_components))
     weights = np.full(n_components, 1 / n_components)
-    return MixtureParameters(covariance_type, weights, means, covariances, factors)
+    return MixtureParameters(covariance_type, weights, means, covariances, factors).factorised()
 
 
 def best(run: Callable[[], object], repeats: int) -> float:

@@ -1,8 +1,7 @@
 """Sums of symmetric matrices, of which upper triangles are at hand.
 
-With many features, what a (K, d, d) array takes is the time of reading and writing it. It is half as much
-where only upper triangles are looked at, and it is taken once where all that is to be done goes by strips, of
-which each stays in the cache.
+Passes over a large (K, d, d) array cost as much as the memory that they read and write. Upper triangles are
+half of it. Where the work goes strip by strip, all steps are done while a strip is in the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def write_mirrored(strip: Floats, rows: slice, out: Floats) -> None:
 
 
 def mirror_squares(matrix: Floats) -> None:
-    """Make the squares on the diagonal of a matrix (d, d) symmetric, with which its strips begin."""
+    """Make the squares on the diagonal of a matrix (d, d) symmetric; each strip begins with one."""
     for rows in strips_of(len(matrix)):
         _mirror(matrix[rows, rows])
 
