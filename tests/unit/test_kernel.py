@@ -723,6 +723,21 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(
     assert least <= sum(multiplied) / everything <= most
 
 
+@pytest.mark.parametrize("factorised", [False, True])
+def test_where_no_row_is_scored_beyond_its_first_features_but_for_its_own_component(factorised):
+    parameters, rows = separated(50.0)
+    parameters, rows = parameters.factorised() if factorised else parameters, rows[:60]
+    responsibilities, log_likelihoods, _ = BlockKernel(plan_kernel(parameters), len(rows)).score(rows)
+    labels = responsibilities.argmax(axis=0)
+    expected = [
+        np.log(parameters.weights[k])
+        + scipy.stats.multivariate_normal(parameters.means[k], parameters.covariances[k]).logpdf(row)
+        for k, row in zip(labels, rows, strict=True)
+    ]
+    assert np.array_equal(np.sort(responsibilities, axis=0)[-2:], [np.zeros(60), np.ones(60)])
+    np.testing.assert_allclose(log_likelihoods, expected, rtol=1e-12)
+
+
 def test_rows_beyond_the_range_of_float64_are_not_broken_off_silently():
     parameters, rows = separated(5.0)
     rows[3] = 1e200

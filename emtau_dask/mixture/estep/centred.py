@@ -197,17 +197,23 @@ def _whiten_first(differences: Floats, parameters: MixtureParameters, k: int) ->
         upper_solution(differences, parameters.covariance_factors[k, :m, :m])()
 
 
+def _differences(rows: Floats, which: Ints, mean: Floats, features: slice) -> Floats:
+    """Return differences of some rows to a mean in some features, C-ordered."""
+    some = rows[which, features]
+    return np.subtract(some, mean[features], out=np.empty(some.shape))
+
+
 def _next_whitened(
     rows: Floats, which: Ints, whitened: Floats, end: int, parameters: MixtureParameters, k: int
 ) -> Floats:
     """Return features of some rows, whitened: up to ``end``, after those that are already, (m, begin)."""
     begin, mean = whitened.shape[1], parameters.means[k]
     if parameters.covariance_factors is None:
-        differences = rows[which, :end] - mean[:end]
+        differences = _differences(rows, which, mean, slice(end))
         found: Floats = np.matmul(differences, parameters.precisions_cholesky[k, :end, begin:end])
         return found
     factor = parameters.covariance_factors[k]
-    found = rows[which, begin:end] - mean[begin:end]
+    found = _differences(rows, which, mean, slice(begin, end))
     found -= np.matmul(whitened, factor[:begin, begin:end])
     upper_solution(found, factor[begin:end, begin:end])()
     return found
@@ -243,7 +249,9 @@ def _broken_off(
     floor = out[nearest, np.arange(len(rows))] - REACH
     for k in range(len(out)):
         which = np.flatnonzero((nearest != k) & (out[k] > floor))
-        whitened = rows[which, :first] - means[k, :first]
+        if not len(which):
+            continue
+        whitened = _differences(rows, which, means[k], slice(first))
         _whiten_first(whitened, parameters, k)
         for end in rest:
             if not len(which):
