@@ -223,10 +223,13 @@ class WholeCommit:
             raise self._impossible(f"its run has only {sorted(refs)}")
         arrays = [self._finite(name, refs[name]) for name in PARAMETERS]
         try:
-            with threads_side_by_side():
-                return MixtureParameters(self.manifest.config.covariance_type, *arrays).factorised()
+            parameters = MixtureParameters(self.manifest.config.covariance_type, *arrays)
         except EmtauError as error:
             raise self._impossible(str(error)) from error
+        if parameters.structure.solving_for(parameters.n_features) is None:
+            return parameters
+        with threads_side_by_side():
+            return parameters.factorised()
 
     def _check_attempts(self) -> None:
         if len({attempt.id for attempt in self.manifest.attempts}) < len(self.manifest.attempts):
