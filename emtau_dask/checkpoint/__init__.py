@@ -1,6 +1,6 @@
 """Checkpoints of a fit: what is written, and how it is read back."""
 
-from emtau_dask.checkpoint.fingerprints import check_same, fingerprint
+from emtau_dask.checkpoint.fingerprints import check_same, fingerprint, sampled_contents
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
 from emtau_dask.checkpoint.schema import (
     AlgorithmEntry,
@@ -24,4 +24,5 @@ __all__ = [
     "fingerprint",
     "first_problem",
     "read_newest",
+    "sampled_contents",
 ]

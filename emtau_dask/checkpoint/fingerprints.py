@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial, reduce
+from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import sha256
-from itertools import groupby
-from operator import or_
+from itertools import chain, groupby
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.checkpoint.schema import MAX_SAMPLES, SampleEntry, SourceEntry
+from emtau_dask.checkpoint.schema import SourceEntry
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.execution import Executor, Pass, PassObserver
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, values_digest
+from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges
+from emtau_dask.rows import ChunkContents, contents_of
 
+MOST_SAMPLES = 16
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
 """What a sample may read beyond one chunk: 64 MiB of values, or a twentieth of all, whichever is more."""
 SHOWN_CHUNKS = 8
 """How many runs of equal chunks a message lists."""
 
 
-def _digest(reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> dict[int, str]:
-    values, _ = reader.load(chunk_range, blocks)
-    return {chunk_range.chunk: values_digest(np.asarray(values))}
+def _contents(
+    source: str, reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]
+) -> tuple[ChunkContents, ...]:
+    return (contents_of(source, chunk_range.chunk, reader.load(chunk_range, blocks), reader),)
 
 
 def sampled(source: Source) -> dict[int, ChunkRange]:
@@ -39,30 +40,39 @@ def sampled(source: Source) -> dict[int, ChunkRange]:
         return {}
     all_bytes = math.prod(source.shape) * source.dtype.itemsize
     allowed = max(SAMPLED_BYTES, all_bytes // SAMPLED_SHARE) * len(ranges) // max(1, all_bytes)
-    count = max(1, min(MAX_SAMPLES, len(ranges), allowed))
+    count = max(1, min(MOST_SAMPLES, len(ranges), allowed))
     picked = (ranges[(2 * i + 1) * len(ranges) // (2 * count)] for i in range(count))
     return {chunk_range.chunk: chunk_range for chunk_range in picked}
 
 
-def fingerprint(source: Source, what: str, executor: Executor, observer: PassObserver) -> SourceEntry:
-    """Return the fingerprint of a source, called ``what`` to the observer; reads the chunks of `sampled`."""
+def fingerprint(source: Source) -> SourceEntry:
+    """Return what is known of a source without reading it."""
+    return SourceEntry(
+        shape=[int(size) for size in source.shape],
+        dtype=source.dtype.str,
+        chunks=[[int(rows), len(list(run))] for rows, run in groupby(source.chunk_rows)],
+    )
+
+
+def sampled_contents(
+    source: Source, what: str, executor: Executor, observer: PassObserver
+) -> tuple[ChunkContents, ...]:
+    """Return the contents of the chunks of `sampled` of a source, called ``what``; reads them."""
     items = sampled(source)
     work = Pass(
-        partial(_digest, source.reader()),
-        partial(reduce, or_),
+        partial(_contents, what, source.reader()),
+        _joined,
         [source],
         items,
         name="fingerprint",
         stage=f"fingerprint of {what}",
         costs={chunk: float(chunk_range.n_rows) for chunk, chunk_range in items.items()},
     )
-    digests = executor.map_reduce(work, observer) or {}
-    return SourceEntry(
-        shape=[int(size) for size in source.shape],
-        dtype=source.dtype.str,
-        chunks=[[int(rows), len(list(run))] for rows, run in groupby(source.chunk_rows)],
-        samples=[SampleEntry(chunk=chunk, sha256=digests[chunk]) for chunk in sorted(digests)],
-    )
+    return executor.map_reduce(work, observer) or ()
+
+
+def _joined(parts: Iterable[tuple[ChunkContents, ...]]) -> tuple[ChunkContents, ...]:
+    return tuple(chain.from_iterable(parts))
 
 
 def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) -> None:
@@ -82,21 +92,6 @@ def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) 
             raise CheckpointMismatchError(
                 f"{what} has the {aspect} {ours}; the checkpointed run had {theirs}. Give the same "
                 "data in the same chunks."
-            )
-    then, now = ({sample.chunk: sample.sha256 for sample in side.samples} for side in (saved, found))
-    if then.keys() != now.keys():
-        raise CheckpointMismatchError(
-            f"{what} is sampled in the chunks {sorted(now)}; in the checkpointed run it was in "
-            f"{sorted(then)}. Begin a new run."
-        )
-    for chunk, digest in now.items():
-        if digest != then[chunk]:
-            chunk_rows = [rows for rows, count in found.chunks for _ in range(count)]
-            start = sum(chunk_rows[:chunk])
-            raise CheckpointMismatchError(
-                f"{what} holds other values than in the checkpointed run: chunk {chunk} (rows "
-                f"{start} to {start + chunk_rows[chunk]}) has the SHA-256 {digest[:12]}…, then "
-                f"{then[chunk][:12]}…. Give the same data, or begin a new run with this."
             )
 
 

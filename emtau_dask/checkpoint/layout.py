@@ -9,14 +9,14 @@ from emtau_dask.checkpoint.progress import ORIGINS, moments_kept
 from emtau_dask.checkpoint.schema import ArrayRef, ConfigEntry
 from emtau_dask.em import IterationRecord
 from emtau_dask.io.objects import ArrayLayout, StateObject
+from emtau_dask.io.sources import DIGEST_BYTES
 from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.rows import CONTENTS_BYTES
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 CHUNK_COLUMNS = ("attempt", "step", "first_chunk", "first_row", "remaining")
 PLACE_COLUMNS = 4
 """Of these, those that say where the row state of a chunk is."""
-DIGEST_BYTES = 32
+STATE_DIGEST_BYTES = 32
 PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
 STATISTICS = ("weights", "means", "scatter")
 
@@ -38,8 +38,8 @@ def array_layouts(config: ConfigEntry, n_chunks: int, prefix: str, n_steps: int)
         "frozen_scatter": (matrices, "float64"),
         "centres": ((K, d), "float64"),
         "chunks": ((n_chunks, len(CHUNK_COLUMNS)), "int64"),
-        "digests": ((n_chunks, DIGEST_BYTES), "uint8"),
-        "contents": ((n_chunks, CONTENTS_BYTES), "uint8"),
+        "digests": ((n_chunks, STATE_DIGEST_BYTES), "uint8"),
+        "contents": ((n_chunks, DIGEST_BYTES), "uint8"),
     }
     if config.climbing is not None:
         arrays["origins"] = ((ORIGINS, K, d), "float64")

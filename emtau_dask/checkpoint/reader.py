@@ -65,16 +65,16 @@ MAX_FIELDS = 16
 class SavedFit:
     """A fit as a commit has it; every object that the commit refers to is verified.
 
-    ``given`` are starting parameters from the user. ``contents`` says what each chunk of the data holds.
-    ``stored`` says where the arrays of these and of ``state`` are. ``references`` are the keys of all objects
-    that the commit refers to. ``passed_over`` says why newer commits are not used.
+    ``given`` are starting parameters from the user. ``contents`` says what each chunk of the data holds,
+    see `Contents`. ``stored`` says where the arrays of these and of ``state`` are. ``references`` are the keys
+    of all objects that the commit refers to. ``passed_over`` says why newer commits are not used.
     """
 
     log: CommitLog
     manifest: Manifest
     given: GivenParameters
     state: FitState
-    contents: Mapping[int, bytes]
+    contents: Mapping[tuple[str, str], Mapping[int, bytes]]
     stored: tuple[Stored, ...]
     references: frozenset[str]
     passed_over: tuple[str, ...]
@@ -124,11 +124,12 @@ class WholeCommit:
 
     def saved(self, passed_over: Sequence[str] = ()) -> SavedFit:
         """Return the fit; raises `CheckpointCorruptError` where the content is impossible."""
-        contents: dict[int, bytes] = {}
-        if (ref := self.manifest.fit.contents) is not None:
-            table = self._array("contents", ref)
-            contents = {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
-            self.stored.append(("contents", contents, ref))
+        contents: dict[tuple[str, str], dict[int, bytes]] = {}
+        for entry in self.manifest.fit.contents:
+            table = self._array("contents", entry.digests)
+            found = {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
+            contents[entry.source, entry.made_on] = found
+            self.stored.append(("contents", found, entry.digests))
         given, state = self._given(), self._state()
         stored = tuple(self.stored)
         return SavedFit(

@@ -13,6 +13,7 @@ MAX_COUNT = 2**48
 MAX_CHUNKS = 2**24
 MAX_SAMPLES = 16
 MAX_PAIRS = 64
+MAX_CONTENTS, MAX_TEXT = 64, 1000
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -22,6 +23,7 @@ Attempt = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9a-f]{32}$"
 ArrayKey = Annotated[
     str, StringConstraints(pattern=r"^attempts/[0-9]{1,15}-[0-9a-f]{32}/[a-z_]{1,40}/c(\.[0-9]{1,15}){1,4}$")
 ]
+SourceName = Literal["X", "sample_weight", "responsibilities_init"]
 StopReason = Literal["tol", "no-active-rows", "max-iter"]
 
 
@@ -148,6 +150,14 @@ class StartEntry(_Entry):
     n_iter: Count
 
 
+class ContentsEntry(_Entry):
+    """The digests of a source's chunks; ``made_on`` as in `rows.ChunkContents`."""
+
+    source: SourceName
+    made_on: Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+    digests: ArrayRef
+
+
 class FitEntry(_Entry):
     """The state of the fit."""
 
@@ -158,7 +168,7 @@ class FitEntry(_Entry):
     left_out: list[str]
     finished: bool
     notes: list[str]
-    contents: ArrayRef | None
+    contents: Annotated[list[ContentsEntry], Field(max_length=MAX_CONTENTS)]
 
 
 class AttemptEntry(_Entry):
@@ -178,22 +188,14 @@ class AlgorithmEntry(_Entry):
     params: dict[str, Any]
 
 
-class SampleEntry(_Entry):
-    """A chunk, and the SHA-256 of its values."""
-
-    chunk: Count
-    sha256: Sha256
-
-
 class SourceEntry(_Entry):
-    """The fingerprint of a source."""
+    """What a source is, without its values."""
 
     shape: Annotated[list[Count], Field(min_length=1, max_length=2)]
     dtype: str
     chunks: Annotated[
         list[Annotated[list[Count], Field(min_length=2, max_length=2)]], Field(max_length=MAX_CHUNKS)
     ]
-    samples: Annotated[list[SampleEntry], Field(max_length=MAX_SAMPLES)]
 
 
 class ConfigEntry(_Entry):
@@ -245,6 +247,10 @@ def references_of(entry: BaseModel) -> Iterator[ArrayRef]:
             yield value
         elif isinstance(value, BaseModel):
             yield from references_of(value)
+        elif isinstance(value, list):
+            for each in value:
+                if isinstance(each, BaseModel):
+                    yield from references_of(each)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from emtau_dask.checkpoint.schema import (
     ArrayRef,
     AttemptEntry,
     ConfigEntry,
+    ContentsEntry,
     FitEntry,
     FrozenEntry,
     HistoryEntry,
@@ -36,6 +37,7 @@ from emtau_dask.checkpoint.schema import (
     ProgressEntry,
     RunEntry,
     SourceEntry,
+    SourceName,
     StartEntry,
     first_problem,
     references_of,
@@ -60,7 +62,7 @@ from emtau_dask.io.objects import (
     rows_layout,
 )
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.rows import ReadContents
+from emtau_dask.rows import Contents
 
 STEPS_PER_PASS = 8
 """Upper bound of the objects that a pass and its commit write of one array."""
@@ -88,13 +90,14 @@ class CheckpointJournal:
         ``data``, ``sample_weight`` and ``responsibilities_init``.
     fields : RowFields or None
         None where the policy keeps no row state.
+    contents : Contents
+        What the data is found to hold.
     compiled : bool
         Whether the fit uses compiled tiles.
 
     Attributes
     ----------
-    contents : ReadContents
-        What the data is found to hold.
+    contents : Contents
     state : FitState
         The newest state, or that with which the fit begins or is resumed.
     """
@@ -106,13 +109,14 @@ class CheckpointJournal:
         given: GivenParameters,
         sources: Mapping[str, SourceEntry | None],
         fields: RowFields | None,
+        contents: Contents,
         *,
         compiled: bool,
     ) -> None:
         data = sources["data"]
         assert data is not None
         self._log, self._config, self._given, self._sources = log, config, given, sources
-        self.fields, self.contents, self.state = fields, ReadContents({}), FitState()
+        self.fields, self.contents, self.state = fields, contents, FitState()
         self._environment = numerical_environment(compiled=compiled)
         self._attempt = new_attempt(max(log.last, 0))
         self._prefix = f"attempts/{self._attempt}"
@@ -142,7 +146,7 @@ class CheckpointJournal:
                     f"the policy keeps the row arrays {list(ours)}; the checkpointed run had "
                     f"{attempt.fields}. Give the policy that the run was begun with."
                 )
-        self.state, self.contents = state, ReadContents(saved.contents)
+        self.state = state
         self._log.keep(saved.number, saved.references)
         self._seen = set(_stored_by(saved.state))
         self._stored = saved.stored
@@ -284,8 +288,8 @@ class _Entries:
             **{name: self._itself(name, array) for name, array in arrays if array is not None}
         )
 
-    def fit(self, state: FitState, contents: Mapping[int, bytes]) -> FitEntry:
-        """Return the entry of a fit whose chunks hold ``contents``."""
+    def fit(self, state: FitState, contents: Mapping[tuple[str, str], Mapping[int, bytes]]) -> FitEntry:
+        """Return the entry of a fit whose chunks hold ``contents``, see `Contents`."""
         start = None
         if state.start is not None:
             centres = self._itself("centres", state.start.centres)
@@ -298,7 +302,14 @@ class _Entries:
             left_out=list(state.left_out),
             finished=state.finished,
             notes=list(state.notes),
-            contents=self._bytes_table("contents", contents, contents) if contents else None,
+            contents=[
+                ContentsEntry(
+                    source=cast("SourceName", source),
+                    made_on=made_on,
+                    digests=self._bytes_table("contents", digests, digests),
+                )
+                for (source, made_on), digests in sorted(contents.items())
+            ],
         )
 
     def _run(self, run: RunState) -> RunEntry:

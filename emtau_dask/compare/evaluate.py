@@ -19,7 +19,7 @@ from emtau_dask.mixture.compiled import RowKernels, Scorer, scoring_kernels
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import Floats, Ints
 from emtau_dask.policies import SCORED_AT
-from emtau_dask.rows import ChunkLoader
+from emtau_dask.rows import ChunkContents, ChunkLoader, LoadedChunk, NotingTask
 
 
 def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
@@ -142,7 +142,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, eq=False)
-class _EvaluationTask:
+class _EvaluationTask(NotingTask[tuple[LoadedChunk, NDArray[Any] | None], Evaluation]):
     loader: ChunkLoader
     n_components: int
     labels: ChunkReader | None
@@ -151,19 +151,20 @@ class _EvaluationTask:
     reference: Held
     final: RowKernels | None
 
-    def __call__(
-        self,
-        item: EStepItem,
-        label_blocks: Sequence[NDArray[Any]],
-        row_blocks: Sequence[NDArray[Any]],
-        weight_blocks: Sequence[NDArray[Any]] = (),
-    ) -> Evaluation:
-        loaded = self.loader.load(item.chunk_range, row_blocks, weight_blocks)
+    def read(
+        self, item: EStepItem, *blocks: Sequence[NDArray[Any]]
+    ) -> tuple[LoadedChunk, NDArray[Any] | None]:
+        label_blocks, *chunk_blocks = blocks
+        loaded, where = self.loader.load(item.chunk_range, *chunk_blocks), item.chunk_range
+        return loaded, None if self.labels is None else self.labels.load(where, label_blocks).values
+
+    def compute(self, item: EStepItem, found: tuple[LoadedChunk, NDArray[Any] | None]) -> Evaluation:
+        loaded, labels = found
         n_rows = len(loaded.rows)
         positions = loaded.positions()
         classes = np.zeros(n_rows, dtype=np.intp)
-        if self.labels is not None:
-            classes = np.searchsorted(self.classes, self.labels.load(item.chunk_range, label_blocks)[0])
+        if labels is not None:
+            classes = np.searchsorted(self.classes, labels)
         held_at = self.held.scored_at(item.state, n_rows)
         reference_at = self.reference.scored_at(None, n_rows)
         distances, likelihoods = [], []
@@ -183,13 +184,18 @@ class _EvaluationTask:
             len(positions), math.fsum(distances), held_table, final_table, math.fsum(likelihoods)
         )
 
+    def contents(
+        self, item: EStepItem, found: tuple[LoadedChunk, NDArray[Any] | None]
+    ) -> tuple[ChunkContents, ...]:
+        return found[0].contents()
+
 
 @dataclass(frozen=True)
 class _DistinctTask:
     reader: ChunkReader
 
     def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.unique(self.reader.load(chunk_range, blocks)[0])
+        return np.unique(self.reader.load(chunk_range, blocks).values)
 
 
 def known_labels(problem: Problem, labels: Source | None) -> KnownLabels:
@@ -219,7 +225,7 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
     """
     source, parameters = labels.source, fit.summary.parameters
     task = _EvaluationTask(
-        problem.loader(),
+        problem.loader,
         problem.n_components,
         None if source is None else source.reader(),
         labels.classes,

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from emtau_dask.em.compiling import check_compiler
 from emtau_dask.em.pass_sums import ChunkOutcome, PassSums, ScoredRows
-from emtau_dask.execution import ReadingTask
 from emtau_dask.io.cache import RowCache
 from emtau_dask.io.objects import SHARING_ROWS, RowStateWriter, SlotState
 from emtau_dask.io.sources import ChunkRange
@@ -29,7 +28,7 @@ from emtau_dask.policies import (
     checked_update,
     checked_weights,
 )
-from emtau_dask.rows import ACTIVITY, ChunkLoader, LoadedChunk, Samples
+from emtau_dask.rows import ACTIVITY, ChunkContents, ChunkLoader, LoadedChunk, NotingTask, Samples
 
 FEW = 3
 """Rows that stay active are few where there are so many times as many in all: then they are scored again, and
@@ -127,8 +126,7 @@ class RowTracking:
                 }
             )
         return tuple(
-            ChunkOutcome(chunk, remaining, slots.get(chunk, state), contents)
-            for chunk, remaining, state, contents, _ in outcomes
+            ChunkOutcome(chunk, remaining, slots.get(chunk, state)) for chunk, remaining, state, _ in outcomes
         )
 
 
@@ -171,7 +169,7 @@ class FoundRows:
 
 
 @dataclass(frozen=True, eq=False)
-class EStepTask(ReadingTask[FoundRows, PassSums]):
+class EStepTask(NotingTask[FoundRows, PassSums]):
     """A partial E-step over one chunk: ``task(item, *blocks) -> PassSums``.
 
     Attributes
@@ -226,7 +224,7 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         rows = self._score(loaded, positions, evidence, None)
         if evidence is not None:
             unsure = _unsure(evidence, loaded.weights_at(positions))
-        outcome = ChunkOutcome(loaded.chunk, n, None, loaded.contents)
+        outcome = ChunkOutcome(loaded.chunk, n, None)
         return PassSums(rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read, unsure=unsure)
 
     def _tracked(
@@ -244,7 +242,7 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         remaining, unwritten = int(np.count_nonzero(stays)), None
         if item.state is None or remaining < n or _differ(before, after):
             unwritten = tracking.changed(state, after, positions, stays)
-        outcome = ChunkOutcome(loaded.chunk, remaining, item.state, loaded.contents, unwritten)
+        outcome = ChunkOutcome(loaded.chunk, remaining, item.state, unwritten)
         tracking.take_room(outcome)
         if item.chunk_range.n_rows > SHARING_ROWS:
             (outcome,) = tracking.written((outcome,))
@@ -277,6 +275,10 @@ class EStepTask(ReadingTask[FoundRows, PassSums]):
         if self.tracking is None:
             return result
         return result._replace(chunks=self.tracking.written(result.chunks))
+
+    def contents(self, item: EStepItem, found: FoundRows) -> tuple[ChunkContents, ...]:
+        """Return what the chunk holds, where it was read whole."""
+        return found.loaded.contents()
 
     def _evidence(self, n_rows: int, draws: Floats | None, unsure: float) -> Evidence:
         labels = np.empty(n_rows, self._label_dtype)

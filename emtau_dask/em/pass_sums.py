@@ -39,7 +39,6 @@ class ChunkOutcome(NamedTuple):
     chunk: int
     remaining: int
     state: SlotState | None
-    contents: bytes
     unwritten: Mapping[str, NDArray[Any]] | None = None
 
 

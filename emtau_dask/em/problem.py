@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,11 +14,31 @@ from numpy.typing import NDArray
 
 from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.errors import InvalidDataError, UnusableRowError
-from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass, ReadingTask
+from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass
 from emtau_dask.io.cache import RowCache
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges, is_in_memory, is_stored
+from emtau_dask.io.sources import (
+    ChunkRange,
+    ChunkReader,
+    Loaded,
+    Source,
+    chunk_ranges,
+    is_in_memory,
+    is_stored,
+)
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.rows import LARGEST, ChunkLoader, LoadedChunk, Positions, ReadContents, loaded_bytes
+from emtau_dask.rows import (
+    LARGEST,
+    WEIGHTS,
+    ChunkContents,
+    ChunkLoader,
+    ChunkTask,
+    Contents,
+    LoadedChunk,
+    NotingTask,
+    Positions,
+    contents_of,
+    loaded_bytes,
+)
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12
@@ -41,6 +61,7 @@ class Context:
     cache: RowCache | None = None
     read_ahead: int = 0
     positions: Positions = field(default_factory=Positions)
+    contents: Contents = field(default_factory=Contents)
 
 
 @dataclass(frozen=True)
@@ -64,8 +85,6 @@ class Problem:
     context : Context
     compiled : bool
         Whether the compiled loops are used where they can be.
-    contents : ReadContents or None
-        For a checkpoint; None where there is none.
     missing : bool
         Whether NaN stands for a missing value.
     """
@@ -79,7 +98,6 @@ class Problem:
     executor: Executor
     context: Context
     compiled: bool = False
-    contents: ReadContents | None = None
     missing: bool = False
 
     @property
@@ -114,25 +132,18 @@ class Problem:
             return None
         return AheadBudget(self.context.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
-    def loader(self, *, noting: bool = False) -> ChunkLoader:
-        """Return what loads chunks in tasks, with a cache for stored rows.
-
-        With ``noting`` it computes the contents of chunks whose contents are unknown.
-        """
-        weights = None if self.weights is None else self.weights.reader()
-        cache = self.context.cache if is_stored(self.rows) else None
-        loader = ChunkLoader(
+    @property
+    def loader(self) -> ChunkLoader:
+        """What loads chunks in tasks, with a cache for stored rows."""
+        return ChunkLoader(
             self.rows.reader(),
-            weights,
-            cache,
+            None if self.weights is None else self.weights.reader(),
+            self.context.cache if is_stored(self.rows) else None,
             self.context.cache,
             self.context.positions,
+            noting=True,
             missing=self.missing,
         )
-        if self.contents is None:
-            return loader
-        unknown = self.chunk_ranges.keys() - self.contents.known.keys() if noting else ()
-        return replace(loader, known=self.contents.to_compare(), noted=frozenset(unknown))
 
     def _is_interpreted(self, costs: Mapping[int, float]) -> bool:
         """Return whether chunks are in memory, and so small that their products take little of their time."""
@@ -143,7 +154,7 @@ class Problem:
 
     def map_reduce(
         self,
-        task: Callable[..., T],
+        task: NotingTask[Any, T],
         merge: Callable[[Iterable[T]], T],
         *,
         name: str,
@@ -156,6 +167,11 @@ class Problem:
 
         By default ``items`` are `chunk_ranges`, and ``costs`` are `Problem.costs`. A task gets the blocks of
         ``beside`` (if given), of the rows, and of the weights. With ``beside`` nothing is read ahead.
+
+        Raises
+        ------
+        InvalidDataError, CheckpointMismatchError
+            A chunk holds other values than before; see `Contents.compare`.
         """
         sources = self.sources if beside is None else [beside, *self.sources]
         costs = self.costs if costs is None else costs
@@ -170,7 +186,7 @@ class Problem:
             self.ahead if beside in (None, NO_SOURCE) else None,
             self._is_interpreted(costs),
         )
-        return self.executor.map_reduce(work, self.context.observer)
+        return self.context.contents.run(self.executor, work, self.context.observer, self.chunk_ranges)
 
 
 class _WeightTotals(NamedTuple):
@@ -183,18 +199,33 @@ def _merge_weights(a: _WeightTotals, b: _WeightTotals) -> _WeightTotals:
     return _WeightTotals(a.weight + b.weight, a.present + b.present, a.first_bad or b.first_bad)
 
 
-@dataclass(frozen=True)
-class _WeightTask:
-    reader: ChunkReader
+def _weight_totals(chunk_range: ChunkRange, weights: NDArray[Any]) -> _WeightTotals:
+    good = (weights >= 0) & (weights <= LARGEST)
+    if not good.all():
+        position = int(np.argmin(good))
+        where = f"row {chunk_range.start + position} (chunk {chunk_range.chunk})"
+        return _WeightTotals(0.0, 0, f"sample_weight is {weights[position]} at {where}")
+    return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)), None)
 
-    def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> _WeightTotals:
-        weights, _ = self.reader.load(chunk_range, blocks)
-        good = (weights >= 0) & (weights <= LARGEST)
-        if not good.all():
-            position = int(np.argmin(good))
-            where = f"row {chunk_range.start + position} (chunk {chunk_range.chunk})"
-            return _WeightTotals(0.0, 0, f"sample_weight is {weights[position]} at {where}")
-        return _WeightTotals(math.fsum(weights), int(np.count_nonzero(weights > 0)), None)
+
+@dataclass(frozen=True)
+class WeightsTask(NotingTask[Loaded, T]):
+    """A task of the weights of a chunk alone: ``function`` makes its result of the range and the values."""
+
+    reader: ChunkReader
+    function: Callable[[ChunkRange, NDArray[Any]], T]
+
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> Loaded:
+        """Return the weights."""
+        return self.reader.load(item, *blocks)
+
+    def compute(self, item: ChunkRange, found: Loaded) -> T:
+        """Return what the function makes of them."""
+        return self.function(item, found.values)
+
+    def contents(self, item: ChunkRange, found: Loaded) -> tuple[ChunkContents, ...]:
+        """Return what they are."""
+        return (contents_of(WEIGHTS, item.chunk, found, self.reader),)
 
 
 def check_counts(rows: Source, weights: Source | None, n_components: int) -> None:
@@ -234,16 +265,17 @@ def make_problem(
     n_present, total_weight = rows.shape[0], float(rows.shape[0])
     if weights is not None:
         weights = weights.aligned(rows.chunk_rows)
+        ranges = chunk_ranges(rows.chunk_rows)
         work = Pass(
-            _WeightTask(weights.reader()),
+            WeightsTask(weights.reader(), _weight_totals),
             partial(reduce, _merge_weights),
             [weights],
-            chunk_ranges(rows.chunk_rows),
+            ranges,
             name="weights",
             stage="weights",
             costs=chunk_costs(weights),
         )
-        totals = executor.map_reduce(work, context.observer)
+        totals = context.contents.run(executor, work, context.observer, ranges)
         assert totals is not None
         total_weight, n_present, first_bad = totals
         if first_bad is not None:
@@ -273,11 +305,8 @@ def _earlier(a: UnusableRowError | None, b: UnusableRowError | None) -> Unusable
 
 
 @dataclass(frozen=True)
-class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
+class _ScanTask(ChunkTask[UnusableRowError | None]):
     loader: ChunkLoader
-
-    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
-        return self.loader.load(item, *blocks)
 
     def compute(self, item: ChunkRange, found: LoadedChunk) -> UnusableRowError | None:
         positions = found.positions()
@@ -293,13 +322,14 @@ class _ScanTask(ReadingTask[LoadedChunk, UnusableRowError | None]):
 def first_unusable_row_named(problem: Problem) -> Iterator[None]:
     """Raise the `UnusableRowError` of the first unusable row of all.
 
-    Tasks run side by side, so a pass may find a later one; a second pass then checks all rows.
+    Tasks run side by side, so a pass may find a later one; a second pass then checks all rows. Where a chunk
+    holds other values than before, that is raised.
     """
     try:
         yield
     except UnusableRowError as error:
         first = problem.map_reduce(
-            _ScanTask(problem.loader()),
+            _ScanTask(problem.loader),
             partial(reduce, _earlier),
             name="scan",
             stage="looking for the first unusable row",

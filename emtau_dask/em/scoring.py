@@ -187,19 +187,14 @@ def _e_step(
     iteration = state.iteration + 1
     kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)
     found = problem.map_reduce(
-        EStepTask(problem.loader(noting=True), kernels, iteration, tracking, sample),
+        EStepTask(problem.loader, kernels, iteration, tracking, sample),
         partial(merge_passes, problem.structure),
         name="estep",
         stage=f"iteration {iteration}",
         items={chunk: EStepItem(ranges[chunk], slots.get(chunk)) for chunk in chunks},
         costs={chunk: active[chunk] + sizes[chunk] / 16 for chunk in chunks},
     )
-    totals = PassTotals() if found is None else totals_of(plan, found)
-    if problem.contents is not None:
-        problem.contents.found(
-            {outcome.chunk: outcome.contents for outcome in totals.chunks if outcome.contents}
-        )
-    return totals
+    return PassTotals() if found is None else totals_of(plan, found)
 
 
 def _all_rows(problem: Problem, totals: PassTotals, frozen: FrozenRows | None) -> SufficientStatistics:

@@ -22,6 +22,7 @@ from emtau_dask.checkpoint import (
     SourceEntry,
     fingerprint,
     first_problem,
+    sampled_contents,
 )
 from emtau_dask.cluster import check_portable, differing_workers, prove_access
 from emtau_dask.em import (
@@ -56,6 +57,7 @@ from emtau_dask.fit import (
 from emtau_dask.init import GivenParameters
 from emtau_dask.inputs import Seeds, opened_path, opened_sources
 from emtau_dask.io.objects import ObjectStore, check_startable, object_store, start_log, warn_unless_exclusive
+from emtau_dask.io.sources import chunk_ranges
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import check_means, check_precisions, check_weights, free_parameters
 from emtau_dask.policies import (
@@ -67,7 +69,7 @@ from emtau_dask.policies import (
     describe_policy,
 )
 from emtau_dask.progress import LoggingObserver, Observers, closed_after, observer_for
-from emtau_dask.rows import Samples
+from emtau_dask.rows import Contents, Samples
 
 LOG = logging.getLogger(__name__)
 
@@ -267,7 +269,10 @@ def fit_estimator(
             features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)
-        publish(estimator, with_notes(finished, differing_workers(executor.client)))
+        finished = with_notes(finished, differing_workers(executor.client))
+        if finished.current is not None and not finished.current.history.has_full_pass:
+            finished = not_read_again(finished, journal.contents)
+        publish(estimator, finished)
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
 
@@ -317,21 +322,36 @@ def _new_journal(
     objects.prepare()
     warn_unless_exclusive(objects)
     state = proved(executor, objects, sources, FitState())
-    entries = fingerprints(sources, executor, observer)
+    contents = Contents()
+    compare_samples(sources, contents, executor, observer)
     log = start_log(objects, overwrite=overwrite)
     with log.withdrawn_on_failure():
-        journal = CheckpointJournal(log, config, settings.given, entries, fields, compiled=settings.compiled)
+        journal = CheckpointJournal(
+            log,
+            config,
+            settings.given,
+            fingerprints(sources),
+            fields,
+            contents,
+            compiled=settings.compiled,
+        )
         with journal.watched():
             journal.save(state, commit=True)
     yield journal
 
 
-def fingerprints(
-    sources: FitSources, executor: Executor, observer: PassObserver
-) -> dict[str, SourceEntry | None]:
-    """Return the fingerprints of all sources by the names of a manifest's fields; reads sampled chunks."""
-    found = {name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()}
+def fingerprints(sources: FitSources) -> dict[str, SourceEntry | None]:
+    """Return what all sources are, by the names of a manifest's fields; reads nothing of them."""
+    found = {name: fingerprint(source) for name, source in sources.named().items()}
     return {"data": found.pop("X"), "sample_weight": None, "responsibilities_init": None, **found}
+
+
+def compare_samples(
+    sources: FitSources, contents: Contents, executor: Executor, observer: PassObserver
+) -> None:
+    """Read sampled chunks of all sources, and compare what they hold with ``contents``."""
+    for name, source in sources.named().items():
+        contents.compare(sampled_contents(source, name, executor, observer), chunk_ranges(source.chunk_rows))
 
 
 def proved(executor: Executor, objects: ObjectStore | None, sources: FitSources, state: FitState) -> FitState:
@@ -345,6 +365,12 @@ def with_notes(state: FitState, notes: Sequence[str]) -> FitState:
     for note in new:
         warn_user(note)
     return replace(state, notes=(*state.notes, *new))
+
+
+def not_read_again(state: FitState, contents: Contents) -> FitState:
+    """Return the state of an ended fit with a note of the chunks that were not compared, if any."""
+    note = contents.not_read_again()
+    return state if note is None else replace(state, notes=(*state.notes, note))
 
 
 def publish(estimator: FittedMixture, finished: FitState) -> None:

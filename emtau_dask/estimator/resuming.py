@@ -28,11 +28,13 @@ from emtau_dask.errors import (
 )
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import (
+    compare_samples,
     compile_beside,
     fingerprints,
     fit_session,
     is_automatic,
     log_beginning,
+    not_read_again,
     proved,
     publish,
     with_notes,
@@ -55,7 +57,7 @@ from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
 from emtau_dask.messages import shown
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, matching_policy
-from emtau_dask.rows import Samples
+from emtau_dask.rows import Contents, Samples
 
 M = TypeVar("M", bound=FittedMixture)
 
@@ -218,10 +220,12 @@ def resume_estimator(
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())
-        _check_data(saved, sources, needed is None and state.current is not None, executor, observer)
+        contents = Contents(saved.contents)
+        _check_same(saved, sources, needed is None and state.current is not None)
+        compare_samples(sources, contents, executor, observer)
         reopened = _reopened(state, int(estimator.max_iter))
         if reopened.finished:
-            publish(estimator, reopened)
+            publish(estimator, not_read_again(reopened, contents))
             return
         config = saved.config.model_copy(
             update={
@@ -234,14 +238,14 @@ def resume_estimator(
         compile_beside(settings, sources, executor, observer)
         made = 0 if reopened.current is None else reopened.current.iteration
         log_beginning(f"resumed after iteration {made}", settings, sources, executor)
-        journal = _journal(saved, reopened, config, settings, sources, executor)
+        journal = _journal(saved, reopened, config, settings, sources, contents, executor)
         with (
             open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
             features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))
-    publish(estimator, finished)
+    publish(estimator, not_read_again(finished, contents))
 
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
@@ -255,12 +259,10 @@ def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
         estimator.feature_names_in_ = np.asarray(theirs, dtype=object)
 
 
-def _check_data(
-    saved: SavedFit, sources: FitSources, started: bool, executor: Executor, observer: FitObserver
-) -> None:
-    """Raise `CheckpointMismatchError` unless the data are those that the run was begun with."""
+def _check_same(saved: SavedFit, sources: FitSources, started: bool) -> None:
+    """Raise `CheckpointMismatchError` unless the data are such as the run was begun with."""
     stored = _stored_fingerprints(saved)
-    for name, found in fingerprints(sources, executor, observer).items():
+    for name, found in fingerprints(sources).items():
         if name != "responsibilities_init" or not started:
             check_same("X" if name == "data" else name, stored[name], found)
 
@@ -314,6 +316,7 @@ def _journal(
     config: ConfigEntry,
     settings: FitSettings,
     sources: FitSources,
+    contents: Contents,
     executor: Executor,
 ) -> CheckpointJournal:
     """Return the journal that continues the run's commits."""
@@ -322,7 +325,9 @@ def _journal(
     state = proved(executor, saved.log.objects, sources, _with_differences(saved, state, environment))
     fields = row_fields(sources.rows, config.n_components, settings.em.policy, config.max_iter)
     entries, compiled = _stored_fingerprints(saved), settings.compiled
-    journal = CheckpointJournal(saved.log, config, settings.given, entries, fields, compiled=compiled)
+    journal = CheckpointJournal(
+        saved.log, config, settings.given, entries, fields, contents, compiled=compiled
+    )
     journal.inherit(saved, state)
     return journal
 

@@ -54,6 +54,8 @@ class FitSummary:
         Passes over the data that the scored rows amount to.
     rows : int
         Rows of weight above 0 that were fitted; 0 where the fit had no iteration.
+    notes : tuple of str
+        See `FitHistory`.
     """
 
     components: tuple[ComponentSummary, ...]
@@ -66,6 +68,7 @@ class FitSummary:
     gap: float
     work: float
     rows: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shown = shown_components(self)
@@ -92,7 +95,7 @@ class FitSummary:
         ]
         if self.feature_names is not None and len(self.feature_names) <= MOST_VALUES:
             named.append(f"features: {', '.join(self.feature_names)}")
-        return named
+        return [*named, *(f"note: {note}" for note in self.notes)]
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def summary_of(estimator: Any) -> FitSummary:
         gap=estimator.gap_,
         work=history.work,
         rows=history[-1].rows if history else 0,
+        notes=history.notes,
     )
 
 

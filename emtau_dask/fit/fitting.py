@@ -137,10 +137,9 @@ def fit(
         A run collapsed and is left out.
     """
     with lasting_threads(executor) as its_threads:
-        problem = _problem_of(settings, sources, its_threads, context)
+        problem = _problem_of(settings, sources, its_threads, replace(context, contents=journal.contents))
         settings = replace(settings, em=_with_large_samples(settings.em, problem))
-        noting = replace(problem, contents=journal.contents)
-        fixed = _Fixed(noting, settings, sources.responsibilities, journal)
+        fixed = _Fixed(problem, settings, sources.responsibilities, journal)
         state = journal.state
         with first_unusable_row_named(problem), journal.watched():
             while not state.finished:
@@ -148,6 +147,8 @@ def fit(
                     state = _run_ended(fixed, _run_started(fixed, state))
                 except SingularComponentError as error:
                     state = _run_left_out(fixed, state, error)
+                new = [note for note in journal.contents.notes if note not in state.notes]
+                state = replace(state, notes=(*state.notes, *new))
                 journal.save(state, commit=True)
     return state
 

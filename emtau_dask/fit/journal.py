@@ -24,7 +24,7 @@ from emtau_dask.io.objects import (
 )
 from emtau_dask.io.sources import Source
 from emtau_dask.policies import ACTIVE, ActivityPolicy, checked_row_arrays
-from emtau_dask.rows import ReadContents
+from emtau_dask.rows import Contents
 
 WITNESS = "witness"
 """Key of what a temporary folder holds beside row state."""
@@ -44,8 +44,8 @@ class Journal(Protocol):
         ...
 
     @property
-    def contents(self) -> ReadContents | None:
-        """The digests of the data read so far; None where nothing outlasts this process."""
+    def contents(self) -> Contents:
+        """What the data read so far was found to hold."""
         ...
 
     def writer(self) -> RowStateWriter | None:
@@ -83,10 +83,8 @@ class TemporaryJournal:
     ``objects`` and ``fields`` are None where the policy keeps no row state; ``n_slots`` counts the chunks.
     """
 
-    contents: ReadContents | None = None
-
     def __init__(self, objects: LocalObjects | None, fields: RowFields | None, n_slots: int) -> None:
-        self.state = FitState()
+        self.state, self.contents = FitState(), Contents()
         self.objects = objects
         self.fields, self._n_slots = fields, n_slots
         self._step = 0

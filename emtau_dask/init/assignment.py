@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em import Problem
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.execution import NO_SOURCE, ReadingTask
+from emtau_dask.execution import NO_SOURCE
 from emtau_dask.init.row_random import RESPONSIBILITY, row_uniforms
 from emtau_dask.io.sources import ChunkRange, ChunkReader, Source
 from emtau_dask.mixture.covariance import CovarianceStructure
@@ -30,7 +30,7 @@ from emtau_dask.mixture.model import (
     zero,
 )
 from emtau_dask.mixture.numerics import Floats, Ints
-from emtau_dask.rows import ChunkLoader, LoadedChunk
+from emtau_dask.rows import RESPONSIBILITIES, ChunkContents, ChunkLoader, LoadedChunk, NotingTask, contents_of
 
 DRAWN_AT_ONCE = 2**12
 """Rows whose random numbers are drawn together, whether or not all of them are wanted."""
@@ -46,11 +46,18 @@ class RowBlock:
     start: int
 
 
+class Prepared(NamedTuple):
+    """An assignment for one chunk, and what was read for it."""
+
+    assignment: Assignment
+    contents: tuple[ChunkContents, ...] = ()
+
+
 class Assignment(Protocol):
     """Gives responsibilities to the rows of one chunk."""
 
-    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
-        """Return the assignment for one chunk, with what it reads for it."""
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Prepared:
+        """Return the assignment for one chunk."""
         ...
 
     def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
@@ -112,9 +119,9 @@ class NearestCentre:
         order = np.argsort(first)
         return cls(centres[first[order]], (same / same.sum(axis=0)).T[order])
 
-    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Prepared:
         """Return itself."""
-        return self
+        return Prepared(self)
 
     def responsibilities(self, rows: Floats) -> Floats:
         """Return 1 for the nearest centre, or 1/n for each of n equal ones, (n, K)."""
@@ -136,9 +143,9 @@ class RandomResponsibilities:
     seed: int
     n_components: int
 
-    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Prepared:
         """Return itself."""
-        return self
+        return Prepared(self)
 
     def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
         """Return the statistics of a block."""
@@ -163,10 +170,11 @@ class GivenResponsibilities:
     reader: ChunkReader
     values: NDArray[Any] | None = None
 
-    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Assignment:
+    def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Prepared:
         """Return itself with the chunk's responsibilities loaded."""
-        values, _ = self.reader.load(chunk_range, blocks)
-        return GivenResponsibilities(self.reader, values)
+        loaded = self.reader.load(chunk_range, blocks)
+        contents = contents_of(RESPONSIBILITIES, chunk_range.chunk, loaded, self.reader)
+        return Prepared(GivenResponsibilities(self.reader, loaded.values), (contents,))
 
     def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
         """Return the statistics of a block; for errors see `start_from_responsibilities`."""
@@ -185,19 +193,19 @@ class GivenResponsibilities:
 
 
 @dataclass(frozen=True, eq=False)
-class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientStatistics]):
+class _StatisticsTask(NotingTask["tuple[LoadedChunk, Prepared]", SufficientStatistics]):
     loader: ChunkLoader
     assignment: Assignment
     structure: CovarianceStructure
     n_components: int
 
-    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Assignment]:
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Prepared]:
         assignment_blocks, *chunk_blocks = blocks
         loaded = self.loader.load(item, *chunk_blocks)
         return loaded, self.assignment.prepare(item, assignment_blocks)
 
-    def compute(self, item: ChunkRange, found: tuple[LoadedChunk, Assignment]) -> SufficientStatistics:
-        loaded, assignment = found
+    def compute(self, item: ChunkRange, found: tuple[LoadedChunk, Prepared]) -> SufficientStatistics:
+        loaded, (assignment, _) = found
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
@@ -210,13 +218,17 @@ class _StatisticsTask(ReadingTask["tuple[LoadedChunk, Assignment]", SufficientSt
             merger.push(assignment.statistics(self.structure, block))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
+    def contents(self, item: ChunkRange, found: tuple[LoadedChunk, Prepared]) -> tuple[ChunkContents, ...]:
+        loaded, prepared = found
+        return (*loaded.contents(), *prepared.contents)
+
 
 def statistics_under(
     problem: Problem, assignment: Assignment, *, stage: str, source: Source | None = None
 ) -> SufficientStatistics:
     """Return the statistics of all rows, in one pass; the assignment reads ``source``, in the same chunks."""
     total: SufficientStatistics | None = problem.map_reduce(
-        _StatisticsTask(problem.loader(), assignment, problem.structure, problem.n_components),
+        _StatisticsTask(problem.loader, assignment, problem.structure, problem.n_components),
         partial(merged, problem.structure),
         name="assign",
         stage=stage,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import SCAN_ROWS, Problem
-from emtau_dask.execution import Pass, ReadingTask
+from emtau_dask.em import SCAN_ROWS, Problem, WeightsTask
+from emtau_dask.execution import Pass
 from emtau_dask.init.row_random import PRIORITY, row_uniforms
-from emtau_dask.io.sources import ChunkRange, ChunkReader
+from emtau_dask.io.sources import ChunkRange, Source
 from emtau_dask.mixture.numerics import Floats, Ints
-from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
+from emtau_dask.rows import ChunkContents, ChunkLoader, LoadedChunk, NotingTask, Samples
 
 SAMPLE_ELEMENTS = 2**21
 MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS = 2**12, 2**16
@@ -33,14 +33,12 @@ def sample_size(n_components: int, n_features: int) -> int:
 class RowSample:
     """Rows (m, d) drawn without replacement, with their weights and numbers (m,).
 
-    Each row of positive weight is equally likely. ``contents`` are those of the chunks that were read for
-    it, by chunk, where they are noted.
+    Each row of positive weight is equally likely.
     """
 
     rows: Floats
     weights: Floats
     numbers: Ints
-    contents: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,27 +54,20 @@ def _merge_draws(size: int, a: _Draw, b: _Draw) -> _Draw:
     return _Draw(priorities[order], numbers[order])
 
 
-@dataclass(frozen=True)
-class _DrawTask:
-    seed: int
-    size: int
-    weights: ChunkReader | None
-
-    def __call__(self, chunk_range: ChunkRange, weight_blocks: Sequence[NDArray[Any]] = ()) -> _Draw:
-        start, stop = chunk_range.start, chunk_range.stop
-        present = None
-        if self.weights is not None:
-            present = self.weights.load(chunk_range, weight_blocks)[0] > 0
-        drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
-        for first in range(start, stop, DRAW_ROWS):
-            last = min(first + DRAW_ROWS, stop)
-            priorities = row_uniforms(self.seed, PRIORITY, first, last, 1)[:, 0]
-            numbers = np.arange(first, last)
-            if present is not None:
-                here = present[first - start : last - start]
-                priorities, numbers = priorities[here], numbers[here]
-            drawn = _merge_draws(self.size, drawn, _Draw(priorities, numbers))
-        return drawn
+def _drawn(seed: int, size: int, chunk_range: ChunkRange, weights: NDArray[Any] | None = None) -> _Draw:
+    """Return the draw among the rows of a chunk, those of positive weight."""
+    start, stop = chunk_range.start, chunk_range.stop
+    present = None if weights is None else weights > 0
+    drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
+    for first in range(start, stop, DRAW_ROWS):
+        last = min(first + DRAW_ROWS, stop)
+        priorities = row_uniforms(seed, PRIORITY, first, last, 1)[:, 0]
+        numbers = np.arange(first, last)
+        if present is not None:
+            here = present[first - start : last - start]
+            priorities, numbers = priorities[here], numbers[here]
+        drawn = _merge_draws(size, drawn, _Draw(priorities, numbers))
+    return drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +77,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
+class _TakeTask(NotingTask[LoadedChunk, RowSample]):
     loader: ChunkLoader
 
     def read(self, item: _Chosen, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
@@ -100,13 +91,15 @@ class _TakeTask(ReadingTask[LoadedChunk, RowSample]):
         weights = found.weights_at(positions)
         return RowSample(rows, np.ones(len(rows)) if weights is None else weights, item.numbers)
 
+    def contents(self, item: _Chosen, found: LoadedChunk) -> tuple[ChunkContents, ...]:
+        return found.contents()
+
 
 def _join(a: RowSample, b: RowSample) -> RowSample:
     return RowSample(
         np.concatenate([a.rows, b.rows]),
         np.append(a.weights, b.weights),
         np.append(a.numbers, b.numbers),
-        {**a.contents, **b.contents},
     )
 
 
@@ -116,6 +109,25 @@ def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
     edges = np.searchsorted(numbers, [chunk_range.stop for chunk_range in ranges])
     parts = np.split(numbers, edges[:-1])
     return {p.chunk: _Chosen(p, part) for p, part in zip(ranges, parts, strict=True) if len(part)}
+
+
+def _draw(problem: Problem, seed: int, size: int) -> _Draw:
+    """Return which rows are chosen; reads the weights, where there are any."""
+    weights, executor, observer = problem.weights, problem.executor, problem.context.observer
+    draw = partial(_drawn, seed, size)
+
+    def work(task: Callable[..., _Draw], sources: Sequence[Source]) -> Pass[_Draw]:
+        merge = partial(reduce, partial(_merge_draws, size))
+        ranges = problem.chunk_ranges
+        return Pass(task, merge, sources, ranges, name="draw", stage="sample", costs=problem.costs)
+
+    if weights is None:
+        found = executor.map_reduce(work(draw, []), observer)
+    else:
+        drawing = work(WeightsTask(weights.reader(), draw), [weights])
+        found = problem.context.contents.run(executor, drawing, observer, problem.chunk_ranges)
+    assert found is not None
+    return found
 
 
 def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
@@ -129,20 +141,9 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
     InvalidDataError
         A chosen row holds NaN or infinity.
     """
-    weights = problem.weights
-    work = Pass(
-        _DrawTask(seed, size, None if weights is None else weights.reader()),
-        partial(reduce, partial(_merge_draws, size)),
-        [] if weights is None else [weights],
-        problem.chunk_ranges,
-        name="draw",
-        stage="sample",
-        costs=problem.costs,
-    )
-    draw = problem.executor.map_reduce(work, problem.context.observer)
-    assert draw is not None
+    draw = _draw(problem, seed, size)
     sample = problem.map_reduce(
-        _TakeTask(problem.loader()),
+        _TakeTask(problem.loader),
         partial(reduce, _join),
         name="take",
         stage="sample rows",
@@ -154,7 +155,7 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
 
 
 @dataclass(frozen=True, eq=False)
-class _FirstSampleTask(ReadingTask["tuple[LoadedChunk, Ints]", RowSample]):
+class _FirstSampleTask(NotingTask["tuple[LoadedChunk, Ints]", RowSample]):
     loader: ChunkLoader
     samples: Samples
     share: float
@@ -169,9 +170,12 @@ class _FirstSampleTask(ReadingTask["tuple[LoadedChunk, Ints]", RowSample]):
         for where, block in loaded.blocks(positions, SCAN_ROWS):
             rows[where] = block
         weights = loaded.weights_at(positions)
-        contents = {loaded.chunk: loaded.contents} if loaded.contents else {}
         numbers = item.start + positions
-        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, numbers, contents)
+        return RowSample(rows, np.ones(len(rows)) if weights is None else weights, numbers)
+
+    def contents(self, item: ChunkRange, found: tuple[LoadedChunk, Ints]) -> tuple[ChunkContents, ...]:
+        loaded, _ = found
+        return loaded.contents()
 
 
 def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
@@ -184,13 +188,11 @@ def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
     """
     share = min(samples.shares[0], size / problem.rows.shape[0])
     sample = problem.map_reduce(
-        _FirstSampleTask(problem.loader(noting=True), samples, share),
+        _FirstSampleTask(problem.loader, samples, share),
         partial(reduce, _join),
         name="sample",
         stage="sample rows",
     )
     assert sample is not None
-    if problem.contents is not None:
-        problem.contents.found(sample.contents)
     order = np.argsort(sample.numbers)
     return RowSample(sample.rows[order], sample.weights[order], sample.numbers[order])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,23 @@ from numpy.typing import NDArray
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.execution import hold_for_process, process_id
 from emtau_dask.io.cache import CachedRows, RowCache
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, describe_bad_value
+from emtau_dask.io.sources import (
+    NONE_UNSTORED,
+    ChunkRange,
+    ChunkReader,
+    GrowingDigest,
+    RowsInMemory,
+    Source,
+    Unstored,
+    describe_bad_value,
+)
 from emtau_dask.mixture.estep import Accumulated, Observed, ScoredBlock
 from emtau_dask.mixture.numerics import Floats, Ints, squared_length
-from emtau_dask.rows.contents import check_contents, chunk_contents
+from emtau_dask.rows.contents import ROWS, WEIGHTS, ChunkContents, NotingTask, contents_of, made_on
 from emtau_dask.rows.positions import Positions
 from emtau_dask.rows.samples import Samples
 
+T = TypeVar("T")
 LARGEST = np.float64(1e150)
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64. It is not a
 plain float, which NumPy would convert to float32 (infinity) to compare it with float32 values."""
@@ -48,8 +58,13 @@ class LoadedChunk:
         Positions in the chunk of ``rows``, ascending; None for all rows.
     source_bytes : int
         Bytes that were read from the source for the whole chunk.
-    contents : bytes
-        Its `chunk_contents`; empty where they are not wanted.
+    digest : GrowingDigest or None
+        Of ``rows``, where they are a whole chunk whose contents are noted; it grows with the blocks of rows.
+    made_on : str
+    unstored : Unstored
+        See `ChunkContents`.
+    weights_contents : tuple of ChunkContents
+        Of the weights, where there are any and contents are noted.
     missing : bool
         Whether NaN stands for a missing value.
     """
@@ -62,8 +77,18 @@ class LoadedChunk:
     chunk: int
     subset: Ints | None = None
     source_bytes: int = 0
-    contents: bytes = b""
+    digest: GrowingDigest | None = None
+    made_on: str = ""
+    unstored: Unstored = NONE_UNSTORED
+    weights_contents: tuple[ChunkContents, ...] = ()
     missing: bool = False
+
+    def contents(self) -> tuple[ChunkContents, ...]:
+        """Return what the chunk holds, if it was read whole and that is noted."""
+        if self.digest is None:
+            return ()
+        own = ChunkContents(ROWS, self.chunk, self.digest.digest(), self.made_on, self.unstored)
+        return (own, *self.weights_contents)
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight; not to be written."""
@@ -111,6 +136,8 @@ class LoadedChunk:
                     np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
                 else:
                     block[...] = self.rows[self._places(positions[where])]
+            if everything and self.digest is not None:
+                self.digest.feed(begin, block if block.dtype == self.rows.dtype else self.rows[where])
             yield where, block
 
     def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
@@ -183,10 +210,8 @@ class ChunkLoader:
     positions : Positions
     made_in : str
         The fitting process.
-    known : mapping of int to bytes
-        The contents of chunks in the run that is resumed, with which they are compared.
-    noted : frozenset of int
-        The chunks whose contents are computed for the checkpoint.
+    noting : bool
+        Whether the contents of chunks that are read whole are noted.
     missing : bool
         Whether NaN stands for a missing value.
     """
@@ -197,8 +222,7 @@ class ChunkLoader:
     sampled: RowCache | None = None
     positions: Positions = field(default_factory=Positions)
     made_in: str = field(default_factory=process_id)
-    known: Mapping[int, bytes] = field(default_factory=dict)
-    noted: frozenset[int] = frozenset()
+    noting: bool = False
     missing: bool = False
 
     def load(
@@ -207,32 +231,35 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the chunk; `CheckpointMismatchError` where it changed since the run that is resumed."""
+        """Return the chunk."""
         self._hold()
-        rows, bytes_read = self.rows.load(chunk_range, row_blocks)
+        chunk = chunk_range.chunk
+        found = self.rows.load(chunk_range, row_blocks)
+        rows, bytes_read = found.values, found.bytes_read
         weights, present = None, None
+        weights_contents: tuple[ChunkContents, ...] = ()
         if self.weights is not None:
-            stored, weight_bytes = self.weights.load(chunk_range, weight_blocks)
-            weights = stored.astype(np.float64)
-            bytes_read += weight_bytes
+            stored = self.weights.load(chunk_range, weight_blocks)
+            weights = stored.values.astype(np.float64)
+            bytes_read += stored.bytes_read
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
+            if self.noting:
+                weights_contents = (contents_of(WEIGHTS, chunk, stored, self.weights),)
         if present is None:
             present = self.positions.of(len(rows))
-        known, contents = self.known.get(chunk_range.chunk), b""
-        if known is not None or chunk_range.chunk in self.noted:
-            contents = chunk_contents(rows, weights)
-        if known is not None:
-            check_contents(chunk_range, contents, known)
         return LoadedChunk(
             rows,
             weights,
             present,
             chunk_range.start,
             bytes_read,
-            chunk_range.chunk,
+            chunk,
             source_bytes=bytes_read,
-            contents=contents,
+            digest=GrowingDigest(rows) if self.noting else None,
+            made_on=made_on(self.rows),
+            unstored=found.unstored,
+            weights_contents=weights_contents,
             missing=self.missing,
         )
 
@@ -246,7 +273,9 @@ class ChunkLoader:
         """Return the cached rows of the chunk, at least those at ``positions``, or else the whole chunk."""
         found = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
         if found is None:
-            return self.load(chunk_range, row_blocks, weight_blocks)
+            loaded = self.load(chunk_range, row_blocks, weight_blocks)
+            # Of rows in memory only the active ones are read.
+            return replace(loaded, digest=None) if isinstance(self.rows, RowsInMemory) else loaded
         self._hold()
         cached, bytes_read = found
         return LoadedChunk(
@@ -322,6 +351,20 @@ class ChunkLoader:
             self.cache.keep(loaded.chunk, loaded.taken(positions))
         elif not len(positions) or loaded.subset is None:
             self.cache.drop(loaded.chunk)
+
+
+class ChunkTask(NotingTask[LoadedChunk, T]):
+    """A task that reads one whole chunk, and nothing else."""
+
+    loader: ChunkLoader
+
+    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
+        """Return the chunk."""
+        return self.loader.load(item, *blocks)
+
+    def contents(self, item: Any, found: LoadedChunk) -> tuple[ChunkContents, ...]:
+        """Return what it holds."""
+        return found.contents()
 
 
 def loaded_bytes(sources: Sequence[Source], chunk_rows: Sequence[int]) -> dict[int, int]:

@@ -1,99 +1,245 @@
-"""Digests of what chunks held when they were first read, by which a resume recognises the data.
+"""What chunks hold, by digests: another digest at a later read of a whole chunk means that the data changed.
 
-Of every chunk evenly spread strips are digested, in less than a hundredth of the time of a pass. The
-few chunks that `fingerprint` samples are also digested whole.
+Tasks report the digests of the chunks that they read whole with their results, and the process that fits
+compares them once the pass is over, before anything of it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from hashlib import sha256
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.io.sources import ChunkRange
-from emtau_dask.mixture.numerics import Floats
+from emtau_dask.cluster import numerical_environment
+from emtau_dask.errors import CheckpointMismatchError, EmtauError, InvalidDataError, warn_user
+from emtau_dask.execution import Executor, Pass, PassObserver, ReadingTask
+from emtau_dask.io.sources import (
+    NONE_UNSTORED,
+    ChunkRange,
+    ChunkReader,
+    Loaded,
+    Unstored,
+    is_computed,
+    values_digest,
+)
 
-LINE, LINES, STRIPS = 64, 16, 32
-"""Words of 8 bytes in a line, lines in a strip of 8 KiB, and of how many strips one is digested."""
-STRIP_BYTES = 8 * LINE * LINES
-PERIOD_BYTES = STRIPS * STRIP_BYTES
-HALF_BYTES = 16
-CONTENTS_BYTES = 2 * HALF_BYTES
-
-
-def strips_digest(values: NDArray[Any]) -> bytes:
-    """Return 16 bytes that depend on one strip in 32 of an array of any dtype and memory order.
-
-    The array's bytes in C order are divided into periods of 256 KiB. The first 8 KiB of each period are
-    16 lines of 64 little-endian words of 8 bytes; the lines are added modulo 2⁶⁴, which takes a tenth of
-    the time of a hash and is the same on any machine. Returned is the beginning of the SHA-256 of these
-    sums, of the first 8 KiB of the last, shorter period, and of the number of bytes.
-    """
-    periods = values.nbytes // PERIOD_BYTES
-    if values.flags.c_contiguous:
-        flat = values.reshape(-1).view(np.uint8)
-        strips = flat[: periods * PERIOD_BYTES].reshape(periods, PERIOD_BYTES)[:, :STRIP_BYTES]
-        rest = flat[periods * PERIOD_BYTES :][:STRIP_BYTES]
-    else:
-        strips = np.empty((periods, STRIP_BYTES), np.uint8)
-        for period in range(periods):
-            strips[period] = _bytes_at(values, period * PERIOD_BYTES)
-        rest = _bytes_at(values, periods * PERIOD_BYTES)
-    sums = np.add.reduce(strips.view("<u8").reshape(periods, LINES, LINE), axis=1, dtype="<u8")
-    found = sha256(sums.tobytes())
-    found.update(rest.tobytes())
-    found.update(str(values.nbytes).encode())
-    return found.digest()[:HALF_BYTES]
+L = TypeVar("L")
+T = TypeVar("T")
+ROWS, WEIGHTS, RESPONSIBILITIES = "X", "sample_weight", "responsibilities_init"
+"""What users call the sources of a fit."""
 
 
-def _bytes_at(values: NDArray[Any], begin: int) -> NDArray[np.uint8]:
-    """Return the strip at byte ``begin`` of ``values`` in C order."""
-    row_bytes = max(1, values.nbytes // max(1, len(values)))
-    first, end = begin // row_bytes, -(-(begin + STRIP_BYTES) // row_bytes)
-    found = np.ascontiguousarray(values[first:end]).reshape(-1).view(np.uint8)
-    return found[begin - first * row_bytes :][:STRIP_BYTES]
+class ChunkContents(NamedTuple):
+    """What a whole chunk was found to hold.
 
-
-def chunk_contents(rows: NDArray[Any], weights: Floats | None) -> bytes:
-    """Return the `strips_digest` of a chunk's rows, and that of its weights, or zeros."""
-    return strips_digest(rows) + (bytes(HALF_BYTES) if weights is None else strips_digest(weights))
-
-
-def check_contents(chunk: ChunkRange, found: bytes, known: bytes) -> None:
-    """Raise `CheckpointMismatchError` where a chunk no longer holds what it held; names it."""
-    if found == known:
-        return
-    what, half = "sample_weight", slice(HALF_BYTES, None)
-    if found[:HALF_BYTES] != known[:HALF_BYTES]:
-        what, half = "X", slice(HALF_BYTES)
-    raise CheckpointMismatchError(
-        f"{what} holds other values than in the checkpointed run: chunk {chunk.chunk} (rows {chunk.start} to "
-        f"{chunk.stop}) has the digest {found[half].hex()[:12]}…, then {known[half].hex()[:12]}…. Give the "
-        "same data, or begin a new run with this."
-    )
-
-
-class ReadContents:
-    """The `chunk_contents` in ``known``, by chunk: those of earlier processes of the run, and of this one.
-
-    A new chunk makes ``known`` another object.
+    Attributes
+    ----------
+    source : {"X", "sample_weight", "responsibilities_init"}
+    chunk : int
+    digest : bytes
+        See `GrowingDigest`.
+    made_on : str
+        Where a graph of the user's own computed the values: the kind of CPU and versions of libraries, on
+        which last bits may depend. Empty for values that are stored or in memory.
+    unstored : Unstored
     """
 
-    def __init__(self, known: Mapping[int, bytes]) -> None:
-        self.known = known
-        self._looked_at: set[int] = set()
+    source: str
+    chunk: int
+    digest: bytes
+    made_on: str
+    unstored: Unstored
 
-    def to_compare(self) -> dict[int, bytes]:
-        """Return the known contents of chunks that this process has not compared yet, by chunk."""
-        return {chunk: told for chunk, told in self.known.items() if chunk not in self._looked_at}
 
-    def found(self, contents: Mapping[int, bytes]) -> None:
-        """Take note of contents that have been compared."""
-        self._looked_at |= contents.keys()
-        new = {chunk: told for chunk, told in contents.items() if chunk not in self.known}
+def contents_of(source: str, chunk: int, loaded: Loaded, reader: ChunkReader) -> ChunkContents:
+    """Return the contents of a whole chunk that a reader loaded."""
+    digest = values_digest(np.asarray(loaded.values))
+    return ChunkContents(source, chunk, digest, made_on(reader), loaded.unstored)
+
+
+def made_on(reader: ChunkReader) -> str:
+    """Return `ChunkContents.made_on` for what a reader loads in this process."""
+    return this_kind() if is_computed(reader) else ""
+
+
+@cache
+def this_kind() -> str:
+    """Return on what the last bits of values depend that this process computes."""
+    found = numerical_environment()
+    return ", ".join(f"{name} {found[name]}" for name in ("cpu", "blas", "numpy", "scipy"))
+
+
+class NotingTask(ReadingTask[L, T]):
+    """A task that reports what the chunks hold that it reads whole."""
+
+    @abstractmethod
+    def contents(self, item: Any, found: L) -> Iterable[ChunkContents]:
+        """Return the contents of the chunks in what ``read`` returned; called after ``compute``."""
+
+
+Noted = tuple[T, tuple[ChunkContents, ...]]
+"""A result, and the contents of the chunks that were read whole for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Noting(ReadingTask[L, "Noted[T]"]):
+    task: NotingTask[L, T]
+
+    def read(self, item: Any, *blocks: Any) -> L:
+        return self.task.read(item, *blocks)
+
+    def compute(self, item: Any, found: L) -> Noted[T]:
+        result = self.task.compute(item, found)
+        return result, tuple(self.task.contents(item, found))
+
+    def finish(self, result: Noted[T]) -> Noted[T]:
+        inner, contents = result
+        return self.task.finish(inner), contents
+
+
+def _merged(merge: Callable[[Iterable[T]], T], parts: Iterable[Noted[T]]) -> Noted[T]:
+    contents: list[ChunkContents] = []
+
+    def results() -> Iterator[T]:
+        for result, found in parts:
+            contents.extend(found)
+            yield result
+
+    return merge(results()), tuple(contents)
+
+
+class Contents:
+    """What the chunks of a fit's sources hold: known from earlier processes of its run, or from this one.
+
+    Parameters
+    ----------
+    stored : mapping of (str, str) to mapping of int to bytes
+        Digests by source and by ``made_on``, then by chunk, as a checkpoint has them.
+
+    Attributes
+    ----------
+    known : mapping
+        As ``stored``, with those that this process found; new chunks make another object.
+    notes : list of str
+        What users should know, of which they have been warned where that is called for.
+    """
+
+    def __init__(self, stored: Mapping[tuple[str, str], Mapping[int, bytes]] | None = None) -> None:
+        self.known: Mapping[tuple[str, str], Mapping[int, bytes]] = dict(stored or {})
+        self.notes: list[str] = []
+        self._unstored: dict[str, dict[int, Unstored]] = {}
+        self._compared: dict[str, set[int]] = {}
+        self._counted: set[str] = set()
+
+    def run(
+        self, executor: Executor, work: Pass[T], observer: PassObserver, ranges: Mapping[int, ChunkRange]
+    ) -> T | None:
+        """Run a pass whose task is a `NotingTask`, and compare what it found in chunks; see `compare`."""
+        noting: Any = replace(
+            cast("Pass[Any]", work),
+            task=_Noting(cast("NotingTask[Any, T]", work.task)),
+            merge=partial(_merged, work.merge),
+        )
+        found = executor.map_reduce(noting, observer)
+        if found is None:
+            return None
+        result, contents = found
+        self.compare(contents, ranges)
+        return cast("T", result)
+
+    def compare(self, found: Iterable[ChunkContents], ranges: Mapping[int, ChunkRange]) -> None:
+        """Compare the contents of chunks with what they held before, and remember those of new ones.
+
+        Parameters
+        ----------
+        found : iterable of ChunkContents
+        ranges : mapping of int to ChunkRange
+            Of all chunks of the sources that hold rows.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            A chunk holds other values than in the run that is resumed.
+        InvalidDataError
+            It holds other values than when this process first read it.
+
+        Warns
+        -----
+        UserWarning
+            A graph gave other values on another kind of CPU, or some chunks of a zarr array are not stored.
+        """
+        new: dict[tuple[str, str], dict[int, bytes]] = {}
+        for one in found:
+            key = one.source, one.made_on
+            then = self.known.get(key, {}).get(one.chunk)
+            if then is None:
+                self._compare_kinds(one)
+                new.setdefault(key, {})[one.chunk] = one.digest
+            elif then != one.digest:
+                raise self._changed(one, then, ranges[one.chunk])
+            else:
+                self._compared.setdefault(one.source, set()).add(one.chunk)
+            self._unstored.setdefault(one.source, {})[one.chunk] = one.unstored
         if new:
-            self.known = {**self.known, **new}
+            kinds = self.known.keys() | new.keys()
+            self.known = {key: {**self.known.get(key, {}), **new.get(key, {})} for key in kinds}
+        for source in self._unstored.keys() - self._counted:
+            if len(self._unstored[source]) == len(ranges):
+                self._counted.add(source)
+                self._note_unstored(source)
+
+    def not_read_again(self) -> str | None:
+        """Return which chunks were not compared with what was first read of them; None where all were."""
+        chunks = {chunk for (source, _), known in self.known.items() if source == ROWS for chunk in known}
+        left = len(chunks - self._compared.get(ROWS, set()))
+        if not left:
+            return None
+        return (
+            f"{left:,} of {len(chunks):,} chunks of {ROWS} were not read again: whether they still hold what "
+            "was first read of them was not checked."
+        )
+
+    def _changed(self, one: ChunkContents, then: bytes, where: ChunkRange) -> EmtauError:
+        what = f"chunk {one.chunk} (rows {where.start} to {where.stop})"
+        here = self._unstored.get(one.source, {}).get(one.chunk)
+        error: type[EmtauError] = CheckpointMismatchError if here is None else InvalidDataError
+        since = "in the checkpointed run" if here is None else "when this fit first read it"
+        digests = f"its digest is {one.digest.hex()[:12]}…, it was {then.hex()[:12]}…"
+        gone = one.unstored.chunks - (here or NONE_UNSTORED).chunks
+        if here is not None and gone > 0:
+            digests += f"; {gone} of its stored chunks are gone, which zarr reads as {one.unstored.value}"
+        if one.made_on:
+            return error(
+                f"{one.source} holds other values than {since}: your graph gave other values for {what}, on "
+                f"the same kind of CPU ({digests}). It must give the same values each time: store what it "
+                "computes, for example with dask.array.to_zarr, and fit that."
+            )
+        remedy = "Give the same data, or begin a new run with this."
+        if here is not None:
+            remedy = "Restore it and resume the run, if it has a checkpoint, or fit again."
+        return error(f"{one.source} holds other values than {since}: {what} changed ({digests}). {remedy}")
+
+    def _compare_kinds(self, one: ChunkContents) -> None:
+        """Note that a graph gave other values elsewhere, which it honestly may."""
+        for (source, made_on), known in self.known.items():
+            if source == one.source and known.get(one.chunk, one.digest) != one.digest:
+                self._note(
+                    f"the graph of {source} gave other values with {one.made_on} than with {made_on}: the "
+                    "last bits of results may differ from those of one kind of machine."
+                )
+
+    def _note_unstored(self, source: str) -> None:
+        chunks, of, value = reduce(Unstored.and_those, self._unstored[source].values())
+        if chunks:
+            text = f"{chunks:,} of {of:,} chunks of {source} are not stored: zarr reads them as {value}"
+            self._note(text, warn=chunks < of)
+
+    def _note(self, text: str, *, warn: bool = True) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            if warn:
+                warn_user(text)

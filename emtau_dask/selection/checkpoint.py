@@ -32,6 +32,7 @@ from emtau_dask.io.objects import (
     warn_unless_exclusive,
 )
 from emtau_dask.messages import short
+from emtau_dask.rows import Contents
 from emtau_dask.selection.criteria import Score
 
 ROOT = "selection.json"
@@ -48,11 +49,20 @@ class _Document(BaseModel):
 D = TypeVar("D", bound=_Document)
 
 
+class SampleEntry(_Document):
+    """What a sampled chunk holds, see `ChunkContents`; the digest is hexadecimal."""
+
+    source: str
+    made_on: str
+    chunk: Count
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
 class SelectionEntry(_Document):
     """What is selected from what; all of it but the id must be the same where a selection goes on."""
 
     format: Literal["emtau-selection"] = "emtau-selection"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     id: str
     candidates: list[list[Any]]
     settings: dict[str, Any]
@@ -61,6 +71,14 @@ class SelectionEntry(_Document):
     share: Number
     data: SourceEntry
     sample_weight: SourceEntry | None = None
+    samples: list[SampleEntry]
+
+    def contents(self) -> Contents:
+        """Return what the data held when the selection began."""
+        stored: dict[tuple[str, str], dict[int, bytes]] = {}
+        for one in self.samples:
+            stored.setdefault((one.source, one.made_on), {})[one.chunk] = bytes.fromhex(one.digest)
+        return Contents(stored)
 
 
 class CandidateEntry(_Document):

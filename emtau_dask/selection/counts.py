@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -11,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from emtau_dask.em import SCAN_ROWS, Problem, chunk_costs
+from emtau_dask.em import SCAN_ROWS, Problem, WeightsTask, chunk_costs
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.execution import Pass, ReadingTask
-from emtau_dask.io.sources import ChunkRange, ChunkReader
+from emtau_dask.execution import Pass
+from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.numerics import Floats, Ints
-from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
+from emtau_dask.rows import ChunkLoader, ChunkTask, LoadedChunk, Samples
 
 MOST_ROWS = 2.0**53
 """Rows beyond which float64 no longer counts each of them."""
@@ -45,17 +44,12 @@ def held_counts(samples: Samples, chunk_range: ChunkRange, positions: Ints, coun
     return held
 
 
-@dataclass(frozen=True)
-class _CountTask:
-    reader: ChunkReader
-
-    def __call__(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> float | str:
-        counts, _ = self.reader.load(chunk_range, blocks)
-        whole = counts == np.rint(counts)
-        if not whole.all():
-            place = int(np.argmin(whole))
-            return f"{counts[place]} at row {chunk_range.start + place} (chunk {chunk_range.chunk})"
-        return float(counts.sum(dtype=np.float64))
+def _counted(chunk_range: ChunkRange, counts: NDArray[Any]) -> float | str:
+    whole = counts == np.rint(counts)
+    if not whole.all():
+        place = int(np.argmin(whole))
+        return f"{counts[place]} at row {chunk_range.start + place} (chunk {chunk_range.chunk})"
+    return float(counts.sum(dtype=np.float64))
 
 
 def _both(a: float | str, b: float | str) -> float | str:
@@ -76,7 +70,7 @@ def count_rows(problem: Problem) -> int:
     if weights is None:
         return problem.rows.shape[0]
     counting = Pass(
-        _CountTask(weights.reader()),
+        WeightsTask(weights.reader(), _counted),
         partial(reduce, _both),
         [weights],
         problem.chunk_ranges,
@@ -84,7 +78,8 @@ def count_rows(problem: Problem) -> int:
         stage="counting rows",
         costs=chunk_costs(weights),
     )
-    found = problem.executor.map_reduce(counting, problem.context.observer)
+    context, ranges = problem.context, problem.chunk_ranges
+    found = context.contents.run(problem.executor, counting, context.observer, ranges)
     assert found is not None
     if isinstance(found, str):
         raise InvalidDataError(
@@ -109,12 +104,9 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _SampleTask(ReadingTask[LoadedChunk, list[_Part]]):
+class _SampleTask(ChunkTask[list[_Part]]):
     loader: ChunkLoader
     samples: Samples
-
-    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
-        return self.loader.load(item, *blocks)
 
     def compute(self, item: ChunkRange, found: LoadedChunk) -> list[_Part]:
         positions = found.positions()
@@ -136,7 +128,7 @@ def draw_sample(problem: Problem, samples: Samples) -> CountedRows:
         A row of it holds NaN or infinity.
     """
     parts = problem.map_reduce(
-        _SampleTask(problem.loader(), samples),
+        _SampleTask(problem.loader, samples),
         partial(reduce, list.__add__),
         name="sample",
         stage="sample rows",

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, TypeVar
 
-from emtau_dask.checkpoint import fingerprint
+from emtau_dask.checkpoint import fingerprint, sampled_contents
 from emtau_dask.cluster import prove_access
 from emtau_dask.em import FitObserver, Problem, first_unusable_row_named, make_problem
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.estimator import Seeds, is_automatic
 from emtau_dask.execution import Executor
 from emtau_dask.fit import FitSources, open_context
+from emtau_dask.io.sources import chunk_ranges
 from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.policies import as_policy, describe_policy
-from emtau_dask.rows import Samples
-from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry, new_id
+from emtau_dask.rows import Contents, Samples
+from emtau_dask.selection.checkpoint import SampleEntry, SelectionCheckpoint, SelectionEntry, new_id
 from emtau_dask.selection.counts import CountedRows, count_rows, draw_sample
 from emtau_dask.selection.criteria import Score
 from emtau_dask.selection.scoring import score_all
@@ -41,6 +42,8 @@ class SelectionPass:
     ----------
     sources : FitSources
         Rows, and weights that say how many rows each stands for.
+    contents : Contents
+        What they were found to hold.
     executor : Executor
     observer : FitObserver
     checkpoint : SelectionCheckpoint or None
@@ -58,6 +61,7 @@ class SelectionPass:
     """
 
     sources: FitSources
+    contents: Contents
     executor: Executor
     observer: FitObserver
     checkpoint: SelectionCheckpoint | None
@@ -68,7 +72,7 @@ class SelectionPass:
     structure: CovarianceStructure
 
     def _passed(self, run: Callable[[Problem], T]) -> T:
-        return _passed(self.sources, self.structure, self.executor, self.observer, run)
+        return _passed(self.sources, self.contents, self.structure, self.executor, self.observer, run)
 
     @cached_property
     def _sample(self) -> CountedRows:
@@ -115,12 +119,14 @@ class SelectionPass:
 
 def _passed(
     sources: FitSources,
+    contents: Contents,
     structure: CovarianceStructure,
     executor: Executor,
     observer: FitObserver,
     run: Callable[[Problem], T],
 ) -> T:
-    with open_context(executor, observer) as context:
+    with open_context(executor, observer) as opened:
+        context = replace(opened, contents=contents)
         problem = make_problem(sources.rows, sources.weights, 1, structure, executor, context, compiled=False)
         with first_unusable_row_named(problem):
             return run(problem)
@@ -143,7 +149,8 @@ def begin_passes(
         The weights cannot be used.
     """
     structure = structure_named(settings.candidates[0].covariance_type)
-    n_rows = _passed(sources, structure, executor, observer, count_rows)
+    contents = Contents()
+    n_rows = _passed(sources, contents, structure, executor, observer, count_rows)
     n_features = sources.rows.shape[1]
     most_parameters = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
     share = sample_share(n_rows, n_features, most_parameters, settings.sample_rows)
@@ -154,9 +161,9 @@ def begin_passes(
         checkpoint.prepare()
         # The fits say in what workers differ.
         prove_access(executor.client, checkpoint.objects, sources.named())
-        entries = {
-            name: fingerprint(source, name, executor, observer) for name, source in sources.named().items()
-        }
+        named = sources.named()
+        found = [one for name in named for one in sampled_contents(named[name], name, executor, observer)]
+        entries = {name: fingerprint(source) for name, source in named.items()}
         entry = checkpoint.begin(
             SelectionEntry(
                 id=new_id(),
@@ -167,12 +174,22 @@ def begin_passes(
                 share=share,
                 data=entries["X"],
                 sample_weight=entries.get("sample_weight"),
+                samples=[
+                    SampleEntry(
+                        source=one.source, made_on=one.made_on, chunk=one.chunk, digest=one.digest.hex()
+                    )
+                    for one in found
+                ],
             )
         )
+        contents = entry.contents()
+        contents.compare(found, chunk_ranges(sources.rows.chunk_rows))
         sample_seed, fit_seed = entry.seeds
     samples = Samples(sample_seed, (share,))
     least = settings.largest.n_components
-    return SelectionPass(sources, executor, observer, checkpoint, samples, n_rows, fit_seed, least, structure)
+    return SelectionPass(
+        sources, contents, executor, observer, checkpoint, samples, n_rows, fit_seed, least, structure
+    )
 
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emtau_dask.em import (
     ENTROPIES,
@@ -18,12 +16,11 @@ from emtau_dask.em import (
     kernels_to_score,
     score_chunk,
 )
-from emtau_dask.execution import ReadingTask
 from emtau_dask.io.sources import ChunkRange
 from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.model import MixtureParameters, free_parameters
 from emtau_dask.mixture.numerics import Floats
-from emtau_dask.rows import ChunkLoader, LoadedChunk, Samples
+from emtau_dask.rows import ChunkLoader, ChunkTask, LoadedChunk, Samples
 from emtau_dask.selection.counts import held_counts
 from emtau_dask.selection.criteria import Score
 
@@ -45,15 +42,12 @@ def _added(a: Sums, b: Sums) -> Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class _ScoreTask(ReadingTask[LoadedChunk, Sums]):
+class _ScoreTask(ChunkTask[Sums]):
     """Scores a chunk with one mixture after another, a block of rows at a time."""
 
     loader: ChunkLoader
     samples: Samples
     kernels: tuple[RowKernels, ...]
-
-    def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
-        return self.loader.load(item, *blocks)
 
     def compute(self, item: ChunkRange, found: LoadedChunk) -> Sums:
         positions = found.positions()
@@ -87,7 +81,7 @@ def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixturePara
     """
     client, n_rows = problem.executor.client, problem.rows.shape[0] * len(mixtures)
     kernels = tuple(kernels_to_score(client, mixture, n_rows) for mixture in mixtures)
-    task = _ScoreTask(problem.loader(), samples, kernels)
+    task = _ScoreTask(problem.loader, samples, kernels)
     costs = {chunk: cost * len(mixtures) for chunk, cost in problem.costs.items()}
     with first_unusable_row_named(problem):
         sums = problem.map_reduce(

@@ -5,7 +5,7 @@ from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
 from emtau_dask.io.files.proofs import Proofs, this_process
-from emtau_dask.io.files.regular import check_regular, followed, fresh, opened_regular, read_regular
+from emtau_dask.io.files.regular import check_regular, fill, followed, fresh, opened_regular, read_regular
 from emtau_dask.io.files.reused import ReusedMemory
 from emtau_dask.io.files.scratch import ScratchFolder
 
@@ -16,6 +16,7 @@ __all__ = [
     "ScratchFolder",
     "check_regular",
     "each",
+    "fill",
     "followed",
     "fresh",
     "give_free_name",

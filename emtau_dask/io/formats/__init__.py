@@ -1,12 +1,15 @@
 """Stored rows by format: .npy, parquet, CSV and zarr; and what readers of any format have in common."""
 
 from emtau_dask.io.formats.base import (
+    NONE_UNSTORED,
     ChunkRange,
     ChunkReader,
+    Loaded,
     RangeReader,
     RangeSource,
     RowsInMemory,
     Source,
+    Unstored,
     chunk_ranges,
     is_in_memory,
     is_stored,
@@ -22,15 +25,18 @@ from emtau_dask.io.formats.read_budget import READ_BYTES
 from emtau_dask.io.formats.zarr_arrays import group_source, open_zarr, source_in, zarr_source
 
 __all__ = [
+    "NONE_UNSTORED",
     "OWN_GROUPS",
     "READ_BYTES",
     "ChunkRange",
     "ChunkReader",
+    "Loaded",
     "Place",
     "RangeReader",
     "RangeSource",
     "RowsInMemory",
     "Source",
+    "Unstored",
     "check_dtype",
     "check_readable",
     "check_shape",

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,34 @@ def chunk_ranges(chunk_rows: Sequence[int]) -> dict[int, ChunkRange]:
     return {i: ChunkRange(i, ends[i] - rows, ends[i]) for i, rows in enumerate(chunk_rows) if rows}
 
 
+class Unstored(NamedTuple):
+    """How many of ``of`` chunks of a zarr array are not stored, so that zarr reads them as ``value``."""
+
+    chunks: int = 0
+    of: int = 0
+    value: str = ""
+
+    def and_those(self, other: Unstored) -> Unstored:
+        """Return both numbers, each added to another part's."""
+        return Unstored(self.chunks + other.chunks, self.of + other.of, self.value or other.value)
+
+
+NONE_UNSTORED = Unstored()
+
+
+class Loaded(NamedTuple):
+    """What was read: the values, the stored bytes read for them, and what of them is not stored."""
+
+    values: NDArray[Any]
+    bytes_read: int
+    unstored: Unstored = NONE_UNSTORED
+
+
 class ChunkReader(Protocol):
     """What tasks take along to turn a chunk's range into rows; small and picklable."""
 
-    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Return a chunk's values and the number of bytes read for them.
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
+        """Return a chunk's values.
 
         ``blocks`` are the computed references of the chunk; an addressable source has none.
         """
@@ -85,12 +108,12 @@ class Source(Protocol):
 class RangeReader(ChunkReader, Protocol):
     """Reads any range of rows of something addressable; picklable."""
 
-    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
-        """Return the rows of a chunk and the number of stored bytes read for them."""
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
+        """Return the rows of a chunk."""
         return self.read(chunk_range.start, chunk_range.stop)
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return rows ``start`` to ``stop`` and the number of stored bytes read for them.
+    def read(self, start: int, stop: int) -> Loaded:
+        """Return rows ``start`` to ``stop``.
 
         Raises
         ------
@@ -165,7 +188,7 @@ class RowsInMemory(RangeReader):
         self._blocks = blocks
         self._ends = list(accumulate(len(block) for block in blocks))
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    def read(self, start: int, stop: int) -> Loaded:
         """Return a view where one block has all the rows, else a copy."""
         found: list[NDArray[Any]] = []
         block = min(bisect_right(self._ends, start), len(self._blocks) - 1)
@@ -174,7 +197,7 @@ class RowsInMemory(RangeReader):
             found.append(self._blocks[block][max(0, start - before) : stop - before])
             block += 1
         rows = found[0] if len(found) == 1 else np.concatenate(found)
-        return rows, rows.nbytes
+        return Loaded(rows, rows.nbytes)
 
     def identity(self) -> str:
         """Return ``"memory"``: the reader takes its arrays along."""

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
 from emtau_dask.io.files import check_regular, read_regular
-from emtau_dask.io.formats.base import RangeReader, RangeSource
+from emtau_dask.io.formats.base import Loaded, RangeReader, RangeSource
 from emtau_dask.io.formats.parquet_reader import loaded_pyarrow
 from emtau_dask.io.formats.places import Place, paths_at
 from emtau_dask.io.remote import Url, is_url, read_errors, suffix_of
@@ -76,7 +75,7 @@ class CsvReader(RangeReader):
     chosen: tuple[int, ...]
     squeeze: bool
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    def read(self, start: int, stop: int) -> Loaded:
         """Return the rows; the bytes are those of the text of their chunks."""
         rows = np.empty((stop - start, len(self.chosen)))
         bytes_read = 0
@@ -86,7 +85,7 @@ class CsvReader(RangeReader):
             begin = max(start, first) - start
             rows[begin : begin + len(values)] = values
             bytes_read += self.begins[chunk + 1] - self.begins[chunk]
-        return (rows[:, 0] if self.squeeze else rows), bytes_read
+        return Loaded(rows[:, 0] if self.squeeze else rows, bytes_read)
 
     def _touched(self, start: int, stop: int) -> Iterator[int]:
         chunk = bisect_right(self.starts, start) - 1

@@ -1,21 +1,22 @@
-"""``.npy`` files as addressable sources: local ones are mapped, others are read by byte ranges."""
+"""``.npy`` files as addressable sources, read by byte ranges."""
 
 from __future__ import annotations
 
 import io
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.files import LEAST_BYTES, each, opened_regular, passes_cache, read_directly
-from emtau_dask.io.formats.base import RangeReader, RangeSource
+from emtau_dask.io.files import LEAST_BYTES, each, fill, opened_regular, passes_cache, read_directly
+from emtau_dask.io.formats.base import Loaded, RangeReader, RangeSource
 from emtau_dask.io.formats.checks import check_dtype, even_chunks
 from emtau_dask.io.remote import Url, is_url, read_errors
 
@@ -43,15 +44,25 @@ class NpyHeader:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def peak_bytes(self, n_rows: int) -> int:
-        """Return an upper bound of the bytes that reading holds: twice the rows, and pages of a map."""
+        """Return an upper bound of the bytes that reading holds: twice the rows."""
         return 2 * self.row_bytes * n_rows + 2**20
 
-    def mapped(self, path: str) -> NDArray[Any]:
-        """Return the values of the local file ``path``, which has this header, as a memory map."""
-        if not math.prod(self.shape):
-            return np.empty(self.shape, self.dtype)
-        order: Literal["F", "C"] = "F" if self.by_column else "C"
-        return np.memmap(path, self.dtype, "r", self.begin, self.shape, order)
+    def rows(self, start: int, stop: int, read: Callable[[int, int], NDArray[np.uint8]]) -> NDArray[Any]:
+        """Return rows ``start`` to ``stop``; ``read(begin, size)`` returns so many bytes of the file.
+
+        They are one range, or one for each feature where the file is by column.
+        """
+        shape, width = (stop - start, *self.shape[1:]), math.prod(self.shape[1:])
+        if not math.prod(shape):
+            return np.empty(shape, self.dtype)
+        size = (stop - start) * self.dtype.itemsize
+        if not self.by_column:
+            return read(self.begin + start * self.row_bytes, size * width).view(self.dtype).reshape(shape)
+
+        def column(j: int) -> NDArray[Any]:
+            return read(self.begin + (j * self.shape[0] + start) * self.dtype.itemsize, size).view(self.dtype)
+
+        return np.stack(each(column, range(width)), axis=1).reshape(shape, order="F")
 
     def of_file(self, size: int) -> str:
         """Return a text that identifies a file of ``size`` bytes with this header."""
@@ -93,26 +104,31 @@ def _local_header(path: str | Path) -> NpyHeader:
 
 @dataclass(frozen=True)
 class NpyReader(RangeReader):
-    """Reads a local ``.npy`` file through a memory map that is closed after each read.
+    """Reads byte ranges of a local ``.npy`` file.
 
     A file stored by row that is too large for the page cache is read past it.
     """
 
     path: str
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return a copy of the rows."""
-        path, found = Path(self.path), None
-        with read_errors(self.path, remote=False):
-            header = _local_header(path)
-            size = (stop - start) * header.row_bytes
-            if passes_cache(path.stat().st_size) and size >= LEAST_BYTES and not header.by_column:
-                found = read_directly(path, header.begin + start * header.row_bytes, size)
-            if found is not None:
-                rows = found.view(header.dtype).reshape(-1, *header.shape[1:])
-            else:
-                rows = np.array(header.mapped(self.path)[start:stop])
-        return rows, rows.nbytes
+    def read(self, start: int, stop: int) -> Loaded:
+        """Return the rows; the header is read again, so that another file in its place is noticed."""
+        with read_errors(self.path, remote=False), opened_regular(self.path) as (descriptor, size):
+            header = _header(os.pread(descriptor, HEADER_BYTES, 0))
+            _check_size(header, size)
+
+            def values(begin: int, wanted: int) -> NDArray[np.uint8]:
+                found = None
+                if wanted >= LEAST_BYTES and not header.by_column and passes_cache(size):
+                    found = read_directly(Path(self.path), begin, wanted)
+                if found is None:
+                    found = np.empty(wanted, np.uint8)
+                    if fill(found, wanted, descriptor, begin) < wanted:
+                        raise ValueError(f"it ends before byte {begin + wanted:,}")
+                return found
+
+            rows = header.rows(start, stop, values)
+        return Loaded(rows, rows.nbytes)
 
     def identity(self) -> str:
         """Return the file's size and header."""
@@ -134,25 +150,15 @@ class UrlNpyReader(RangeReader):
     url: Url
     header: NpyHeader
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    def read(self, start: int, stop: int) -> Loaded:
         """Return the rows, read as one range; as one for each feature where the file is by column."""
-        header, width = self.header, math.prod(self.header.shape[1:])
-        if stop <= start:
-            return np.empty((0, *header.shape[1:]), header.dtype), 0
-        if header.by_column:
-            n_rows = header.shape[0]
-            columns = each(lambda j: self._values(j * n_rows + start, stop - start), range(width))
-            rows = np.stack(columns, axis=1)
-        else:
-            rows = self._values(start * width, (stop - start) * width)
-        rows = rows.reshape(stop - start, *header.shape[1:])
-        return rows, rows.nbytes
-
-    def _values(self, first: int, count: int) -> NDArray[Any]:
-        begin = self.header.begin + first * self.header.dtype.itemsize
-        size = count * self.header.dtype.itemsize
         with read_errors(str(self.url), remote=True):
-            return np.frombuffer(self.url.read_range(begin, begin + size), self.header.dtype)
+            rows = self.header.rows(
+                start,
+                stop,
+                lambda begin, size: np.frombuffer(self.url.read_range(begin, begin + size), np.uint8),
+            )
+        return Loaded(rows, rows.nbytes)
 
     def identity(self) -> str:
         """Return the file's size and header."""
@@ -198,7 +204,7 @@ def npy_source(path: str) -> RangeSource:
         header = _local_header(path)
     except (ValueError, OSError) as error:
         raise InvalidDataError(
-            f"{path} cannot be memory-mapped as a .npy file ({error}); write it with numpy.save."
+            f"{path} cannot be read as a .npy file ({error}); write it with numpy.save."
         ) from error
     return _source(NpyReader(str(Path(path).absolute())), header, path)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import check_regular, each
-from emtau_dask.io.formats.base import RangeReader
+from emtau_dask.io.formats.base import Loaded, RangeReader
 from emtau_dask.io.formats.parquet_footer import StoredGroup, row_groups_of
 from emtau_dask.io.remote import Url, opened_stream, read_errors
 
@@ -106,7 +106,7 @@ class ParquetReader(RangeReader):
     decoded: int
     squeeze: bool
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    def read(self, start: int, stop: int) -> Loaded:
         """Return the rows; the bytes are the compressed sizes of the column chunks read."""
         rows: NDArray[Any] | None = None
         touched = self._touched(start, stop)
@@ -120,7 +120,7 @@ class ParquetReader(RangeReader):
                 rows = self._filled(rows, start, group, table)
         if rows is None:
             rows = self._room(start, stop)
-        return (rows[:, 0] if self.squeeze else rows), sum(group.stored for group in touched)
+        return Loaded(rows[:, 0] if self.squeeze else rows, sum(group.stored for group in touched))
 
     def _room(self, start: int, stop: int) -> NDArray[Any]:
         return np.empty((stop - start, len(self.columns)), dtype=self.dtype)

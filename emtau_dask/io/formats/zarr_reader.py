@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import stat
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -23,29 +23,34 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
 from emtau_dask.io.files import LEAST_BYTES, ReusedMemory, fresh, passes_cache, read_directly
-from emtau_dask.io.formats.base import RangeReader
+from emtau_dask.io.formats.base import Loaded, RangeReader, Unstored
 from emtau_dask.io.formats.read_budget import ReadBudget
-from emtau_dask.io.remote import read_errors
+from emtau_dask.io.remote import UrlStore, read_errors
 from emtau_dask.io.zarr_format import (
     MAX_DOCUMENT_BYTES,
+    ShardIndex,
     StoredArray,
     ZarrLayout,
+    count_unstored,
     document_at,
     get_within,
     local_within,
+    place_of_object,
 )
+from emtau_dask.mixture.numerics import Bools
 from emtau_dask.process import of_process
 
 
 class CountingStore(WrapperStore[Store]):
-    """The store during one read: it counts ``bytes_read``, and notes whether an object was ``missing``.
+    """The store during one read: it counts ``bytes_read``, and notes what is not stored.
 
-    No object may have more than ``limit`` bytes.
+    No object may have more than ``limit`` bytes. ``lacking`` says which chunks objects lack, by key; None for
+    an object that is not there.
     """
 
-    def __init__(self, store: Store, limit: int) -> None:
+    def __init__(self, store: Store, limit: int, index: ShardIndex | None = None) -> None:
         super().__init__(store)
-        self._limit = limit
+        self._limit, self._index = limit, index
         self.begin(0)
 
     def begin(self, n_objects: int) -> None:
@@ -56,7 +61,7 @@ class CountingStore(WrapperStore[Store]):
         """
         self._n_objects = n_objects
         self.bytes_read = 0
-        self.missing = False
+        self.lacking: dict[str, Bools | None] = {}
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -69,10 +74,26 @@ class CountingStore(WrapperStore[Store]):
         if value is None:
             value = await get_within(self._store, key, prototype, self._limit, byte_range)
         if value is None:
-            self.missing = True
-        else:
-            self.bytes_read += len(value)
+            await self._check_no_folder(key)
+            self.lacking[key] = None
+            return None
+        if not len(value) and byte_range is None:  # Zarr takes an empty shard for one that is not stored.
+            raise ValueError(f"{key} is empty: it was cut off")
+        self.bytes_read += len(value)
+        if self._index is not None:
+            lacking = self._index.lacking(value, byte_range)
+            if lacking is not None and lacking.any():
+                self.lacking[key] = lacking
         return value
+
+    async def _check_no_folder(self, key: str) -> None:
+        """Raise IsADirectoryError where a folder is in the place of an object behind a URL."""
+        if not isinstance(self._store, UrlStore):
+            return
+        with suppress(FileNotFoundError):
+            about = await asyncio.to_thread((self._store.root / key).info)
+            if about["type"] == "directory":
+                raise IsADirectoryError(f"{self._store.root / key} is a folder")
 
     def local_bytes(self, key: str, size: int, reused: ReusedMemory) -> NDArray[np.uint8] | None:
         """Read and count an object of ``size`` bytes in the calling thread, into ``reused`` memory.
@@ -114,8 +135,8 @@ class ZarrReader(RangeReader):
 
     stored: StoredArray
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
-        """Return the rows and the stored (compressed) bytes read for them."""
+    def read(self, start: int, stop: int) -> Loaded:
+        """Return the rows; the bytes are the stored (compressed) ones."""
         try:
             store, array = self._spare.pop()
         except IndexError:
@@ -124,16 +145,21 @@ class ZarrReader(RangeReader):
         budget = of_process(ReadBudget)
         with self._errors(f"rows {start} to {stop} of "), budget.reading(self.peak_bytes(start, stop)):
             rows = self._rows(store, array, start, stop)
-        if store.missing:
-            # A chunk that is not stored holds the fill value. This raises where the whole array is gone.
-            self.identity()
-        bytes_read = store.bytes_read
+        if store.lacking:
+            self.identity()  # It raises where the whole array is gone.
+        found = Loaded(rows, store.bytes_read, self._unstored(store, start, stop))
         self._spare.append((store, array))
-        return rows, bytes_read
+        return found
+
+    def _unstored(self, store: CountingStore, start: int, stop: int) -> Unstored:
+        skipped = len(self.stored.path)
+        places = {place_of_object(key[skipped:]): lacking for key, lacking in store.lacking.items()}
+        chunks, of = count_unstored(self._layout, start, stop, places)
+        return Unstored(chunks, of, str(self.stored.array.fill_value))
 
     def _counted(self) -> tuple[CountingStore, zarr.Array[Any]]:
         limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
-        store = CountingStore(self.stored.store, limit)
+        store = CountingStore(self.stored.store, limit, ShardIndex.of(self.stored))
         return store, self.stored.within(store)
 
     def _errors(self, part: str = "") -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from emtau_dask.io.objects.base import CLAIM, ROOT_DOCUMENT, ObjectStore, begun_
 from emtau_dask.io.objects.commits import COMMIT_KEY, MAX_ROOT_BYTES, WRITTEN_KEY, CommitLog, read_root
 from emtau_dask.io.objects.documents import digested_document, group_document
 
-FORMAT, VERSION = "emtau-checkpoint", 4
+FORMAT, VERSION = "emtau-checkpoint", 5
 
 
 def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] | None:

@@ -1,13 +1,17 @@
 """From what users have to chunked rows: arrays, dask graphs, and files of any format."""
 
 from emtau_dask.io.formats import (
+    NONE_UNSTORED,
     READ_BYTES,
     ChunkRange,
     ChunkReader,
+    Loaded,
     Place,
     RangeReader,
     RangeSource,
+    RowsInMemory,
     Source,
+    Unstored,
     check_dtype,
     check_shape,
     chunk_ranges,
@@ -27,9 +31,11 @@ from emtau_dask.io.sources.dask_arrays import (
     GraphSource,
     array_of_blocks,
     check_dense,
+    is_computed,
     plain_zarr_of,
     zarr_beneath,
 )
+from emtau_dask.io.sources.digest import DIGEST_BYTES, GrowingDigest, values_digest
 from emtau_dask.io.sources.opening import (
     as_dask,
     as_source,
@@ -41,18 +47,24 @@ from emtau_dask.io.sources.opening import (
     open_source,
     unlabelled,
 )
-from emtau_dask.io.sources.shared import SharedRows, shared_rows, values_digest
+from emtau_dask.io.sources.shared import SharedRows, shared_rows
 
 __all__ = [
+    "DIGEST_BYTES",
+    "NONE_UNSTORED",
     "READ_BYTES",
     "ChunkRange",
     "ChunkReader",
     "GraphSource",
+    "GrowingDigest",
+    "Loaded",
     "Place",
     "RangeReader",
     "RangeSource",
+    "RowsInMemory",
     "SharedRows",
     "Source",
+    "Unstored",
     "array_of_blocks",
     "as_dask",
     "as_source",
@@ -65,6 +77,7 @@ __all__ = [
     "describe_bad_value",
     "group_source",
     "has_columns",
+    "is_computed",
     "is_in_memory",
     "is_lazy",
     "is_parquet",

@@ -21,6 +21,7 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.formats import (
     ChunkRange,
     ChunkReader,
+    Loaded,
     RangeSource,
     RowsInMemory,
     Source,
@@ -55,7 +56,7 @@ class BlockReader:
     row_shape: tuple[int, ...]
     beneath: tuple[SharedRows, ...] = ()
 
-    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], int]:
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
         """Return the chunk; its bytes are those of the decoded blocks.
 
         Raises
@@ -76,7 +77,7 @@ class BlockReader:
         rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         if rows.shape != declared:
             raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
-        return rows, rows.nbytes
+        return Loaded(rows, rows.nbytes)
 
     @staticmethod
     def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
@@ -84,6 +85,11 @@ class BlockReader:
             f"chunk {chunk} of the dask array is {found}, but the array declares {declared}; correct the "
             "function that makes it, or what was passed to it as chunks and dtype."
         )
+
+
+def is_computed(reader: ChunkReader) -> bool:
+    """Return whether a reader's values are computed by a graph of the user's own."""
+    return isinstance(reader, BlockReader)
 
 
 class GraphSource:
@@ -156,7 +162,7 @@ def array_of_blocks(source: RangeSource, name: str) -> da.Array:
     ends = accumulate(source.chunk_rows, initial=0)
     features = [0] * (len(source.shape) - 1)
     blocks = {
-        (name, chunk, *features): source.ranges.read(start, stop)[0]
+        (name, chunk, *features): source.ranges.read(start, stop).values
         for chunk, (start, stop) in enumerate(pairwise(ends))
     }
     return da.Array(blocks, name, chunks, dtype=source.dtype)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.formats import RangeReader, RangeSource
+from emtau_dask.io.formats import Loaded, RangeReader, RangeSource, Unstored
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,16 @@ class JoinedRows(RangeReader):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    def read(self, start: int, stop: int) -> Loaded:
         """Return the rows, of the common type of all parts; the bytes are those that the parts read."""
         read = [part.read(begin, end) for part, begin, end in self._touched(start, stop)]
         if not read:
-            return np.empty((0, *self.shape[1:]), self.dtype), 0
-        rows = read[0][0] if len(read) == 1 else np.concatenate([found for found, _ in read])
+            return Loaded(np.empty((0, *self.shape[1:]), self.dtype), 0)
+        rows = read[0].values if len(read) == 1 else np.concatenate([found.values for found in read])
         # Nulls of parquet make a column of integers one of floating-point numbers when it is read.
         rows = rows.astype(np.result_type(rows.dtype, self.dtype), copy=False)
-        return rows, sum(bytes_read for _, bytes_read in read)
+        unstored = reduce(Unstored.and_those, (found.unstored for found in read))
+        return Loaded(rows, sum(found.bytes_read for found in read), unstored)
 
     def identity(self) -> str:
         """Return the number of the parts, and a digest of their identities and lengths."""

@@ -191,8 +191,8 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
 
 def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
     here = block_info[None]
-    rows, _ = reader.load(ChunkRange(here["chunk-location"][0], *here["array-location"][0]), [])
-    return np.asarray(rows)
+    loaded = reader.load(ChunkRange(here["chunk-location"][0], *here["array-location"][0]), [])
+    return np.asarray(loaded.values)
 
 
 def as_dask(data: Any) -> da.Array:

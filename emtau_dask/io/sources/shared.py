@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import Proofs, this_process
-from emtau_dask.io.formats import RangeReader, RangeSource, chunk_ranges
+from emtau_dask.io.formats import Loaded, RangeReader, RangeSource, chunk_ranges
+from emtau_dask.io.sources.digest import values_digest
 from emtau_dask.process import of_process
 from emtau_dask.versions import other_versions, software
 
@@ -29,27 +27,18 @@ HELD_BYTES = 2**28
 REMEDY = "Put it where every worker sees it under the same path, or into an object store."
 
 
-def values_digest(values: NDArray[Any]) -> str:
-    """Return the SHA-256 of values in C order, hexadecimal."""
-    found, step = sha256(), max(1, SAMPLE_BYTES * len(values) // max(1, values.nbytes))
-    for begin in range(0, len(values) if values.size else 0, step):  # by steps: other orders are copied
-        found.update(np.ascontiguousarray(values[begin : begin + step]).data.cast("B"))
-    return found.hexdigest()
-
-
 @dataclass(frozen=True)
 class Sample:
-    """Numbers of rows, and the SHA-256 of their values."""
+    """Numbers of rows, and the digest of their values."""
 
     start: int
     stop: int
-    sha256: str
+    digest: str
 
     @classmethod
     def of(cls, ranges: RangeReader, start: int, stop: int) -> Sample:
         """Read the rows."""
-        rows, _ = ranges.read(start, stop)
-        return cls(start, stop, values_digest(rows))
+        return cls(start, stop, values_digest(ranges.read(start, stop).values).hex())
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class SharedRows(RangeReader):
     made_with: Mapping[str, str]
     token: str
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    def read(self, start: int, stop: int) -> Loaded:
         """Prove, see `prove`, then read."""
         self.prove()
         return self.ranges.read(start, stop)
@@ -109,8 +98,8 @@ class SharedRows(RangeReader):
             found = Sample.of(self.ranges, sample.start, sample.stop)
             if found != sample:
                 return (
-                    f"{other} (rows {sample.start} to {sample.stop} have the SHA-256 {found.sha256[:12]}…; "
-                    f"there {sample.sha256[:12]}…)"
+                    f"{other} (rows {sample.start} to {sample.stop} have the digest {found.digest[:12]}…; "
+                    f"there {sample.digest[:12]}…)"
                 )
         return ""
 

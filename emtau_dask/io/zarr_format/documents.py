@@ -106,14 +106,16 @@ def local_within(
     room_for: Callable[[int], NDArray[np.uint8]] = fresh,
 ) -> NDArray[np.uint8] | None:
     """Do as `get_within` for bytes ``start`` to ``stop`` of a local file, in the calling thread."""
-    with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+    with suppress(FileNotFoundError):
         return read_regular(store.root / key, start, stop, limit, room_for)
     return None
 
 
 def _read_document(store: zarr.abc.store.Store, key: str) -> tuple[Document, bytes] | None:
     """Return a JSON object and the bytes it was read from, None where there is none; see `document_at`."""
-    found = sync(get_within(store, key, default_buffer_prototype(), MAX_DOCUMENT_BYTES))
+    found = None
+    with suppress(IsADirectoryError, NotADirectoryError):
+        found = sync(get_within(store, key, default_buffer_prototype(), MAX_DOCUMENT_BYTES))
     if found is None:
         return None
     data = found.to_bytes()
