@@ -66,7 +66,7 @@ class SavedFit:
     """A fit as a commit has it; every object that the commit refers to is verified.
 
     ``given`` are starting parameters from the user. ``contents`` says what each chunk of the data holds,
-    see `Contents`. ``stored`` says where the arrays of these and of ``state`` are. ``references`` are the keys
+    see `Contents`. ``stored`` says where the arrays of these and of ``state`` are. ``references`` are keys
     of all objects that the commit refers to. ``passed_over`` says why newer commits are not used.
     """
 

@@ -128,11 +128,6 @@ class FitHistory(Sequence[IterationRecord]):
         notes = f", {len(self.notes)} notes" if self.notes else ""
         return f"FitHistory({len(self)} iterations, {self.work:.4g} passes over the data{bound}{notes})"
 
-    @property
-    def has_full_pass(self) -> bool:
-        """Whether every row was scored in an iteration."""
-        return any(record.full_pass for record in self.records)
-
     def to_frame(self) -> Any:
         """Return the records as a pandas DataFrame: a row for each iteration, which is the index.
 

@@ -269,10 +269,7 @@ def fit_estimator(
             features_named(getattr(estimator, "feature_names_in_", None)),
         ):
             finished = fit(settings, sources, executor, journal, context)
-        finished = with_notes(finished, differing_workers(executor.client))
-        if finished.current is not None and not finished.current.history.has_full_pass:
-            finished = not_read_again(finished, journal.contents)
-        publish(estimator, finished)
+        publish(estimator, with_notes(finished, differing_workers(executor.client)))
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
 
@@ -365,12 +362,6 @@ def with_notes(state: FitState, notes: Sequence[str]) -> FitState:
     for note in new:
         warn_user(note)
     return replace(state, notes=(*state.notes, *new))
-
-
-def not_read_again(state: FitState, contents: Contents) -> FitState:
-    """Return the state of an ended fit with a note of the chunks that were not compared, if any."""
-    note = contents.not_read_again()
-    return state if note is None else replace(state, notes=(*state.notes, note))
 
 
 def publish(estimator: FittedMixture, finished: FitState) -> None:

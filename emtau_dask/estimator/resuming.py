@@ -34,7 +34,6 @@ from emtau_dask.estimator.fitting import (
     fit_session,
     is_automatic,
     log_beginning,
-    not_read_again,
     proved,
     publish,
     with_notes,
@@ -225,7 +224,7 @@ def resume_estimator(
         compare_samples(sources, contents, executor, observer)
         reopened = _reopened(state, int(estimator.max_iter))
         if reopened.finished:
-            publish(estimator, not_read_again(reopened, contents))
+            publish(estimator, _with_what_was_not_read(reopened, contents))
             return
         config = saved.config.model_copy(
             update={
@@ -245,7 +244,7 @@ def resume_estimator(
         ):
             finished = fit(settings, sources, executor, journal, context)
         finished = with_notes(finished, differing_workers(executor.client))
-    publish(estimator, not_read_again(finished, contents))
+    publish(estimator, _with_what_was_not_read(finished, contents))
 
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
@@ -265,6 +264,12 @@ def _check_same(saved: SavedFit, sources: FitSources, started: bool) -> None:
     for name, found in fingerprints(sources).items():
         if name != "responsibilities_init" or not started:
             check_same("X" if name == "data" else name, stored[name], found)
+
+
+def _with_what_was_not_read(state: FitState, contents: Contents) -> FitState:
+    """Return the state of an ended run with a note of the chunks that were not compared, if any."""
+    note = contents.not_read_again()
+    return state if note is None else replace(state, notes=(*state.notes, note))
 
 
 def _stored_fingerprints(saved: SavedFit) -> dict[str, SourceEntry | None]:

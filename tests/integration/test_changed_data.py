@@ -1,6 +1,10 @@
-"""A run is resumed only where the data holds what it held, also beside what a fingerprint samples."""
+"""Data that change under a fit, or between a stop and a resume, are refused by chunk and rows, whole.
+
+Expected results are those of fits whose data stayed as they were.
+"""
 
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -16,10 +20,9 @@ from clusters import name_of, processes, seen
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint.fingerprints import sampled
-from emtau_dask.errors import CheckpointMismatchError
+from emtau_dask.errors import CheckpointMismatchError, InvalidDataError
 from emtau_dask.fit import fitting
 from emtau_dask.io.sources.opening import as_source, open_source
-from emtau_dask.rows import chunk as chunks
 
 CHUNKS, CHUNK_ROWS = 80, 40
 _random = np.random.default_rng(4)
@@ -28,10 +31,6 @@ CHUNK_OF = np.arange(len(ROWS)) // CHUNK_ROWS
 SAMPLED = np.isin(CHUNK_OF, list(sampled(as_source(ROWS, ndim=2, what="X").aligned((CHUNK_ROWS,) * CHUNKS))))
 SHIFTED = np.where(SAMPLED[:, None], ROWS, ROWS + 100)
 """Of 64 of 80 chunks; those that a fingerprint reads stay as they are."""
-ONE_CHUNK = np.where(
-    np.isin(np.arange(len(ROWS)), np.linspace(0, len(ROWS) - 1, 256).astype(int))[:, None], ROWS, ROWS + 100
-)
-"""All but 256 evenly spaced rows."""
 
 
 def stored_as_zarr(rows, folder):
@@ -58,7 +57,11 @@ def computed(rows, folder):
     return da.from_array(rows, chunks=(CHUNK_ROWS, 2)).map_blocks(np.asfortranarray)
 
 
-KINDS = [stored_as_zarr, stored_as_npy, stored_as_parquet, in_memory, computed]
+def as_it_is(rows, folder):
+    return rows.copy()
+
+
+KINDS = [stored_as_zarr, stored_as_npy, stored_as_parquet, in_memory, as_it_is, computed]
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +122,18 @@ def test_a_worker_of_a_cluster_refuses_them_too(make, zygote, tmp_path):
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_shifted_rows_between_256_in_one_chunk(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("emtau_dask.io.formats.checks.CHUNK_BYTES", ROWS.nbytes)
-    monkeypatch.setattr(f"{__name__}.CHUNK_ROWS", len(ROWS))
+@pytest.mark.parametrize("row", [0, 1234, len(ROWS) - 1])
+def test_one_value_of_one_row(make, row, tmp_path):
     fit(make(ROWS, folder(tmp_path / "then")), tmp_path / "run.zarr")
-    now = make(ONE_CHUNK, folder(tmp_path / "now"))
-    with pytest.raises(CheckpointMismatchError, match=rf"X holds other .*chunk 0 \(rows 0 to {len(ROWS)}\)"):
+    other = ROWS.copy()
+    other[row, 1] = np.nextafter(other[row, 1], np.inf)
+    now = make(other, folder(tmp_path / "now"))
+    with pytest.raises(
+        CheckpointMismatchError, match=r"X holds other .*chunk \d+ \(rows \d+ to \d+\)"
+    ) as error:
         GaussianMixture.resume(tmp_path / "run.zarr", now, max_iter=6)
+    first, last = map(int, re.search(r"rows (\d+) to (\d+)", str(error.value)).groups())
+    assert first <= row < last
 
 
 @pytest.mark.parametrize(
@@ -178,22 +186,161 @@ def test_rows_that_changed_while_nobody_read_them(tmp_path):
         GaussianMixture.resume(tmp_path / "run.zarr", now, max_iter=8)
 
 
-def test_each_process_looks_at_a_chunk_once(tmp_path, monkeypatch):
-    looked = []
-    plain = chunks.chunk_contents
+class Acting(FullEM):
+    """EM that does something once after its third pass."""
 
-    def counting(rows, weights):
-        looked.append(len(rows))
-        return plain(rows, weights)
+    def schedule(self, summary):
+        if summary.iteration == 3:
+            self.act()
+        return super().schedule(summary)
 
-    monkeypatch.setattr(chunks, "chunk_contents", counting)
-    X = in_memory(ROWS, tmp_path)
-    fit(X, None)
-    assert looked == []
-    fit(X, tmp_path / "run.zarr")
-    assert looked == [CHUNK_ROWS] * CHUNKS
-    GaussianMixture.resume(tmp_path / "run.zarr", X, max_iter=7)
-    assert looked == [CHUNK_ROWS] * CHUNKS * 2
+
+def acting(act):
+    policy = Acting()
+    policy.act = act
+    return policy
+
+
+def changed_zarr(rows, folder):
+    zarr.create_array(folder / "rows.zarr", data=rows, chunks=(CHUNK_ROWS, 2))
+    stored = zarr.open_array(folder / "rows.zarr", mode="r+")
+    return str(folder / "rows.zarr"), lambda row: stored.__setitem__(row, stored[row] + 1)
+
+
+def changed_npy(rows, folder):
+    stored_as_npy(rows, folder)
+    mapped = np.load(folder / "rows.npy", mmap_mode="r+")
+
+    def change(row):
+        mapped[row] += 1
+        mapped.flush()
+
+    return str(folder / "rows.npy"), change
+
+
+def changed_parquet(rows, folder):
+    stored_as_parquet(rows, folder)
+
+    def change(row):
+        other = rows.copy()
+        other[row] += 1
+        stored_as_parquet(other, folder)
+
+    return str(folder / "rows.parquet"), change
+
+
+def changed_in_memory(rows, folder):
+    mine = rows.copy()
+    return mine, lambda row: mine.__setitem__(row, mine[row] + 1)
+
+
+def changed_graph(rows, folder):
+    (folder / "row").write_text("")
+
+    def made(block, block_info=None):
+        (begin, end), text = block_info[0]["array-location"][0], (folder / "row").read_text()
+        here = text and begin <= int(text) < end
+        return block + (np.arange(begin, end) == int(text))[:, None] if here else block + 0
+
+    blocks = da.from_array(rows, chunks=(CHUNK_ROWS, 2)).map_blocks(made, dtype=rows.dtype)
+    return blocks, lambda row: (folder / "row").write_text(str(row))
+
+
+CHANGED = [changed_zarr, changed_npy, changed_parquet, changed_in_memory, changed_graph]
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+@pytest.mark.parametrize("make", CHANGED)
+def test_one_row_that_changes_in_the_middle_of_a_fit(make, scheduler, tmp_path):
+    X, change = make(ROWS, tmp_path)
+    with (
+        dask.config.set(scheduler=scheduler),
+        pytest.raises(
+            InvalidDataError, match=r"X holds other values than when this fit first read it"
+        ) as error,
+    ):
+        fit(X, tmp_path / "run.zarr", acting(lambda: change(1234)), max_iter=6)
+    first, last = map(int, re.search(r"rows (\d+) to (\d+)", str(error.value)).groups())
+    assert first <= 1234 < last
+    if make is changed_graph:
+        assert f"your graph gave other values for chunk {1234 // CHUNK_ROWS}" in str(error.value)
+        (tmp_path / "row").write_text("")
+        resumed = GaussianMixture.resume(tmp_path / "run.zarr", X, algorithm=acting(lambda: None), max_iter=6)
+        assert bits(resumed) == bits(fit(X, None, max_iter=6))
+
+
+@pytest.mark.parametrize("make", [changed_zarr, changed_graph])
+def test_on_a_cluster_too(make, zygote, tmp_path):
+    X, change = make(ROWS, tmp_path)
+    with (
+        dask.config.set(scheduler=None),
+        processes(zygote, tmp_path / "cluster", 2) as cluster,
+        cluster.client(),
+        pytest.raises(InvalidDataError, match=rf"chunk {1234 // CHUNK_ROWS} \(rows"),
+    ):
+        fit(X, None, acting(lambda: change(1234)), max_iter=6)
+
+
+def test_weights_that_change_in_the_middle_of_a_fit(tmp_path):
+    weights = np.ones(len(ROWS))
+    with pytest.raises(InvalidDataError, match=r"sample_weight holds other values .*chunk 0 "):
+        fit(ROWS, None, acting(lambda: weights.__setitem__(7, 2.0)), max_iter=6, sample_weight=weights)
+
+
+def test_responsibilities_that_change_before_they_are_used(tmp_path, monkeypatch):
+    """What is known then is what a fingerprint samples: they are read whole once, for the start."""
+    given = np.full((len(ROWS), 2), 0.5)
+    given[:, 0] += np.where(np.arange(len(ROWS)) % 2, 0.25, -0.25)
+    given[:, 1] = 1 - given[:, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "_start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(ROWS, tmp_path / "run.zarr", responsibilities_init=given)
+    other, row = given.copy(), int(np.argmax(SAMPLED))
+    other[row] = given[row, ::-1]
+    with pytest.raises(CheckpointMismatchError, match="responsibilities_init holds other values"):
+        GaussianMixture.resume(tmp_path / "run.zarr", ROWS, responsibilities_init=other)
+    resumed = GaussianMixture.resume(tmp_path / "run.zarr", ROWS, responsibilities_init=given)
+    assert bits(resumed) == bits(fit(ROWS, None, responsibilities_init=given))
+
+
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_a_row_that_changes_between_the_start_and_the_first_pass(tmp_path, monkeypatch):
+    rows, started = ROWS.copy(), fitting._start
+
+    def start(*arguments):
+        found = started(*arguments)
+        rows[100] += 1
+        return found
+
+    monkeypatch.setattr(fitting, "_start", start)
+    with pytest.raises(InvalidDataError, match=r"chunk 2 \(rows 80 to 120\)"):
+        GaussianMixture(2, algorithm="em", init_params="kmeans", random_state=0).fit(rows)
+
+
+def test_a_missing_value_that_appears_is_a_change_and_no_bad_row(tmp_path):
+    """The row would be refused as such, were it there from the beginning."""
+    rows = ROWS.copy()
+    with pytest.raises(InvalidDataError, match="X holds other values than when this fit first read it"):
+        fit(rows, None, acting(lambda: rows.__setitem__((40, 1), np.nan)), max_iter=6)
+
+
+class TestWhatWasNotChecked:
+    def test_rows_that_a_resume_had_no_need_to_read(self, tmp_path):
+        X = in_memory(ROWS, tmp_path)
+        fit(X, tmp_path / "run.zarr")
+        resumed = GaussianMixture.resume(tmp_path / "run.zarr", X)
+        note = f"64 of {CHUNKS} chunks of X were not read again"
+        assert [text[: len(note)] for text in resumed.history_.notes] == [note]
+        assert note in str(resumed.summary())
+
+    def test_nothing_after_a_pass_over_all_rows(self, tmp_path):
+        X = in_memory(ROWS, tmp_path)
+        assert fit(X, tmp_path / "run.zarr").history_.notes == ()
+        assert GaussianMixture.resume(tmp_path / "run.zarr", X, max_iter=6).history_.notes == ()
 
 
 @pytest.mark.parametrize("make", [stored_as_zarr, stored_as_npy, stored_as_parquet])

@@ -15,7 +15,7 @@ from zarr.storage import LocalStore
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
 from emtau_dask.fit.memory_estimate import FitOutline, demand, largest_chunk
-from emtau_dask.io.formats.base import RangeReader, RangeSource
+from emtau_dask.io.formats.base import Loaded, RangeReader, RangeSource
 from emtau_dask.io.objects.row_state import RowFields
 from emtau_dask.io.sources.opening import as_source
 
@@ -67,7 +67,7 @@ class Ranges(RangeReader):
         self.readers.append((chunk, threading.current_thread().name))
         self.on_read(chunk)
         rows = ROWS[start:stop].copy()
-        return rows, rows.nbytes
+        return Loaded(rows, rows.nbytes)
 
     def identity(self):
         return "rows of a test"

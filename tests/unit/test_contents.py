@@ -1,71 +1,98 @@
-"""The digest of a chunk: what of it counts, by hand, and that neither memory order nor machine does."""
+"""What is said where a chunk holds other values than before, and which chunks were compared."""
 
-import hashlib
-import struct
+import warnings
 
-import numpy as np
 import pytest
 
-from emtau_dask.rows.contents import strips_digest
+from emtau_dask.errors import CheckpointMismatchError, InvalidDataError
+from emtau_dask.io.sources import NONE_UNSTORED, ChunkRange, Unstored
+from emtau_dask.rows import ChunkContents, Contents
 
-STRIP, PERIOD = 2**13, 2**18
-_random = np.random.default_rng(6)
-
-
-def by_hand(data):
-    """The digest of bytes in C order, in plain integers."""
-    found = hashlib.sha256()
-    whole = len(data) // PERIOD * PERIOD
-    for begin in range(0, whole, PERIOD):
-        words = struct.unpack("<1024Q", data[begin : begin + STRIP])
-        sums = [sum(words[column::64]) % 2**64 for column in range(64)]
-        found.update(struct.pack("<64Q", *sums))
-    found.update(data[whole : whole + STRIP])
-    found.update(str(len(data)).encode())
-    return found.digest()[:16]
+RANGES = {chunk: ChunkRange(chunk, 10 * chunk, 10 * chunk + 10) for chunk in range(4)}
+OLD, NEW = b"a" * 16, b"b" * 16
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", ">f8", "i2", "u1", "?"])
-@pytest.mark.parametrize(
-    "shape", [(0, 3), (1, 1), (100, 3), (2048, 8), (16384, 1), (40_000, 7), (3, 50_000), (70_000,)]
-)
-def test_it_is_what_plain_integers_give_in_any_memory_order(shape, dtype):
-    values = (100 * _random.normal(size=shape)).astype(np.dtype(dtype), casting="unsafe")
-    expected = by_hand(values.tobytes())
-    assert strips_digest(values) == expected
-    assert strips_digest(np.asfortranarray(values)) == expected
-    reversed_twice = np.ascontiguousarray(values[::-1])[::-1]
-    assert strips_digest(reversed_twice) == expected
+def rows(chunk, digest=OLD, made_on="", unstored=NONE_UNSTORED, source="X"):
+    return ChunkContents(source, chunk, digest, made_on, unstored)
 
 
-@pytest.mark.parametrize("row", [0, 7, 511, 16384, 16895, 32768])
-def test_one_bit_of_a_row_in_a_strip(row):
-    rows = _random.normal(size=(40_000, 2))
-    before = strips_digest(rows)
-    rows.view(np.uint64)[row, 1] ^= 1
-    assert strips_digest(rows) != before
+@pytest.fixture(autouse=True)
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
-@pytest.mark.parametrize("row", [512, 16383, 16896, 33280])
-def test_a_row_between_strips_is_not_looked_at(row):
-    rows = _random.normal(size=(40_000, 2))
-    before = strips_digest(rows)
-    rows[row] += 100
-    assert strips_digest(rows) == before
+def test_what_this_process_read_before_is_the_fit_s():
+    contents = Contents()
+    contents.compare([rows(0), rows(2)], RANGES)
+    contents.compare([rows(0), rows(1)], RANGES)
+    with pytest.raises(InvalidDataError, match=r"X holds other .*this fit first .*chunk 2 \(rows 20 to 30\)"):
+        contents.compare([rows(2, NEW)], RANGES)
 
 
-def test_a_change_of_so_many_rows_is_seen_wherever_it_begins():
-    """Of 256 KiB less a strip, and one row: no gap between strips is so long."""
-    rows = _random.normal(size=(100_000, 2))
-    before, length = strips_digest(rows), (PERIOD - STRIP) // 16 + 1
-    for begin in range(0, 98_304 - length, 997):
-        other = rows.copy()
-        other[begin : begin + length] += 100
-        assert strips_digest(other) != before, begin
+def test_what_the_run_knew_is_the_checkpoint_s():
+    contents = Contents({("X", ""): {2: OLD}, ("sample_weight", ""): {1: NEW}})
+    contents.compare([rows(1)], RANGES)
+    with pytest.raises(CheckpointMismatchError, match=r"in the checkpointed run: chunk 2 \(rows 20 to 30\)"):
+        contents.compare([rows(2, NEW)], RANGES)
+    with pytest.raises(CheckpointMismatchError, match="sample_weight holds other values"):
+        contents.compare([rows(1, source="sample_weight")], RANGES)
 
 
-def test_columns_and_rows_in_another_order():
-    rows = _random.normal(size=(50_000, 16))
-    columns = _random.permutation(16)
-    others = [rows[:, ::-1], rows[:, columns], rows[::-1], _random.permutation(rows), np.sort(rows, axis=0)]
-    assert len({strips_digest(rows), *map(strips_digest, others)}) == 6
+def test_new_chunks_are_remembered_and_make_another_object():
+    contents = Contents({("X", ""): {0: OLD}})
+    before = contents.known
+    contents.compare([rows(0)], RANGES)
+    assert contents.known is before
+    contents.compare([rows(3, NEW)], RANGES)
+    assert (before, contents.known) == ({("X", ""): {0: OLD}}, {("X", ""): {0: OLD, 3: NEW}})
+
+
+class TestGraphs:
+    def test_on_one_kind_of_machine_other_values_are_refused(self):
+        contents = Contents()
+        contents.compare([rows(1, made_on="cpu A")], RANGES)
+        with pytest.raises(InvalidDataError, match=r"graph gave other values for chunk 1 .*same kind of"):
+            contents.compare([rows(1, NEW, made_on="cpu A")], RANGES)
+
+    def test_on_another_they_are_noted_once_and_known_for_it(self):
+        contents = Contents({("X", "cpu A"): {1: OLD, 2: OLD}})
+        contents.compare([rows(1, made_on="cpu B")], RANGES)
+        assert contents.notes == []
+        with pytest.warns(UserWarning, match=r"graph of X gave other values with cpu B than with cpu A"):
+            contents.compare([rows(2, NEW, made_on="cpu B")], RANGES)
+        contents.compare([rows(2, NEW, made_on="cpu B"), rows(2, made_on="cpu A")], RANGES)
+        assert len(contents.notes) == 1
+        with pytest.raises(InvalidDataError, match="your graph gave other values for chunk 2"):
+            contents.compare([rows(2, OLD, made_on="cpu B")], RANGES)
+
+
+class TestUnstored:
+    def test_some_are_said_and_warned_of_once_all_chunks_were_read(self):
+        contents = Contents()
+        contents.compare([rows(chunk, unstored=Unstored(chunk, 5, "0")) for chunk in range(3)], RANGES)
+        assert contents.notes == []
+        with pytest.warns(UserWarning, match=r"^4 of 20 chunks of X are not stored: zarr reads them as 0$"):
+            contents.compare([rows(3, unstored=Unstored(1, 5, "0"))], RANGES)
+        contents.compare([rows(chunk, unstored=Unstored(chunk, 5, "0")) for chunk in range(3)], RANGES)
+        assert len(contents.notes) == 1
+
+    def test_where_none_is_stored_that_is_only_said(self):
+        contents = Contents()
+        contents.compare([rows(chunk, unstored=Unstored(2, 2, "nan")) for chunk in range(4)], RANGES)
+        assert contents.notes == ["8 of 8 chunks of X are not stored: zarr reads them as nan"]
+
+    def test_a_chunk_that_goes_is_named_as_gone(self):
+        contents = Contents()
+        contents.compare([rows(1, unstored=Unstored(0, 1, "0"))], RANGES)
+        with pytest.raises(InvalidDataError, match="1 of its stored chunks are gone, which zarr reads as 0"):
+            contents.compare([rows(1, NEW, unstored=Unstored(1, 1, "0"))], RANGES)
+
+
+def test_which_chunks_were_not_read_again():
+    contents = Contents({("X", ""): dict.fromkeys(range(4), OLD)})
+    contents.compare([rows(0), rows(3)], RANGES)
+    assert contents.not_read_again().startswith("2 of 4 chunks of X were not read again")
+    contents.compare([rows(1), rows(2)], RANGES)
+    assert contents.not_read_again() is None

@@ -125,7 +125,7 @@ def test_a_footer_that_contradicts_itself_is_refused(tmp_path, how):
 
     def read():
         source = open_source(path)
-        return source.ranges.read(0, source.shape[0])
+        return source.ranges.read(0, source.shape[0])[:2]
 
     with pytest.raises(InvalidDataError, match=r"x\.parquet (cannot be read|contradicts itself)"):
         read()

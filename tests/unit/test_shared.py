@@ -7,7 +7,7 @@ import pytest
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files.proofs import REMEMBERED, Proofs
-from emtau_dask.io.formats.base import RangeSource
+from emtau_dask.io.formats.base import Loaded, RangeSource
 from emtau_dask.io.sources.shared import shared_rows
 from emtau_dask.process import of_process
 
@@ -22,7 +22,7 @@ class Rows:
 
     def read(self, start, stop):
         self.reads.append((start, stop))
-        return np.full((stop - start, 16), self.value), 0
+        return Loaded(np.full((stop - start, 16), self.value), 0)
 
     def identity(self):
         return "rows"
