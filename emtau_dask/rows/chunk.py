@@ -136,9 +136,9 @@ class LoadedChunk:
                     np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
                 else:
                     block[...] = self.rows[self._places(positions[where])]
-            if everything and self.digest is not None:
-                self.digest.feed(begin, block if block.dtype == self.rows.dtype else self.rows[where])
             yield where, block
+            if everything and self.digest is not None:  # Now it is in the cache.
+                self.digest.feed(begin, block if block.dtype == self.rows.dtype else self.rows[where])
 
     def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
         """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 DIGEST_BYTES = 16
-STEP_BYTES = 2**20
+STEP_BYTES = 2**16
+"""Taken at a time: for more, xxhash lets go of the interpreter's lock, and has to wait for it again."""
+COPIED_BYTES = 2**20
 """Of values in another memory order, which are copied piece by piece."""
 
 
@@ -32,20 +34,25 @@ class GrowingDigest:
     def feed(self, begin: int, rows: NDArray[Any]) -> None:
         """Take the rows from number ``begin`` on, of the array's dtype, where they are the next ones."""
         if begin == self._fed:
-            self._hash.update(np.ascontiguousarray(rows).data)
+            self._take(np.ascontiguousarray(rows))
             self._fed += len(rows)
 
     def digest(self) -> bytes:
         """Return the 16 bytes of all values, those included that it was not fed with."""
         rest = self._values[self._fed :]
         if rest.flags.c_contiguous:
-            self._hash.update(rest.data)
+            self._take(rest)
         else:
-            step = max(1, STEP_BYTES * len(rest) // max(1, rest.nbytes))
+            step = max(1, COPIED_BYTES * len(rest) // max(1, rest.nbytes))
             for begin in range(0, len(rest), step):
-                self._hash.update(np.ascontiguousarray(rest[begin : begin + step]).data)
+                self._take(np.ascontiguousarray(rest[begin : begin + step]))
         self._fed = len(self._values)
         return self._hash.digest()
+
+    def _take(self, rows: NDArray[Any]) -> None:
+        data, update = rows.reshape(-1).view(np.uint8).data, self._hash.update
+        for begin in range(0, len(data), STEP_BYTES):
+            update(data[begin : begin + STEP_BYTES])
 
 
 def values_digest(values: NDArray[Any]) -> bytes:
