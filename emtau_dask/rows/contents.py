@@ -54,6 +54,11 @@ class ChunkContents(NamedTuple):
     made_on: str
     unstored: Unstored
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Under which digests are known."""
+        return self.source, self.made_on
+
 
 def contents_of(source: str, chunk: int, loaded: Loaded, reader: ChunkReader) -> ChunkContents:
     """Return the contents of a whole chunk that a reader loaded."""
@@ -174,15 +179,9 @@ class Contents:
         """
         new: dict[tuple[str, str], dict[int, bytes]] = {}
         for one in found:
-            key = one.source, one.made_on
-            then = self.known.get(key, {}).get(one.chunk)
-            if then is None:
-                self._compare_kinds(one)
-                new.setdefault(key, {})[one.chunk] = one.digest
-            elif then != one.digest:
-                raise self._changed(one, then, ranges[one.chunk])
-            else:
-                self._compared.setdefault(one.source, set()).add(one.chunk)
+            self._compare(one, ranges[one.chunk])
+            if one.chunk not in self.known.get(one.key, {}):
+                new.setdefault(one.key, {})[one.chunk] = one.digest
             self._unstored.setdefault(one.source, {})[one.chunk] = one.unstored
         if new:
             kinds = self.known.keys() | new.keys()
@@ -203,6 +202,23 @@ class Contents:
             "was first read of them was not checked."
         )
 
+    def _compare(self, one: ChunkContents, where: ChunkRange) -> None:
+        """Compare a chunk with all that is known of it; what graphs gave on two kinds of CPU may differ."""
+        for (source, made_on), known in self.known.items():
+            then = known.get(one.chunk)
+            if source != one.source or then is None:
+                continue
+            self._compared.setdefault(source, set()).add(one.chunk)
+            if then == one.digest:
+                continue
+            if made_on == one.made_on or not (made_on and one.made_on):
+                raise self._changed(one, then, where)
+            here, there = sorted((made_on, one.made_on))
+            self._note(
+                f"the graph of {source} gave other values with {here} than with {there}: the last bits of "
+                "results may differ from those of one kind of machine."
+            )
+
     def _changed(self, one: ChunkContents, then: bytes, where: ChunkRange) -> EmtauError:
         what = f"chunk {one.chunk} (rows {where.start} to {where.stop})"
         here = self._unstored.get(one.source, {}).get(one.chunk)
@@ -222,15 +238,6 @@ class Contents:
         if here is not None:
             remedy = "Restore it and resume the run, if it has a checkpoint, or fit again."
         return error(f"{one.source} holds other values than {since}: {what} changed ({digests}). {remedy}")
-
-    def _compare_kinds(self, one: ChunkContents) -> None:
-        """Note that a graph gave other values elsewhere, which it honestly may."""
-        for (source, made_on), known in self.known.items():
-            if source == one.source and known.get(one.chunk, one.digest) != one.digest:
-                self._note(
-                    f"the graph of {source} gave other values with {one.made_on} than with {made_on}: the "
-                    "last bits of results may differ from those of one kind of machine."
-                )
 
     def _note_unstored(self, source: str) -> None:
         chunks, of, value = reduce(Unstored.and_those, self._unstored[source].values())

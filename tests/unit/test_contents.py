@@ -60,12 +60,25 @@ class TestGraphs:
         contents = Contents({("X", "cpu A"): {1: OLD, 2: OLD}})
         contents.compare([rows(1, made_on="cpu B")], RANGES)
         assert contents.notes == []
-        with pytest.warns(UserWarning, match=r"graph of X gave other values with cpu B than with cpu A"):
+        with pytest.warns(UserWarning, match="graph of X gave other values with cpu A than with cpu B"):
             contents.compare([rows(2, NEW, made_on="cpu B")], RANGES)
         contents.compare([rows(2, NEW, made_on="cpu B"), rows(2, made_on="cpu A")], RANGES)
         assert len(contents.notes) == 1
         with pytest.raises(InvalidDataError, match="your graph gave other values for chunk 2"):
             contents.compare([rows(2, OLD, made_on="cpu B")], RANGES)
+
+    def test_values_that_are_stored_now_must_be_the_graph_s_and_the_other_way_round(self):
+        for before, now in (("cpu A", ""), ("", "cpu A")):
+            contents = Contents({("X", before): {1: OLD}})
+            contents.compare([rows(1, made_on=now)], RANGES)
+            contents = Contents({("X", before): {1: OLD}})
+            with pytest.raises(CheckpointMismatchError, match="X holds other values"):
+                contents.compare([rows(1, NEW, made_on=now)], RANGES)
+
+    def test_a_chunk_that_is_the_same_on_another_kind_was_compared(self):
+        contents = Contents({("X", "cpu A"): {1: OLD}})
+        contents.compare([rows(1, made_on="cpu B")], RANGES)
+        assert contents.not_read_again() is None
 
 
 class TestUnstored:
