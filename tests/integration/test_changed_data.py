@@ -24,6 +24,8 @@ from emtau_dask.errors import CheckpointMismatchError, InvalidDataError
 from emtau_dask.fit import fitting
 from emtau_dask.io.sources.opening import as_source, open_source
 
+pytest_plugins = "s3server"
+
 CHUNKS, CHUNK_ROWS = 80, 40
 _random = np.random.default_rng(4)
 ROWS = _random.normal(size=(CHUNKS * CHUNK_ROWS, 2)) + 5 * _random.integers(2, size=(CHUNKS * CHUNK_ROWS, 1))
@@ -269,7 +271,7 @@ def test_one_row_that_changes_in_the_middle_of_a_fit(make, scheduler, tmp_path):
         assert bits(resumed) == bits(fit(X, None, max_iter=6))
 
 
-@pytest.mark.parametrize("make", [changed_zarr, changed_graph])
+@pytest.mark.parametrize("make", [changed_zarr, changed_npy, changed_parquet, changed_graph])
 def test_on_a_cluster_too(make, zygote, tmp_path):
     X, change = make(ROWS, tmp_path)
     with (
@@ -279,6 +281,21 @@ def test_on_a_cluster_too(make, zygote, tmp_path):
         pytest.raises(InvalidDataError, match=rf"chunk {1234 // CHUNK_ROWS} \(rows"),
     ):
         fit(X, None, acting(lambda: change(1234)), max_iter=6)
+
+
+def test_in_a_bucket_too(s3, tmp_path):
+    """During the fit, and again between a stop and a resume."""
+    _, change = changed_zarr(ROWS, tmp_path)
+    X = s3.upload(tmp_path / "rows.zarr", "rows.zarr")
+
+    def act():
+        change(1234)
+        s3.upload(tmp_path / "rows.zarr", "rows.zarr")
+
+    with pytest.raises(InvalidDataError, match=rf"chunk {1234 // CHUNK_ROWS} \(rows"):
+        fit(X, tmp_path / "run.zarr", acting(act), max_iter=6)
+    with pytest.raises(CheckpointMismatchError, match=rf"chunk {1234 // CHUNK_ROWS} \(rows"):
+        GaussianMixture.resume(tmp_path / "run.zarr", X, algorithm=acting(lambda: None), max_iter=6)
 
 
 def test_weights_that_change_in_the_middle_of_a_fit(tmp_path):

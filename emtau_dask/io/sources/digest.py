@@ -39,17 +39,20 @@ class GrowingDigest:
 
     def digest(self) -> bytes:
         """Return the 16 bytes of all values, those included that it was not fed with."""
-        rest = self._values[self._fed :]
-        if rest.flags.c_contiguous:
-            self._take(rest)
-        else:
-            step = max(1, COPIED_BYTES * len(rest) // max(1, rest.nbytes))
-            for begin in range(0, len(rest), step):
-                self._take(np.ascontiguousarray(rest[begin : begin + step]))
-        self._fed = len(self._values)
+        values, fed = self._values, self._fed
+        if values.flags.c_contiguous and fed < len(values):
+            self._take(values[fed:])
+        elif fed < len(values):
+            step = max(1, COPIED_BYTES * len(values) // max(1, values.nbytes))
+            for begin in range(fed, len(values), step):
+                self._take(np.ascontiguousarray(values[begin : begin + step]))
+        self._fed = len(values)
         return self._hash.digest()
 
     def _take(self, rows: NDArray[Any]) -> None:
+        if rows.nbytes <= STEP_BYTES:
+            self._hash.update(rows.data)
+            return
         data, update = rows.reshape(-1).view(np.uint8).data, self._hash.update
         for begin in range(0, len(data), STEP_BYTES):
             update(data[begin : begin + STEP_BYTES])
