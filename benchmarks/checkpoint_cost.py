@@ -8,9 +8,7 @@ without checkpoint in turn; a ratio is of medians over the repeats. What a fit o
 imports and on opening the data is not counted, nor are times in which the whole machine stood still
 (`pauses.py`), where that can be seen. Beside the ratios stands what the fits with checkpoints say of
 themselves: the share of their commits, between which and the passes over the data nothing else runs, and of
-the fingerprint of the data, taken once. Also taken once, in the first pass, are digests of what chunks
-hold: their CPU time is compared with that of the tasks of a pass over all rows, the cheapest, whose threads
-of zarr's that decode are not counted.
+the sampled chunks of the data, read once. What digests of chunks cost all fits: `digest_cost.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,12 +37,10 @@ from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.config.data import MixtureOptions
 from emtau_dask.datasets.registry import make_dataset
-from emtau_dask.em.estep_task import EStepTask
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting
 from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.objects.commits import CommitLog
-from emtau_dask.rows import chunk as chunks
 
 SIZES = ("rows", "chunk_rows", "features", "components", "iterations", "tau", "threads")
 
@@ -55,8 +51,6 @@ class Spent:
     def __init__(self) -> None:
         self.commits: list[Interval] = []
         self.fingerprint: list[Interval] = []
-        self.contents: list[float] = []
-        self.tasks: list[tuple[int, float]] = []
         self.per_commit: list[int] = []
         self._stored = 0
 
@@ -77,34 +71,9 @@ class Spent:
             patch.object(LocalObjects, "put", counting_put),
             patch.object(CommitLog, "append", counting_append),
             patch.object(CheckpointJournal, "save", clocked(CheckpointJournal.save, self.commits)),
-            patch.object(fitting, "fingerprint", clocked(fitting.fingerprint, self.fingerprint)),
-            patch.object(chunks, "chunk_contents", self._costing(chunks.chunk_contents)),
-            patch.object(EStepTask, "read", self._costing_task(EStepTask.read)),
-            patch.object(EStepTask, "compute", self._costing_task(EStepTask.compute)),
+            patch.object(fitting, "compare_samples", clocked(fitting.compare_samples, self.fingerprint)),
         ):
             yield
-
-    def _costing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            began = time.thread_time()
-            result = function(*arguments)
-            self.contents.append(time.thread_time() - began)
-            return result
-
-        return run
-
-    def _costing_task(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def run(task: EStepTask, *arguments: Any) -> Any:
-            began = time.thread_time()
-            result = step(task, *arguments)
-            self.tasks.append((task.iteration, time.thread_time() - began))
-            return result
-
-        return run
-
-    def cheapest(self, iterations: Collection[int]) -> float:
-        """Return the CPU seconds of the tasks of that of these iterations in which they took the least."""
-        return min(sum(cost for number, cost in self.tasks if number == one) for one in iterations)
 
 
 def clocked(function: Callable[..., Any], times: list[Interval]) -> Callable[..., Any]:
@@ -144,8 +113,6 @@ def fit(data: Path, checkpoint: str | None, every: int, options: argparse.Namesp
     return {
         "whole": whole,
         "parts": {"commits": spent.commits, "fingerprint": spent.fingerprint},
-        "contents": sum(spent.contents),
-        "pass": spent.cheapest([record.iteration for record in mixture.history_ if record.full_pass]),
         "stored": spent.per_commit,
         "active": [record.active_rows for record in mixture.history_],
         "bound": mixture.lower_bound_,
@@ -230,9 +197,6 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict[str, Any]]]:
             )
             ratio = spent / plain
             print(f"| {kind or 'none'} | {spent:.2f} | {ratio:.3f} | {commits:.4f} | {fingerprint:.4f} |")
-        for kind in options.every:
-            share = statistics.median(one["contents"] / one["pass"] for one in found[kind])
-            print(f"checkpoint_every={kind}: digests of chunks take {share:.4f} of a pass over all rows")
         assert len({one["bound"] for same in found.values() for one in same}) == 1
         if 1 in found:
             one = found[1][0]

@@ -67,15 +67,15 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[beyond], ordered[-1 - beyond]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--orders", nargs="*", choices=["C", "F"], default=["C", "F"])
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     print("| rows x features, K | order | threads | ms without | ratio | interval |")
     print("|---|---|---|---|---|---|")

@@ -172,7 +172,7 @@ class TestDtypes:
 
     def test_an_npy_file_of_objects_is_refused_and_not_unpickled(self, tmp_path):
         np.save(tmp_path / "x.npy", NOT_REAL["objects"], allow_pickle=True)
-        with pytest.raises(InvalidDataError, match=r"x\.npy cannot be memory-mapped.*numpy\.save"):
+        with pytest.raises(InvalidDataError, match=r"x\.npy cannot be read.*numpy\.save"):
             open_source(str(tmp_path / "x.npy"))
 
     @pytest.mark.parametrize(
