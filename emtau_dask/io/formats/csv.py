@@ -45,7 +45,7 @@ class CsvFile:
         if is_url(path):
             url = Url.of(path)
             with read_errors(str(url), remote=True):
-                return cls(url, int(url.info()["size"]))
+                return cls(url, url.size_in(url.info()))
         with read_errors(path, remote=False):
             return cls(str(Path(path).absolute()), check_regular(path))
 
