@@ -142,7 +142,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, line: FrameTy
     line = line or line_of_user()
     namespace = line.f_globals
     warnings.warn_explicit(
-        message,
+        shown(message),
         category,
         line.f_code.co_filename,
         line.f_lineno,

@@ -119,6 +119,11 @@ def shown(text: object) -> str:
     return printable(masked(str(text)))
 
 
+def one_line(text: object) -> str:
+    """Return what people may be shown of ``text``, with the ends of its lines as escapes."""
+    return shown(text).replace("\n", "\\n")
+
+
 def short(value: object, limit: int = 60) -> str:
     """Return the beginning of a value's representation, whatever the value is.
 

@@ -1,14 +1,16 @@
-"""Where tables are printed: a terminal, or a file or pipe, which gets them narrow and in plain characters."""
+"""Where tables are printed: a terminal, or a file or pipe, which gets them narrow and in plain characters.
+
+It is imported where a command prints a table, so that the others start without rich.
+"""
 
 from __future__ import annotations
 
-import json
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
-import click
+from rich.console import Console
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from emtau_dask.messages import shown
 
 COLUMNS = 80
 """Of a table that does not go to a terminal."""
@@ -35,16 +37,19 @@ class PlainText:
         self._stream.flush()
 
 
+class PlainConsole(Console):
+    """A console on which every string, also of a table, is what people may be shown, without markup."""
+
+    def __init__(self, file: IO[str], width: int | None = None) -> None:
+        super().__init__(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as rich's text."""
+        return super().render_str(shown(text), **options)
+
+
 def console_on(stream: TextIO) -> Console:
     """Return a console on a stream."""
-    from rich.console import Console
-
     if stream.isatty():
-        return Console(file=stream)
-    return Console(file=cast("IO[str]", PlainText(stream)), width=COLUMNS)
-
-
-def echo_json(values: Any) -> None:
-    """Print plain values as one JSON document, for programs."""
-    # JSON does not escape DEL, a control character of terminals.
-    click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+        return PlainConsole(stream)
+    return PlainConsole(cast("IO[str]", PlainText(stream)), COLUMNS)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from emtau_dask.cli.options import Command, debug_option, out_argument, overwrite_option
-from emtau_dask.messages import shown
+from emtau_dask.cli.printing import echo
 
 
 @click.group()
@@ -76,4 +76,4 @@ def _make(name: str, options: dict[str, Any], out: Path, overwrite: bool) -> Non
     assert data.dataset_options is not None
     with watching(sys.stderr) as observer:
         rows, features = make_dataset(data.dataset_options, out, overwrite=overwrite, observer=observer)
-    click.echo(f"{rows:,} rows × {features} features written to {shown(out)}")
+    echo(f"{rows:,} rows × {features} features written to {out}")

@@ -19,9 +19,9 @@ from typing import Literal
 import click
 from packaging.requirements import Requirement
 
-from emtau_dask.cli.console import echo_json
 from emtau_dask.cli.exits import FAILED
 from emtau_dask.cli.options import debug_option, json_option
+from emtau_dask.cli.printing import echo, echo_json
 from emtau_dask.errors import EmtauError
 from emtau_dask.messages import shown
 from emtau_dask.versions import OWN
@@ -62,7 +62,7 @@ def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
     else:
         width = max(len(finding.name) for finding in found)
         for finding in found:
-            click.echo(shown(f"{finding.status:5}  {finding.name:{width}}  {finding.text}"))
+            echo(f"{finding.status:5}  {finding.name:{width}}  {finding.text}")
     ctx.exit(0 if healthy else FAILED)
 
 

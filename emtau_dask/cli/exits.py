@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
+from emtau_dask.cli.printing import echo
 from emtau_dask.errors import ConfigError, EmtauError
 from emtau_dask.messages import shown
 
@@ -49,7 +50,10 @@ class ExitGroup(click.Group):
         try:
             with _terminable():
                 return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit):
+        except click.ClickException as error:
+            error.message = shown(error.message)  # type: ignore[misc]  # It may name files that a shell found.
+            raise
+        except click.exceptions.Exit:
             raise
         except (KeyboardInterrupt, click.Abort) as error:
             _fail(ctx, error, _interrupted(ctx), INTERRUPTED)
@@ -74,8 +78,9 @@ def _unexplained(error: Exception) -> str:
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
     if ctx.find_root().meta.get(_DEBUG):
-        click.echo(shown("".join(traceback.format_exception(error))), err=True, nl=False)
-    click.echo(f"emtau: {shown(' '.join(message.split()))}", err=True)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            echo(line, err=True)
+    echo(f"emtau: {' '.join(message.split())}", err=True)
     ctx.exit(code)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -153,10 +152,13 @@ def config_of(
         A config is given with options or with data, it cannot be read, or a value is not allowed; of data
         the message names the option.
     """
-    from emtau_dask.config import checked_config, config_values
+    from emtau_dask.config import ENDINGS, checked_config, config_values
+    from emtau_dask.io.files import stream_at
+    from emtau_dask.io.remote import suffix_of
 
-    configs = [source for source in sources if _is_config(source)]
-    if not configs:
+    configs = [source for source in sources if suffix_of(source).lower() in ENDINGS]
+    stream = stream_at(sources[0]) if len(sources) == 1 and not configs else None
+    if stream is None and not configs:
         values = values_of_data(sources, given, overrides)
         return checked_config(values, {option.key: option.title for option in OPTIONS}), values
     if len(sources) > 1:
@@ -164,8 +166,11 @@ def config_of(
     if given:
         names = ", ".join("/".join(option.names) for option in given)
         sets = " ".join(f"--set {shlex.quote(option.setting(text))}" for option, text in given.items())
+        if stream is not None:
+            instead = f"to a config give, in place of {names}: {sets}"
+            raise ConfigError(f"{sources[0]} is {stream}. Give data in a file; {instead}")
         raise ConfigError(f"{names} cannot go with the config {configs[0]}; instead of options give: {sets}")
-    values = config_values(configs[0], overrides)
+    values = config_values(sources[0], overrides)
     return checked_config(values), values
 
 
@@ -187,22 +192,6 @@ def values_of_data(
             f"as in -k 8; the name of a config ends in {' or '.join(ENDINGS)}"
         )
     return values
-
-
-def _is_config(source: str) -> bool:
-    """Return whether a source is a config: by its ending, or as the pipe of a shell's ``<(…)``."""
-    from emtau_dask.config import ENDINGS
-    from emtau_dask.io.remote import is_url, suffix_of
-
-    if suffix_of(source).lower() in ENDINGS:
-        return True
-    if is_url(source):
-        return False
-    try:
-        mode = Path(source).stat().st_mode
-    except OSError:  # Whoever reads it says what is wrong.
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def name_of(source: str) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emtau_dask.cli.console import console_on, echo_json
 from emtau_dask.cli.datasets import dataset
 from emtau_dask.cli.doctor import doctor
 from emtau_dask.cli.exits import ExitGroup, remember_no_checkpoint, remember_resume
@@ -27,11 +26,11 @@ from emtau_dask.cli.options import (
     overwrite_option,
     run_options,
 )
+from emtau_dask.cli.printing import echo, echo_json
 from emtau_dask.cli.reporting import report
 from emtau_dask.cli.results import show_result
 from emtau_dask.cli.selecting import select
 from emtau_dask.errors import ConfigError
-from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
     from emtau_dask.runs import Demand
@@ -91,6 +90,7 @@ def fit(
     if plan and as_json:
         raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")
     run_config, values = config_of(sources, given, overrides)
+    from emtau_dask.cli.console import console_on
     from emtau_dask.config import save_config
     from emtau_dask.runs import check_memory, plan_table, resume_arguments, run_fit, run_plan
 
@@ -151,6 +151,8 @@ def inspect(place: str, as_json: bool) -> None:
     if as_json:
         echo_json(found.values)
         return
+    from emtau_dask.cli.console import console_on
+
     console = console_on(sys.stdout)
     for table in found.tables:
         console.print(table)
@@ -166,6 +168,7 @@ def compare(config: Path, overrides: list[str]) -> None:
     run_config = load_config(config, overrides)
     if not run_config.algorithm.compare:
         raise ConfigError("algorithm.compare = [] must list the algorithms to compare, such as [{name: em}]")
+    from emtau_dask.cli.console import console_on
     from emtau_dask.compare import run_compare
 
     run_compare(run_config, console_on(sys.stdout))
@@ -215,4 +218,4 @@ def predict(
         workers=workers,
         progress=sys.stderr,
     )
-    click.echo(f"{counts.sum():,} rows labelled in {shown(out)}")
+    echo(f"{counts.sum():,} rows labelled in {out}")

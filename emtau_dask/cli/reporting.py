@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from emtau_dask.cli.options import debug_option, overwrite_option
-from emtau_dask.messages import shown
+from emtau_dask.cli.printing import echo
 
 
 @click.command()
@@ -36,4 +36,4 @@ def report(run_or_model: str, out: Path, columns: str | None, **options: Any) ->
 
     chosen = ReportOptions(columns=columns.split(",") if columns else None, **options)
     run_report(run_or_model, out, chosen, progress=sys.stderr)
-    click.echo(f"report written to {shown(out)}")
+    echo(f"report written to {out}")

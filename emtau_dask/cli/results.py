@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emtau_dask.cli.console import console_on, echo_json
 from emtau_dask.cli.exits import NOT_CONVERGED
-from emtau_dask.messages import shown
+from emtau_dask.cli.printing import echo, echo_json
 
 if TYPE_CHECKING:
     from emtau_dask.runs import RunResult
@@ -26,11 +25,12 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
     else:
         _print_tables(result)
     if result.model.stop_reason_ == "max-iter":
-        click.echo(shown(f"emtau: {_not_converged(result)}"), err=True)
+        echo(f"emtau: {_not_converged(result)}", err=True)
         ctx.exit(NOT_CONVERGED)
 
 
 def _print_tables(result: RunResult) -> None:
+    from emtau_dask.cli.console import console_on
     from emtau_dask.runs import component_table, fit_table
 
     console = console_on(sys.stdout)
@@ -39,7 +39,7 @@ def _print_tables(result: RunResult) -> None:
     outputs = result.outputs
     for what, path in (("model", outputs.model), ("labels", outputs.labels), ("report", outputs.report)):
         if path is not None:
-            click.echo(shown(f"{what} saved in {path}"))
+            echo(f"{what} saved in {path}")
 
 
 def _not_converged(result: RunResult) -> str:

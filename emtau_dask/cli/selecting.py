@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emtau_dask.cli.console import console_on, echo_json
 from emtau_dask.cli.exits import NOT_CONVERGED, remember_again
 from emtau_dask.cli.fitting import COMPONENTS, OPTIONS, FitOption, options_given, values_of_data
 from emtau_dask.cli.options import json_option, overwrite_option, run_options
+from emtau_dask.cli.printing import echo, echo_json
 from emtau_dask.errors import ConfigError
-from emtau_dask.messages import short, shown
+from emtau_dask.messages import short
 
 if TYPE_CHECKING:
     from emtau_dask.config import RunConfig
@@ -127,7 +127,7 @@ def select(
     else:
         _print(result)
     if not result.selection.best_estimator_.converged_:
-        click.echo("emtau: the fit to all rows stopped at max_iter without converging", err=True)
+        echo("emtau: the fit to all rows stopped at max_iter without converging", err=True)
         ctx.exit(NOT_CONVERGED)
 
 
@@ -156,6 +156,7 @@ def _config(
 
 
 def _print(result: SelectionResult) -> None:
+    from emtau_dask.cli.console import console_on
     from emtau_dask.runs import selection_lines, selection_table
 
     console, found = console_on(sys.stdout), result.selection
@@ -163,11 +164,11 @@ def _print(result: SelectionResult) -> None:
     if found.finalists_:
         console.print(selection_table(found.finalists_, "fits to all rows"))
     for line in selection_lines(found):
-        click.echo(shown(line))
+        echo(line)
     if result.run is None:
-        click.echo("no results are written without -o FOLDER")
+        echo("no results are written without -o FOLDER")
         return
     places = {"model": result.run.outputs.model, "labels": result.run.outputs.labels, "table": result.place}
     for what, place in places.items():
         if place is not None:
-            click.echo(shown(f"{what} saved in {place}"))
+            echo(f"{what} saved in {place}")

@@ -9,7 +9,6 @@ from typing import Any
 
 from emtau_dask.cluster.beside import looking
 from emtau_dask.errors import line_of_user, warn_user
-from emtau_dask.messages import shown
 
 LOOK_SECONDS = 2.0
 LEAVE_SECONDS = 1.0
@@ -18,7 +17,7 @@ LEAVE_SECONDS = 1.0
 
 def _message(client: Any, what: str) -> str:
     address = client.scheduler.address
-    return shown(
+    return (
         f"the scheduler at {address} has no workers: {what} waits until there is one. Start one (dask worker "
         f"{address}), or end this with Ctrl-C or SIGTERM. Where dask's "
         "distributed.scheduler.no-workers-timeout is set for the scheduler, the wait ends after that time "

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import zarr
@@ -27,6 +27,7 @@ from emtau_dask.errors import (
     StorageError,
     warn_user,
 )
+from emtau_dask.estimator.model_schema import AUTO, ModelEntry, SettingsEntry, check_names, model_entry
 from emtau_dask.io.files import writing_errors
 from emtau_dask.io.formats import OWN_GROUPS, kind_of
 from emtau_dask.io.objects import FORMAT as RUN_FORMAT
@@ -34,25 +35,12 @@ from emtau_dask.io.objects import ROOT_DOCUMENT, ObjectStore, ZarrStoreObjects, 
 from emtau_dask.io.output import published
 from emtau_dask.io.remote import is_url, plain_path
 from emtau_dask.io.zarr_format import own_group
-from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.mixture.numerics import AnyArray, read_only_copy
-from emtau_dask.policies import ALGORITHMS, as_policy, describe_policy, matching_policy
+from emtau_dask.policies import ALGORITHMS, as_policy, checked_row_arrays, describe_policy, matching_policy
 
 FORMAT, VERSION = "emtau-model", 2
-AUTO = "auto"
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
-SETTINGS = (
-    "covariance_type",
-    "tol",
-    "reg_covar",
-    "max_iter",
-    "n_init",
-    "init_params",
-    "warm_start",
-    "acceleration",
-    "missing",
-)
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
 WEIGHTS_TOLERANCE = 1e-6
 """The same as for initial weights."""
@@ -126,11 +114,11 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     names = getattr(estimator, "feature_names_in_", None)
-    settings = {name: getattr(estimator, name) for name in SETTINGS}
+    settings = {name: getattr(estimator, name) for name in SettingsEntry.model_fields}
     settings = {
         name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
     }
-    state = estimator.random_state
+    state = settings["random_state"]
     settings["random_state"] = int(state) if isinstance(state, Integral) else None
     automatic = isinstance(estimator.algorithm, str) and estimator.algorithm == AUTO
     policy: Any = None if automatic else as_policy(estimator.algorithm)
@@ -138,10 +126,8 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     if type(policy) in ALGORITHMS.values():  # A user's own policy is not stored.
         policy_name, _, parameters = describe_policy(policy)
         algorithm = {"name": policy_name, "params": parameters}
-    group.attrs.update(
+    entry = model_entry(
         {
-            "format": FORMAT,
-            "version": VERSION,
             "settings": settings | {"covariance_type": estimator._fitted_type},
             "algorithm": algorithm,
             "stop_reason": estimator.stop_reason_,
@@ -149,6 +135,7 @@ def _write(estimator: Any, group: zarr.Group) -> None:
             "sha256": _digest(arrays),
         }
     )
+    group.attrs.update({"format": FORMAT, "version": VERSION, **entry.model_dump()})
 
 
 def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
@@ -211,13 +198,15 @@ def load_model(cls: Any, path: Any) -> Any:
             f"this version reads {FORMAT!r} version {VERSION}. Save the model again with this version."
         )
     try:
-        arrays = group.arrays(NAMES)
-        if _digest(arrays) != attributes["sha256"]:
-            raise ValueError("its arrays are not those that were saved")
-        return _restored(cls, arrays, attributes)
-    except Exception as error:  # of zarr, a codec or a setting, whatever the damage causes
-        reason = error if isinstance(error, InvalidDataError) else repr(error)
-        raise InvalidDataError(f"the model in {path} is incomplete or damaged: {reason}.") from error
+        entry, arrays = model_entry(attributes), group.arrays(NAMES)
+        if _digest(arrays) != entry.sha256:
+            raise InvalidDataError("its arrays are not those that were saved")
+        return _restored(cls, arrays, entry)
+    except Exception as error:  # of zarr, a codec or a policy, whatever the damage causes
+        reason = str(error).rstrip(".") if isinstance(error, EmtauError) else repr(error)
+        raise InvalidDataError(
+            f"the model in {path} is incomplete or damaged: {reason}. Save it again, or take another copy."
+        ) from error
 
 
 def _no_model(path: Any, found: Any) -> str:
@@ -235,46 +224,60 @@ def _no_model(path: Any, found: Any) -> str:
     return f"{path} holds no model: it is no zarr group that GaussianMixture.save wrote."
 
 
-def _restored(cls: Any, arrays: Mapping[str, AnyArray], attributes: Mapping[str, Any]) -> Any:
+def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> Any:
+    _check_kinds(arrays)
     weights, means, covariances, factors = (read_only_copy(arrays[name.rstrip("_")]) for name in ARRAYS)
-    settings: Any = attributes["settings"]
-    structure = structure_named(settings["covariance_type"])
+    settings = dict(entry.settings)
+    parameters = MixtureParameters(settings["covariance_type"], weights, means, covariances, factors)
+    _check_mixture(parameters)
+    check_names(entry.feature_names, parameters.n_features)
     records = _records(arrays)
     estimator = cls(len(weights), **settings)
-    algorithm: Any = attributes["algorithm"]
-    if algorithm is None:
+    if entry.algorithm is None:
         warn_user(
             "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
             "before fitting it again."
         )
-    else:
-        name = algorithm["name"]
-        if name != AUTO:
-            estimator.algorithm = matching_policy(None, name, name, algorithm["params"])
-    parameters = MixtureParameters(structure.name, weights, means, covariances, factors)
-    _check_mixture(parameters)
-    estimator._publish(parameters, FitHistory(records), str(attributes["stop_reason"]))
-    estimator.n_features_in_ = means.shape[1]
-    if attributes["feature_names"] is not None:
-        estimator.feature_names_in_ = np.asarray(attributes["feature_names"], dtype=object)
+    elif entry.algorithm.name != AUTO:
+        name = entry.algorithm.name
+        estimator.algorithm = matching_policy(None, name, name, entry.algorithm.params)
+        checked_row_arrays(estimator.algorithm, len(weights), estimator.max_iter)
+    estimator._publish(parameters, FitHistory(records), entry.stop_reason)
+    estimator.n_features_in_ = parameters.n_features
+    if entry.feature_names is not None:
+        estimator.feature_names_in_ = np.asarray(entry.feature_names, dtype=object)
     return estimator
 
 
+def _check_kinds(arrays: Mapping[str, AnyArray]) -> None:
+    """Raise `InvalidDataError` unless arrays have the dtypes of what they hold, and columns one length."""
+    length = arrays[f"history/{COLUMNS[0]}"].size
+    for name, array in arrays.items():
+        column = name.rpartition("/")[2]
+        kind = np.dtype(get_type_hints(IterationRecord).get(column, float))
+        if array.dtype.kind != kind.kind and array.size:  # Of no iterations all columns are of float64.
+            raise InvalidDataError(f"{name} is of {array.dtype}; it must be of {kind}")
+        if column != name and array.shape != (length,):
+            raise InvalidDataError(f"{name} has the shape {array.shape}; it must be {(length,)}")
+    if arrays["means"].ndim != 2:
+        raise InvalidDataError(f"means has {arrays['means'].ndim} axes; it must have 2")
+
+
 def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
-    """Return the iterations; raises ValueError where one is impossible."""
+    """Return the iterations; raises `InvalidDataError` where one is impossible."""
     columns = [arrays[f"history/{name}"].tolist() for name in COLUMNS]
     records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
     for number, record in enumerate(records, start=1):
         counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
         rows_possible = 0 <= record.active_rows <= MOST_PASSES * record.rows and record.rows > 0
-        possible = record.iteration == number and rows_possible and min(counts) >= 0
-        if not possible or math.isnan(record.lower_bound):
-            raise ValueError(f"its history has the impossible iteration {record}")
+        numbers = math.isfinite(record.lower_bound + record.seconds) and not math.isinf(record.gap)
+        if not (record.iteration == number and rows_possible and numbers and min(counts) >= 0):
+            raise InvalidDataError(f"its history has the impossible iteration {record}")
     return records
 
 
 def _check_mixture(parameters: MixtureParameters) -> None:
-    """Raise ValueError unless rows can be scored with the parameters."""
+    """Raise `InvalidDataError` unless rows can be scored with the parameters."""
     derived = {
         "weights": parameters.weights,
         "means": parameters.means,
@@ -284,7 +287,7 @@ def _check_mixture(parameters: MixtureParameters) -> None:
     }
     for name, values in derived.items():
         if not np.isfinite(values).all():
-            raise ValueError(f"its {name} are not finite")
+            raise InvalidDataError(f"its {name} are not finite")
     total = float(parameters.weights.sum())
     if abs(total - 1.0) > WEIGHTS_TOLERANCE:
-        raise ValueError(f"its weights sum to {total:.9g}, which must be 1")
+        raise InvalidDataError(f"its weights sum to {total:.9g}, which must be 1")

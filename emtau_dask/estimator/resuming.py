@@ -23,6 +23,7 @@ from emtau_dask.errors import (
     CheckpointError,
     CheckpointMismatchError,
     ConfigError,
+    InvalidDataError,
     features_named,
     warn_user,
 )
@@ -38,6 +39,7 @@ from emtau_dask.estimator.fitting import (
     publish,
     with_notes,
 )
+from emtau_dask.estimator.model_schema import check_names
 from emtau_dask.estimator.unfinished import as_it_was_unless_done
 from emtau_dask.execution import Executor
 from emtau_dask.fit import (
@@ -53,7 +55,6 @@ from emtau_dask.fit import (
 from emtau_dask.init import GivenParameters
 from emtau_dask.inputs import opened_path, opened_sources
 from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
-from emtau_dask.messages import shown
 from emtau_dask.mixture.covariance import structure_named
 from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, matching_policy
 from emtau_dask.rows import Contents, Samples
@@ -135,7 +136,8 @@ def saved_estimator(
         estimator.set_params(**words)
         check_settings(estimator.get_params(deep=False))
         checked_row_arrays(policy, config.n_components, config.max_iter)
-    except ConfigError as error:
+        check_names(config.feature_names, config.n_features)
+    except (ConfigError, InvalidDataError) as error:
         raise CheckpointCorruptError(
             f"the settings in {saved.log.objects.location} are impossible: {error}"
         ) from error
@@ -348,8 +350,7 @@ def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> 
             if then.get(name) != now.get(name)
         )
         note = (
-            f"resumed in another environment ({shown(changes)}): the last bits may differ from an "
-            "undisturbed run's."
+            f"resumed in another environment ({changes}): the last bits may differ from an undisturbed run's."
         )
         warn_user(note)
         notes.append(note)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.messages import html_table
+from emtau_dask.messages import html_table, one_line
 from emtau_dask.mixture.numerics import read_only_copy
 
 MOST_COMPONENTS = 40
@@ -94,8 +94,8 @@ class FitSummary:
             f"estimated gap: {gap_text(self.gap)}",
         ]
         if self.feature_names is not None and len(self.feature_names) <= MOST_VALUES:
-            named.append(f"features: {', '.join(self.feature_names)}")
-        return [*named, *(f"note: {note}" for note in self.notes)]
+            named.append(f"features: {', '.join(map(one_line, self.feature_names))}")
+        return [*named, *(f"note: {one_line(note)}" for note in self.notes)]
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def summary_of(estimator: Any) -> FitSummary:
 
 def stop_text(reason: str) -> str:
     """Return why a fit stopped, for people."""
-    return STOP_REASONS.get(reason, reason)
+    return STOP_REASONS[reason]
 
 
 def gap_text(gap: float | None) -> str:

@@ -87,8 +87,11 @@ def _opened(data: Any) -> Any:
 def _feature_names(data: Any, opened: Any) -> list[str] | None:
     if isinstance(opened, RangeSource):
         return None if opened.names is None else list(opened.names)
-    columns = getattr(data, "columns", None)
-    return None if columns is None else [str(name) for name in columns]
+    names = [str(name) for name in getattr(data, "columns", ())]
+    twice = [name for name in set(names) if names.count(name) > 1]
+    if twice:
+        raise InvalidDataError(f"X has several columns {short(min(twice))}; give each a name of its own.")
+    return names or None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError, MissingPackageError
-from emtau_dask.messages import shown
+from emtau_dask.messages import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def several_axes(ax: Any, count: int, columns: int, size: tuple[float, float]) -
 
 def plain(text: object, longest: int = 10**4) -> str:
     """Return a text from data as it may be drawn: without control characters, and not longer than that."""
-    text = shown(text).replace("\n", " ")
+    text = one_line(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

@@ -8,7 +8,7 @@ import time
 from typing import TextIO
 
 from emtau_dask.em import IterationRecord
-from emtau_dask.messages import shown
+from emtau_dask.messages import one_line
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.progress.tracking import Clock, Tracker, active, clock_time, number, rate
 
@@ -69,7 +69,7 @@ class LineObserver:
     def _write(self, line: str) -> None:
         with self._writing:
             try:
-                self._out.write(f"{shown(line)}\n")
+                self._out.write(f"{one_line(line)}\n")
                 self._out.flush()
             except OSError as error:
                 if error.errno == errno.EPIPE:

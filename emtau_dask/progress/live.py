@@ -112,7 +112,7 @@ class NotebookObserver:
 
     def note(self, message: str) -> None:
         """Show a remark below the bar."""
-        self._notes.append(message)
+        self._notes.append(shown(message))
         self._draw(at_once=True)
 
     def close(self, *, done: bool) -> None:
@@ -145,7 +145,7 @@ class _Bar:
 
     def _repr_html_(self) -> str:
         whole = '<span style="white-space: nowrap">{}</span>'.format
-        said = " &nbsp; ".join(whole(html.escape(shown(each))) for each in figures(self._view))
-        notes = "".join(f"<div>{html.escape(shown(note))}</div>" for note in self._notes)
+        said = " &nbsp; ".join(whole(html.escape(each)) for each in figures(self._view))
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self._notes)
         bar = f'<progress max="1" value="{self._view.share:.3f}"></progress>'
         return f"<div>{bar} &nbsp; {said}</div>{notes}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from emtau_dask.em import IterationRecord
-from emtau_dask.messages import shown
+from emtau_dask.messages import one_line
 from emtau_dask.mixture.model import MixtureParameters
 from emtau_dask.progress.tracking import active, number, rate
 
@@ -41,7 +41,7 @@ class LoggingObserver:
 
     def note(self, message: str) -> None:
         """Log a remark."""
-        LOG.info("%s", shown(message))
+        LOG.info("%s", one_line(message))
 
     def close(self, *, done: bool) -> None:
         """Ignore."""

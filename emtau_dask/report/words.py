@@ -33,7 +33,7 @@ def state(subject: Subject) -> str:
     """Return how a fit ended, in a word or two."""
     if not subject.finished:
         return "Not finished"
-    return STATES.get(subject.model.stop_reason_, "Ended")
+    return STATES[subject.model.stop_reason_]
 
 
 def ending(subject: Subject) -> str:
@@ -43,8 +43,7 @@ def ending(subject: Subject) -> str:
             f"The run has not ended. This is its state after {subject.model.n_iter_:,} iterations; "
             "it can be resumed."
         )
-    reason = subject.model.stop_reason_
-    return STOPPED.get(reason, f"The fit stopped: {reason}.")
+    return STOPPED[subject.model.stop_reason_]
 
 
 def gap_meaning(subject: Subject) -> str:

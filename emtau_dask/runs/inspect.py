@@ -17,7 +17,7 @@ from emtau_dask.io.formats import OWN_GROUPS, kind_of
 from emtau_dask.io.objects import FORMAT, VERSION
 from emtau_dask.io.remote import is_url
 from emtau_dask.io.zarr_format import own_group
-from emtau_dask.messages import masked_values, printable, shown
+from emtau_dask.messages import masked_values, one_line, shown
 from emtau_dask.runs.tables import component_table, text_table
 
 LAST_ITERATIONS = 10
@@ -91,13 +91,13 @@ def _model_table(place: str, model: GaussianMixture) -> Table:
     names = getattr(model, "feature_names_in_", None)
     lines = {
         "mixture": f"{len(model.weights_)} components, {model.parameters_.covariance_type}",
-        "features": f"{model.n_features_in_:,}" if names is None else ", ".join(map(str, names)),
+        "features": f"{model.n_features_in_:,}" if names is None else ", ".join(map(one_line, names)),
         "iterations": f"{model.n_iter_:,}",
         "lower bound": f"{model.lower_bound_:.9g} nats per row",
         "estimated gap": gap_text(model.gap_),
         "stopped": stop_text(model.stop_reason_),
     }
-    return text_table(shown(f"model in {place}"), {name: shown(text) for name, text in lines.items()})
+    return text_table(f"model in {place}", lines)
 
 
 def inspect_run(run: str) -> dict[str, Any]:
@@ -175,8 +175,7 @@ def run_table(described: dict[str, Any]) -> Table:
     }
     for note in described["damaged"] + described["notes"]:
         lines[f"note {len(lines)}"] = note
-    title = printable(f"run in {described['location']}")
-    return text_table(title, {name: shown(text) for name, text in lines.items()})
+    return text_table(f"run in {described['location']}", lines)
 
 
 def history_table(described: dict[str, Any]) -> Table:

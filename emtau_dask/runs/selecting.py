@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.table import Table
-from rich.text import Text
 
 from emtau_dask.config import RunConfig
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
@@ -165,7 +164,7 @@ COLUMNS = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 
 def selection_table(table: SelectionTable, title: str) -> Table:
     """Return a table of candidates, ``*`` at the best one; criteria are shown above the least of each."""
-    made = Table(title=Text(title), box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    made = Table(title=title, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
     made.add_column("")
     for heading in (
         "K",

@@ -7,18 +7,17 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
-from rich.text import Text
 
 from emtau_dask.estimator import GaussianMixture, gap_text, shown_components, stop_text
 
 
 def text_table(title: str, lines: Mapping[str, str]) -> Table:
-    """Return a table of names and texts; title and texts are shown as they are, without markup."""
-    table = Table(title=Text(title), show_header=False)
+    """Return a table of names and texts, for a console without markup."""
+    table = Table(title=title, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     for name, text in lines.items():
-        table.add_row(name, Text(text))
+        table.add_row(name, text)
     return table
 
 

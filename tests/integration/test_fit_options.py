@@ -1,6 +1,7 @@
 """`emtau fit` of data by options: the config that they amount to, their errors, results for programs."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -155,6 +156,16 @@ class TestOptions:
     def test_of_a_long_url_do_not_look_for_a_file(self):
         line = refusal(f"https://127.0.0.1:9/{'x' * 300}.npy", "-k", "0")
         assert "-k/--components" in line
+
+    @pytest.mark.parametrize("name", ["points.csv", "points.npy", "points.parquet", "points.zarr", "points"])
+    def test_a_pipe_is_called_one(self, table, name):
+        """With options it cannot be a config; that a name says so was not looked at."""
+        os.mkfifo(name)
+        said = refusal(name, "-k", 3)
+        assert f"{name} is a pipe. Give data in a file" in said
+        assert "--set model.n_components=3" in said
+        assert "but a pipe; give a file" in refusal(table, name, "-k", 3, code=1)
+        assert "config points" in refusal(name)
 
     def test_a_config_among_data_is_refused(self, table):
         assert "run.yml" in refusal("run.yml", table, "-k", "2")

@@ -13,6 +13,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import zarr
@@ -487,6 +488,14 @@ class TestFaults:
             with pytest.raises(InvalidDataError, match="its server ignores ranges"):
                 ranges.read(0, 10)
 
+    @pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
+    def test_a_server_that_does_not_say_how_long_a_file_is(self, name, tmp_path):
+        table = pa.table({f"f{j}": ROWS[:, j] for j in range(D)})
+        (pa.csv.write_csv if name == "x.csv" else pq.write_table)(table, tmp_path / name)
+        said = rf"{name}: its server does not say how many bytes .* a local copy"
+        with http_server(tmp_path, Lengthless) as address, pytest.raises(InvalidDataError, match=said):
+            open_source(f"{address}/{name}")
+
     def test_secrets_of_a_url_are_not_repeated(self):
         with pytest.raises(InvalidDataError) as caught:
             open_source("http://me:secret@127.0.0.1:1/rows.npy?signature=hidden")
@@ -500,10 +509,18 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+class Lengthless(Quiet):
+    """Ends an answer by closing the connection."""
+
+    def send_header(self, keyword, value):
+        if keyword != "Content-Length":
+            super().send_header(keyword, value)
+
+
 @contextmanager
-def http_server(folder):
+def http_server(folder, handler=Quiet):
     """A server of files that knows no ranges."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -305,6 +306,97 @@ def test_a_damaged_model_is_refused(saved, damage):
         GaussianMixture.load(saved)
 
 
+def of_settings(**changes):
+    def edit(path):
+        file = path / "zarr.json"
+        metadata = json.loads(file.read_text())
+        metadata["attributes"]["settings"].update(changes)
+        file.write_text(json.dumps(metadata))
+
+    return edit
+
+
+POLICY = {"name": "em-tau", "params": {"tau": 3}}
+WRONG = {
+    "feature_names": [5, True, "abc", {"a": 1}, [], ["a"], ["a", "b", "a"], [1, 2, 3], ["a", None, "c"]],
+    "stop_reason": ["\x1b[2Jx", "", "TOL", None, 5, ["tol"]],
+    "algorithm": ["em", 5, {}, {"name": "em"}, {"params": {}}, POLICY | {"name": None}, POLICY | {"more": 1}],
+    "name": [POLICY | {"name": "os.system"}, POLICY | {"name": ["em"]}],
+    "params": [POLICY | {"params": None}, POLICY | {"params": [1]}],
+    "tau": [POLICY | {"params": {"tau": -1}}, POLICY | {"params": {"tau": "3"}}],
+    "sha256": [None, 5],
+}
+WRONG_SETTINGS = {
+    "covariance_type": ["round", None, ["full"]],
+    "tol": [-1, "tight", None, True],
+    "reg_covar": [-1e-6, "x", None],
+    "max_iter": [-1, 1.5, None, 2**70],
+    "n_init": [0, 2**40, "many"],
+    "init_params": ["evil", None, []],
+    "warm_start": [1, "yes", None],
+    "acceleration": ["warp", 1],
+    "missing": ["drop", None],
+    "random_state": [-1, 2**32, 1.5, "0", True],
+    "checkpoint": ["/tmp/elsewhere"],
+    "\x1b[2J": [0],
+}
+EDITS = [
+    (name, edit_attributes(**{name: value}))
+    for name in ("feature_names", "stop_reason", "sha256")
+    for value in WRONG[name]
+]
+EDITS += [
+    (name, edit_attributes(algorithm=value))
+    for name in ("algorithm", "name", "params", "tau")
+    for value in WRONG[name]
+]
+EDITS += [(name, of_settings(**{name: value})) for name, values in WRONG_SETTINGS.items() for value in values]
+
+
+@pytest.mark.parametrize(
+    ("field", "edit"), EDITS, ids=[f"{i}-{field!r}" for i, (field, _) in enumerate(EDITS)]
+)
+def test_a_wrong_field_is_refused_by_name_when_a_model_is_loaded(saved, field, edit):
+    edit(saved)
+    with pytest.raises(
+        InvalidDataError, match=r"model\.zarr is incomplete or damaged: .*Save it again"
+    ) as caught:
+        GaussianMixture.load(saved)
+    said = str(caught.value)
+    assert repr(field)[1:-1] in said
+    assert said.isprintable()
+    assert len(said) < 400 + len(str(saved))
+
+
+ALLOWED = {
+    "settings.tol is 'tight': it must be a finite number of at least 0 or one": of_settings(tol="tight"),
+    "stop_reason is '\\x1b[2J': it must be one of 'tol', ": edit_attributes(stop_reason="\x1b[2J"),
+    "feature_names is ['a']: it must be a list of 3 different names": edit_attributes(feature_names=["a"]),
+    f"feature_names is '{'x' * 56}...: ": edit_attributes(feature_names="x" * 10**6),
+    "settings.checkpoint is '/tmp': extra inputs": of_settings(checkpoint="/tmp"),
+}
+
+
+@pytest.mark.parametrize("words", ALLOWED)
+def test_the_message_of_a_wrong_field_has_its_value_and_what_is_allowed(saved, words):
+    ALLOWED[words](saved)
+    with pytest.raises(InvalidDataError, match=re.escape(words)):
+        GaussianMixture.load(saved)
+
+
+def test_what_others_note_beside_a_model_is_let_be(saved, model):
+    edit_attributes(title="mine", run="0" * 32)(saved)
+    assert np.array_equal(GaussianMixture.load(saved).means_, model.means_)
+
+
+@pytest.mark.parametrize("settings", [{"tol": "tight"}, {"max_iter": -1}, {"random_state": -1}], ids=str)
+def test_what_could_not_be_loaded_is_not_saved(settings, tmp_path):
+    name, value = next(iter(settings.items()))
+    with pytest.raises(InvalidDataError, match=f"settings.{name} is {value!r}: it must be"):
+        fitted().set_params(**settings).save(tmp_path / "model.zarr")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_array_without_values_may_not_have_many_chunks(saved):
     """Else as many places would be listed as its metadata says, before any chunk is looked for."""
     document = json.loads((saved / "means" / "zarr.json").read_text())
@@ -351,7 +443,19 @@ LIES = {
     "more active rows than rows": (altered("history/active_rows", 0, 2**62), "impossible iteration"),
     "iterations in another order": (altered("history/iteration", 0, 7), "impossible iteration"),
     "a bound that is no number": (altered("history/lower_bound", 0, np.nan), "impossible iteration"),
-    "columns of other lengths": (lie(history_seconds=np.ones(1)), "damaged"),
+    "an endless bound": (altered("history/lower_bound", 0, np.inf), "impossible iteration"),
+    "an endless gap": (altered("history/gap", 0, np.inf), "impossible iteration"),
+    "endless seconds": (altered("history/seconds", 0, np.nan), "impossible iteration"),
+    "columns of other lengths": (lie(history_seconds=np.ones(1)), r"history/seconds has the shape \(1,\)"),
+    "columns of two axes": (
+        lie(history_rows=np.ones((1, 1), np.int64)),
+        r"history/rows has the shape \(1, 1\)",
+    ),
+    "iterations in halves": (lie(history_iteration=np.ones(9)), "history/iteration is of float64"),
+    "whole bounds": (lie(history_lower_bound=np.ones(9, np.int64)), "history/lower_bound is of int64"),
+    "flags in numbers": (lie(history_accepted=np.ones(9, np.int64)), "history/accepted is of int64"),
+    "whole means": (lie(means=np.ones((3, 3), np.int64)), "means is of int64; it must be of float64"),
+    "means of one axis": (lie(means=np.ones(3)), "means has 1 axes; it must have 2"),
 }
 
 

@@ -1,11 +1,14 @@
 """Text as people are shown it: no secrets of URLs, nothing that a terminal obeys."""
 
+import ast
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import emtau_dask
 from emtau_dask.errors import CheckpointError, EmtauError, UnusableRowError
 from emtau_dask.io.objects import object_store
 from emtau_dask.io.remote import Url
@@ -90,6 +93,26 @@ def test_errors_hold_neither_secrets_nor_escapes_nor_lose_what_they_are():
         assert "SECRET" not in f"{error} {error!r} {error.args}"
         assert "\x1b" not in str(error)
     assert UnusableRowError("bad", 3).row == 3
+
+
+WAYS_OUT = {
+    "click.echo": {"cli/printing.py"},
+    "print": set(),
+    "warnings.warn": set(),
+    "warnings.warn_explicit": {"errors.py"},
+    "Console": {"progress/live.py"},
+    "PlainConsole": {"cli/console.py"},
+}
+"""Calls by which text gets out, and the modules that make them: they let through what `shown` returns."""
+
+
+def test_text_gets_out_by_a_few_modules_only():
+    package, found = Path(emtau_dask.__file__).parent, {way: set() for way in WAYS_OUT}
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and (way := ast.unparse(node.func)) in WAYS_OUT:
+                found[way].add(path.relative_to(package).as_posix())
+    assert found == WAYS_OUT
 
 
 def test_a_cause_that_would_show_a_secret_is_left_out():

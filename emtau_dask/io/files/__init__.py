@@ -5,7 +5,15 @@ from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
 from emtau_dask.io.files.proofs import Proofs, this_process
-from emtau_dask.io.files.regular import check_regular, fill, followed, fresh, opened_regular, read_regular
+from emtau_dask.io.files.regular import (
+    check_regular,
+    fill,
+    followed,
+    fresh,
+    opened_regular,
+    read_regular,
+    stream_at,
+)
 from emtau_dask.io.files.reused import ReusedMemory
 from emtau_dask.io.files.scratch import ScratchFolder
 
@@ -26,6 +34,7 @@ __all__ = [
     "read_regular",
     "reason_of",
     "remedy_of",
+    "stream_at",
     "this_process",
     "usable_memory",
     "writing_errors",

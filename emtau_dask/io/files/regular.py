@@ -43,6 +43,15 @@ def check_regular(path: str | Path) -> int:
         return size
 
 
+def stream_at(path: str) -> str | None:
+    """Return what is at a path that is neither a file nor a folder, with an article; it is not opened."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  a URL, too, is the path of nothing
+    except (OSError, ValueError):
+        return None
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _kind(mode)
+
+
 def fresh(size: int) -> NDArray[np.uint8]:
     """Return ``size`` bytes of any values."""
     return np.empty(size, np.uint8)

@@ -22,7 +22,7 @@ from emtau_dask.io.formats.base import Loaded, RangeReader, RangeSource
 from emtau_dask.io.formats.parquet_reader import loaded_pyarrow
 from emtau_dask.io.formats.places import Place, paths_at
 from emtau_dask.io.remote import Url, is_url, read_errors, suffix_of
-from emtau_dask.messages import short, shown
+from emtau_dask.messages import short
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 CHUNK_BYTES = 2**24
@@ -44,7 +44,7 @@ class CsvFile:
         if is_url(path):
             url = Url.of(path)
             with read_errors(str(url), remote=True):
-                return cls(url, int(url.info()["size"]))
+                return cls(url, url.size_in(url.info()))
         with read_errors(path, remote=False):
             return cls(str(Path(path).absolute()), check_regular(path))
 
@@ -250,9 +250,7 @@ def _default(fields: Sequence[str], where: str) -> list[str]:
     """Return the names of all columns but the index that pandas writes, which has none; warns of it."""
     if fields[0]:
         return list(fields)
-    warn_user(
-        shown(f"the first column of {where} has no name: it is the index of a DataFrame, and is left out.")
-    )
+    warn_user(f"the first column of {where} has no name: it is the index of a DataFrame, and is left out.")
     return list(fields[1:])
 
 

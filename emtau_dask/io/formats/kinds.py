@@ -7,7 +7,7 @@ from pathlib import Path
 from zarr.storage import LocalStore
 
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.files import read_regular
+from emtau_dask.io.files import read_regular, stream_at
 from emtau_dask.io.remote import is_url, plain_path, suffix_of
 from emtau_dask.io.zarr_format import document_at
 
@@ -83,6 +83,9 @@ def check_readable(path: str, array: str | None) -> None:
 
     A member of a group that this package wrote must be named by ``array``.
     """
+    stream = stream_at(path)
+    if stream is not None:
+        raise InvalidDataError(f"{path} is no regular file but {stream}; give a file.")
     kind = kind_of(path)
     if kind is None and Path(plain_path(path)).is_file():
         kind = "a file of an unknown kind"

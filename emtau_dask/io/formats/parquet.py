@@ -16,7 +16,6 @@ from emtau_dask.io.formats.parquet_footer import StoredGroup
 from emtau_dask.io.formats.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
 from emtau_dask.io.formats.places import Place, paths_at, place_text
 from emtau_dask.io.remote import Url, is_url, read_errors, suffix_of
-from emtau_dask.messages import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,10 +115,8 @@ def _features(schema: pa.Schema, place: str) -> tuple[str, ...]:
         )
     if left_out:
         warn_user(
-            shown(
-                f"the column {left_out} is the index of the DataFrame in {place}, and is left "
-                "out. To keep it, name it in columns, with all others that you want."
-            )
+            f"the column {left_out} is the index of the DataFrame in {place}, and is left out. To keep it, "
+            "name it in columns, with all others that you want."
         )
     return chosen
 

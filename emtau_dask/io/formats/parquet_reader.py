@@ -179,6 +179,4 @@ def part_at(place: str | Url) -> ParquetPart | None:
         info = place.info()
         if info["type"] == "directory":
             return None
-        if info["size"] is None:
-            raise ValueError("its server does not tell its size")
-        return ParquetPart(place, info["size"])
+        return ParquetPart(place, place.size_in(info))

@@ -142,6 +142,15 @@ class RemotePath(ABC):
 
         return _insisting(ask)
 
+    def size_in(self, info: Mapping[str, Any]) -> int:
+        """Return the bytes of this file by its `info`; raises `InvalidDataError` where that lacks them."""
+        if info["size"] is None:
+            raise InvalidDataError(
+                f"{self}: its server does not say how many bytes it has (Content-Length), without which it "
+                "is not read. Use a server that does, or a local copy."
+            )
+        return int(info["size"])
+
     def exists(self) -> bool:
         """Return whether a file or folder is there; raises other errors of the file system."""
         try:

@@ -1,0 +1,224 @@
+"""Names in data, models and checkpoints that would make a terminal or a page obey are shown as text."""
+
+import json
+import subprocess
+import sys
+import unicodedata
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from reliability.damage import manifest_of
+
+from emtau_dask import (
+    CheckpointCorruptError,
+    EmtauError,
+    GaussianMixture,
+    InvalidDataError,
+    MixtureOutlierDetector,
+)
+from emtau_dask.cli.main import main
+from emtau_dask.io.objects.documents import digested_document
+
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
+NAMES = ["a\x1b]0;x\x07\x7f", "\x9b2J\u202e", "\u2066z\nb\x85"]
+"""C0, DEL, C1, and what changes the direction of text."""
+ON_ONE_LINE = [name.replace("\n", "") for name in NAMES]
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(300, 3)) + np.repeat([0.0, 5.0], 150)[:, np.newaxis]
+
+
+def obeyed(text):
+    """The characters of a text that a terminal or a page may obey, by their categories in Unicode."""
+    kinds = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return sorted({char for char in text if unicodedata.category(char) in kinds and char != "\n"})
+
+
+def frame(names):
+    return pd.DataFrame(ROWS, columns=names)
+
+
+def in_parquet(rows, name="x"):
+    rows.to_parquet(f"{name}.parquet")
+    return f"{name}.parquet"
+
+
+def in_csv(rows, name="x"):
+    rows.to_csv(f"{name}.csv", index=False)
+    return f"{name}.csv"
+
+
+STORED = {in_parquet: NAMES, in_csv: ON_ONE_LINE}
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def emtau(*arguments, code=0):
+    """Run the command line; return what it wrote on both streams, in which nothing is obeyed."""
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    assert obeyed(result.output) == []
+    return result.output
+
+
+@pytest.mark.parametrize("store", STORED)
+def test_the_command_line_shows_no_name_raw(store):
+    names = STORED[store]
+    data = store(frame(names))
+    for options in ((), ("--log-level", "debug")):
+        emtau(
+            *options, "fit", data, "-k", "2", "-o", "out", "--overwrite", "--set", "output.report=report.html"
+        )
+    assert "\\x1b]0;x\\x07\\x7f" in emtau("inspect", "out/model.zarr")
+    assert json.loads(emtau("inspect", "--json", "out/model.zarr"))["feature_names"] == names
+    emtau("predict", "out/model.zarr", data, "labels.zarr", "--scores")
+    emtau("report", "out", "again.html", "--data", data)
+    for page in (Path("out/report.html"), Path("again.html")):
+        html = page.read_text(encoding="utf-8")
+        assert obeyed(html) == []
+        assert "\\x9b2J\\u202e" in html
+
+
+@pytest.mark.parametrize("store", STORED)
+def test_refusals_show_no_name_raw(store):
+    names = STORED[store]
+    emtau("fit", store(frame(names)), "-k", "2", "-o", "out")
+    holes, texts = frame(names), frame(names).astype(object)
+    holes.iloc[3, 1] = np.nan
+    texts.iloc[:, 1] = "\x1b[2Jtext"
+    others = frame([f"{name}2" for name in names])
+    for bad in (store(holes, "holes"), store(texts, "texts"), store(others, "others")):
+        emtau("predict", "out/model.zarr", bad, "labels.zarr", code=1)
+        emtau("--debug", "predict", "out/model.zarr", bad, "labels.zarr", code=1)
+    for bad in (store(holes, "holes"), store(texts, "texts")):
+        emtau("fit", bad, "-k", "2", "-o", "again", code=1)
+    for columns in (names[0], f"{names[0]}x"):
+        emtau(
+            "fit",
+            store(texts, "texts"),
+            "-k",
+            "2",
+            "-o",
+            "again",
+            "--columns",
+            columns + "," + names[1],
+            code=1,
+        )
+
+
+def test_warnings_show_no_name_raw():
+    rows = frame(ON_ONE_LINE)
+    rows.to_csv("\x1b]0;x\x07.csv")
+    rows.set_index(ON_ONE_LINE[0], drop=True).to_parquet("x.parquet")
+    for data in ("\x1b]0;x\x07.csv", "x.parquet"):
+        command = [*EMTAU, "fit", data, "-k", "2", "-o", "out", "--overwrite"]
+        said = subprocess.run(command, capture_output=True, timeout=120, check=True).stderr.decode()
+        assert "left out" in said
+        assert obeyed(said) == []
+        with pytest.warns(UserWarning, match="left out") as caught:
+            GaussianMixture(2, random_state=0).fit(data)
+        assert [obeyed(str(each.message)) for each in caught] == [[]]
+
+
+def test_files_that_a_shell_found_are_shown_as_text():
+    assert "extra argument" in emtau("predict", "a", "b", "c", "\x1b]0;x\x07", code=2)
+
+
+@pytest.fixture
+def loaded():
+    """A fit to a user's own frame, as it is, from its saved model, and from its checkpoint."""
+    model = GaussianMixture(2, random_state=0, checkpoint="run.zarr").fit(frame(NAMES))
+    model.save("model.zarr")
+    return {
+        "fitted": model,
+        "model": GaussianMixture.load("model.zarr"),
+        "checkpoint": GaussianMixture.resume("run.zarr", frame(NAMES)),
+    }
+
+
+@pytest.mark.parametrize("origin", ["fitted", "model", "checkpoint"])
+def test_in_python_names_stay_names_and_are_shown_as_text(origin, loaded):
+    model, rows = loaded[origin], frame(NAMES)
+    assert model.feature_names_in_.tolist() == NAMES
+    assert list(model.summary().feature_names) == NAMES
+    assert np.array_equal(model.predict(rows), loaded["fitted"].predict(rows))
+    model.save("again.zarr")
+    assert GaussianMixture.load("again.zarr").feature_names_in_.tolist() == NAMES
+    assert model.condition({NAMES[1]: 0.5}).feature_names_in_.tolist() == [NAMES[0], NAMES[2]]
+    summary = str(model.summary())
+    assert "features: a\\x1b]0;x\\x07\\x7f, \\x9b2J\\u202e, \\u2066z\\nb\\x85" in summary
+    for text in (
+        summary,
+        repr(model.summary()),
+        model.summary()._repr_html_(),
+        repr(model),
+        repr(model.history_),
+    ):
+        assert obeyed(text) == []
+    assert obeyed(model._repr_html_().replace("\t", " ")) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for wrong in (
+            lambda: model.predict(frame([*NAMES[:2], f"{NAMES[2]}2"])),
+            lambda: model.marginal([f"{NAMES[0]}x"]),
+            lambda: model.condition({NAMES[0]: np.nan}),
+            lambda: model.score(rows.where(rows < 5)),
+            lambda: MixtureOutlierDetector(model).fit(rows.where(rows < 5)),
+        ):
+            with pytest.raises(EmtauError) as caught:
+                wrong()
+            assert obeyed(str(caught.value)) == []
+
+
+def test_a_checkpoint_shows_no_name_raw():
+    in_parquet(frame(NAMES))
+    emtau(
+        "fit",
+        "x.parquet",
+        "-k",
+        "2",
+        "-o",
+        "out",
+        "--set",
+        "checkpoint.path=run.zarr",
+        "--max-iter",
+        "1",
+        code=3,
+    )
+    emtau("inspect", "run.zarr")
+    assert json.loads(emtau("inspect", "--json", "run.zarr"))["config"]["feature_names"] == NAMES
+    emtau("report", "run.zarr", "report.html")
+    assert obeyed(Path("report.html").read_text(encoding="utf-8")) == []
+    emtau("resume", "run.zarr", "--set", "stop.max_iter=100", "--overwrite")
+    in_parquet(frame([f"{name}2" for name in NAMES]))
+    assert "\\x9b2J" in emtau("resume", "run.zarr", "--overwrite", code=1)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a", "b"], []], ids=str)
+def test_a_checkpoint_whose_names_are_not_one_for_each_feature_is_refused(names):
+    rows = frame(["a", "b", "c"])
+    GaussianMixture(2, random_state=0, checkpoint="run.zarr").fit(rows)
+    for file in Path("run.zarr").glob("commits/*/zarr.json"):
+        content = manifest_of(file)
+        content["config"]["feature_names"] = names
+        file.write_bytes(digested_document(content))
+    with pytest.raises(CheckpointCorruptError, match=r"feature_names is .* a list of 3 different names"):
+        GaussianMixture.resume("run.zarr", rows)
+    emtau("predict", "run.zarr", in_parquet(rows), "labels.zarr", code=1)
+
+
+def test_a_frame_with_a_name_twice_is_refused_lazy_or_not():
+    """The names of a model are different ones."""
+    lazy = pytest.importorskip("dask.dataframe").from_pandas(
+        frame(["a", "\x1b[2J", "\x1b[2J"]), npartitions=2
+    )
+    for rows in (lazy, frame(["a", "\x1b[2J", "\x1b[2J"])):
+        with pytest.raises(InvalidDataError) as caught:
+            GaussianMixture(2).fit(rows)
+        assert "\\x1b[2J" in str(caught.value)
