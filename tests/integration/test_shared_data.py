@@ -149,7 +149,7 @@ class TestAnotherMachine:
     @pytest.mark.parametrize("name", KINDS)
     def test_rows(self, elsewhere, folders, name):
         (address,) = elsewhere.values()
-        with pytest.raises(InvalidDataError, match=f"the worker {address} sees other data .* as X .*SHA-256"):
+        with pytest.raises(InvalidDataError, match=f"the worker {address} sees other data .* as X .*the digest"):
             fit(str(folders[0] / name))
 
     def test_weights(self, elsewhere, folders):
@@ -192,7 +192,7 @@ class TestAWorkerThatJoinsLate:
     def test_and_sees_other_rows_ends_the_fit(self, joined, folders, name):
         here, there = folders
         joined["before"] = (("swap", f"{here}\n{there}"),)
-        with pytest.raises(InvalidDataError, match=r"sees other data .* as X .*SHA-256") as refused:
+        with pytest.raises(InvalidDataError, match=r"sees other data .* as X .*the digest") as refused:
             fit(str(here / name))
         assert f"the worker {joined['address']} " in str(refused.value)
 
