@@ -350,3 +350,9 @@ class Homebound(EMTau):
 def dying(block: Any) -> Any:
     """End the worker that computes it."""
     os._exit(1)
+
+
+def held(block: Any, folder: str) -> Any:
+    """Return a block once a folder is not there."""
+    until(lambda: not Path(folder).exists(), "the word to go on")
+    return block

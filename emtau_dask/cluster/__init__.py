@@ -14,13 +14,14 @@ from emtau_dask.cluster.scheduler import (
     local_threads,
     threads_of_process,
 )
-from emtau_dask.cluster.workerless import missing_workers_reported, warn_without_workers
+from emtau_dask.cluster.waiting import computed, warn_without_workers
 
 __all__ = [
     "Payload",
     "active_client",
     "check_portable",
     "cluster_errors",
+    "computed",
     "differing_workers",
     "in_process",
     "in_use",
@@ -28,7 +29,6 @@ __all__ = [
     "local_threads",
     "looking",
     "memory_of_worker",
-    "missing_workers_reported",
     "numerical_environment",
     "opened",
     "prove_access",

@@ -18,7 +18,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.checks import integer
-from emtau_dask.cluster import active_client, missing_workers_reported, shared_data, warn_without_workers
+from emtau_dask.cluster import active_client, shared_data, warn_without_workers
 from emtau_dask.em import (
     LABELS,
     LOG_LIKELIHOODS,
@@ -178,10 +178,9 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
         values = self._score(X, LOG_LIKELIHOODS, columns)
         if isinstance(values, da.Array):
-            with missing_workers_reported(active_client(), "the score"):
-                total, rows = compute_collections(
-                    values.sum(), values.map_blocks(_count, dtype=np.intp).sum()
-                )
+            total, rows = compute_collections(
+                "the score", values.sum(), values.map_blocks(_count, dtype=np.intp).sum()
+            )
         else:
             total, rows = values.sum(), len(values)
         if rows == 0:

@@ -10,6 +10,7 @@ import dask
 from dask.core import flatten
 from dask.local import nested_get
 
+from emtau_dask.cluster import computed
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.interrupts import interrupts_as_they_are
 from emtau_dask.execution.threads import ThreadExecutor
@@ -30,19 +31,25 @@ def _get(executor: ThreadExecutor, given: Any, keys: Any, **_: Any) -> Any:
     return nested_get(keys, dict(zip(wanted, found, strict=True)))
 
 
-def compute_collections(*collections: Any) -> tuple[Any, ...]:
+def compute_collections(what: str, *collections: Any) -> tuple[Any, ...]:
     """Return the values of collections, as ``dask.compute`` does.
 
     Dask's threads are shared by all computations of a process. An interrupt that falls where the main thread
     hands out a task leaves their lock taken, and the next computation would wait for ever.
 
+    Parameters
+    ----------
+    what : str
+        What waits for it, for messages.
+    *collections : dask collection
+
     Raises
     ------
     ClusterError, ConfigError
-        As `choose_executor`.
+        As `choose_executor` and `computed`.
     """
     executor = choose_executor()
     with interrupts_as_they_are():
         if isinstance(executor, ThreadExecutor):
             return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
-        return tuple(dask.compute(*collections))
+        return computed(executor.client, what, *collections)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import dask
 from dask.callbacks import Callback
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.cluster import Payload, cluster_errors, local_threads, missing_workers_reported
+from emtau_dask.cluster import Payload, cluster_errors, computed, local_threads
 from emtau_dask.execution.cluster_progress import counted
 from emtau_dask.execution.executor import Pass
 from emtau_dask.execution.graph import SharedWork, graph_of
@@ -56,7 +55,7 @@ class GraphExecutor:
         if not work.items:
             return None
         shared = SharedWork(work.task, work.merge, None)
-        with cluster_errors(), missing_workers_reported(self.client, work.stage):
+        with cluster_errors():
             payload = shared if self.client is None else Payload.of(shared, made_with=software())
             graph = graph_of(work, payload)
             layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
@@ -67,5 +66,5 @@ class GraphExecutor:
             )
             with watched:
                 root = Delayed(graph.root, layers, layer=graph.layer)
-                (value,) = dask.compute(root, traverse=False, scheduler=self.client)
+                (value,) = computed(self.client, work.stage, root)
         return cast("T", value)

@@ -24,6 +24,9 @@ _TLS_SETTINGS = (
 )
 
 
+AWAY = {"distributed.deploy.lost-worker-timeout": "1 day"}
+"""How long a local cluster's worker may be away before it is closed for good. On a busy machine its process
+may take longer than dask's 15 s to be back, and the fit would wait for workers that nobody starts."""
 DASHBOARD = ("127.0.0.1", 8787)
 """Where the dashboard of a local cluster is, unless another program is there."""
 
@@ -55,7 +58,8 @@ def computing(
                 f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "
                 f"{error}). {_remedy(cluster.scheduler)}"
             ) from error
-        stack.enter_context(dask.config.set({"scheduler": "distributed", **settings}))
+        away = AWAY if cluster.scheduler == "processes" else {}
+        stack.enter_context(dask.config.set({"scheduler": "distributed", **away, **settings}))
         yield
 
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from contextlib import contextmanager
@@ -10,14 +13,16 @@ from contextlib import contextmanager
 import dask
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 import zarr
-from clusters import Eventful, addresses, alive, dying, end, processes, tasks_of, until
-from distributed import Client
+from clusters import GUARD, Eventful, addresses, alive, dying, end, held, processes, tasks_of, until
+from distributed import Client, LocalCluster
 from fits import CHUNKS, ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
+from emtau_dask.cluster import waiting
 from emtau_dask.cluster.errors import cluster_errors
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
@@ -39,6 +44,12 @@ def fit(X, algorithm, checkpoint=None):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return mixture.fit(X)
+
+
+def resumed(run, X, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return GaussianMixture.resume(run, X, **options)
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +143,8 @@ def test_a_frozen_worker_that_wakes_and_writes_changes_no_bit(
         found = fit(stored, Eventful(folder=str(events)), tmp_path / "run" if kept else None)
     assert_same_bits(found, undisturbed["stored"])
     if kept:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            resumed = GaussianMixture.resume(tmp_path / "run", stored, algorithm=Eventful(folder=str(events)))
-        assert_same_bits(resumed, undisturbed["stored"])
+        algorithm = Eventful(folder=str(events))
+        assert_same_bits(resumed(tmp_path / "run", stored, algorithm=algorithm), undisturbed["stored"])
 
 
 @pytest.mark.parametrize("kept", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "checkpoint"])
@@ -155,9 +164,8 @@ def test_a_scheduler_that_dies_ends_the_fit_which_can_be_resumed_on_another(
             cluster.kill_worker(name)
         cluster.start_scheduler()
         cluster.start_worker()
-        with cluster.client(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            found = GaussianMixture.resume(run, stored) if kept else fit(stored, algorithm)
+        with cluster.client():
+            found = resumed(run, stored) if kept else fit(stored, algorithm)
     assert_same_bits(found, undisturbed["stored"])
 
 
@@ -172,6 +180,154 @@ def test_a_chunk_that_kills_its_workers_ends_the_fit_with_what_to_raise(zygote, 
             fit(X, "em")
         until(lambda: not tasks_of(client), "the release of all tasks")
         until(lambda: len(dead) >= 2, "the second death")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Let a fit wait for seconds in place of a minute."""
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(waiting, "SETTLED_SECONDS", 2.5)
+
+
+@contextmanager
+def killing(cluster, doomed):
+    """Kill those of these workers that a scheduler knows, twice a second; start others in their place."""
+    over = threading.Event()
+
+    def kill():
+        with Client(cluster.address, set_as_default=False) as client:
+            while not over.wait(0.5):
+                for name in set(doomed()) & set(addresses(client)):
+                    cluster.kill_worker(name)
+                    cluster.start_worker()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_workers_that_die_again_and_again_end_the_fit_which_is_resumed_on_others(
+    zygote, stored, undisturbed, after_iterations, impatient, tmp_path
+):
+    """However many deaths the scheduler allows a task."""
+    holding = tmp_path / "holding"
+    after_iterations[4] = holding.mkdir
+    X = da.from_zarr(stored).map_blocks(held, folder=str(holding), dtype=float, meta=np.empty((0, 0)))
+    with (
+        processes(zygote, tmp_path / "cluster", 3, scheduler__allowed_failures="100000") as cluster,
+        cluster.client() as client,
+        killing(cluster, lambda: list(cluster.workers) if holding.exists() else []),
+    ):
+        with pytest.raises(ClusterError, match="die again and again") as raised:
+            fit(X, EMTau(tau=2, revisit=3), tmp_path / "run")
+        until(lambda: not tasks_of(client), "the release of all tasks")
+    message = str(raised.value)
+    found = re.search(
+        r"of iteration 5 was done, and (\d+) workers were lost, of at most (\d) at a time", message
+    )
+    assert found is not None, message
+    lost, most = map(int, found.groups())
+    assert lost > most
+    assert most <= 3
+    assert re.search(r"\(the last: (tcp://127\.0\.0\.1:\d+(, )?){3}\)", message), message
+    holding.rmdir()
+    with processes(zygote, tmp_path / "others", 2) as cluster, cluster.client():
+        assert_same_bits(resumed(tmp_path / "run", X), undisturbed["stored"])
+
+
+def test_a_cluster_that_has_closed_its_workers_ends_the_fit_which_is_resumed_on_another(
+    stored, undisturbed, after_iterations, impatient, tmp_path
+):
+    """Dask's own clusters do so with workers whose processes are not back in time; they start no others."""
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "50ms"}):
+        with LocalCluster(**options) as cluster, Client(cluster):
+            after_iterations[4] = lambda: os.kill(cluster.workers[0].pid, signal.SIGKILL)
+            with pytest.raises(ClusterError, match=r"closed its workers 0, .*lost-worker-timeout .50ms"):
+                fit(stored, EMTau(tau=2, revisit=3), tmp_path / "run")
+        with LocalCluster(**options) as cluster, Client(cluster):
+            assert_same_bits(resumed(tmp_path / "run", stored), undisturbed["stored"])
+
+
+EMTAU = "import sys; from emtau_dask.cli.main import main; sys.exit(main())"
+NOT_CONVERGED = 3
+
+
+def test_the_command_lines_own_workers_come_back_however_long_it_takes(stored, tmp_path):
+    """Dask would close a worker that is away for longer than a limit, which the fit does not leave to it."""
+    settings = ["-k", "3", "--max-iter", "150", "--tol", "0", "--scheduler", "processes", "--workers", "1"]
+    command = [sys.executable, "-c", EMTAU, "--log-level", "info", "fit", str(stored.store.root), *settings]
+    environment = {**os.environ, "DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "50ms"}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    ) as program:
+        guard = threading.Timer(GUARD / 3, program.kill)
+        guard.start()
+        killed = []
+        for line in program.stderr:
+            if "iteration 5" in line and not killed:
+                killed = [
+                    child
+                    for child in psutil.Process(program.pid).children()
+                    if "spawn_main" in " ".join(child.cmdline())
+                ]
+                for child in killed:
+                    child.kill()
+        guard.cancel()
+    assert len(killed) == 1
+    assert program.returncode == NOT_CONVERGED
+
+
+def test_workers_that_are_all_replaced_once_are_waited_for(
+    zygote, stored, undisturbed, after_iterations, impatient, tmp_path
+):
+    with (
+        processes(zygote, tmp_path / "cluster", 2, scheduler__allowed_failures="99") as cluster,
+        cluster.client(),
+    ):
+
+        def replace():
+            for name in list(cluster.workers):
+                cluster.kill_worker(name)
+            late.start()
+
+        late = threading.Timer(2 * waiting.PATIENCE_SECONDS, cluster.start_worker)
+        after_iterations[4] = replace
+        with pytest.warns(UserWarning, match="has no workers"):
+            found = fit(stored, EMTau(tau=2, revisit=3))
+        late.join()
+    assert_same_bits(found, undisturbed["stored"])
+
+
+def test_a_long_task_of_a_worker_that_stays_is_waited_for_while_others_die(
+    zygote, stored, undisturbed, impatient, tmp_path
+):
+    events = tmp_path / "events"
+    events.mkdir()
+    (events / "wait").touch()
+    with (
+        processes(zygote, tmp_path / "cluster", 2, scheduler__allowed_failures="100000") as cluster,
+        cluster.client(),
+    ):
+
+        def others():
+            if not (events / "met").exists():
+                return []
+            pid = int((events / "met").read_text())
+            return [name for name, worker in cluster.workers.items() if worker.pid != pid]
+
+        going = threading.Timer(3 * waiting.PATIENCE_SECONDS, (events / "go").touch)
+        going.start()
+        with killing(cluster, lambda: [] if (events / "go").exists() else others()):
+            found = fit(stored, Eventful(folder=str(events)))
+        going.join()
+    assert len(cluster.children) > 6
+    assert_same_bits(found, undisturbed["stored"])
 
 
 def test_annotations_that_no_worker_meets_end_the_fit(zygote, stored, tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from disks import SmallDisk
 from reliability import scenarios
 from reliability.boundaries import At
-from reliability.campaigns import FULL, READ_ONLY, Bench, campaign, spread
+from reliability.campaigns import FLAW, FULL, QUOTA, READ_ONLY, Bench, campaign, spread
 from reliability.scenarios import SIGKILL, Scenario
 from reliability.zygote import Zygote
 
@@ -36,7 +37,9 @@ def bench(tmp_path_factory):
         yield Bench(zygote, Scenario("em-tau, revisit"), tmp_path_factory.mktemp("faults") / "bench")
 
 
-@pytest.mark.parametrize("fault", [FULL, READ_ONLY], ids=["full", "read-only"])
+@pytest.mark.parametrize(
+    "fault", [FULL, QUOTA, READ_ONLY, FLAW], ids=["full", "quota", "read-only", "one error"]
+)
 def test_a_disk_that_refuses_from_some_step_on(bench, fault):
     steps = spread(bench.steps, 8, offset=fault.error)
     tally = campaign((f"step {step}", partial(bench.starved_at, step, fault)) for step in steps)
@@ -82,14 +85,27 @@ def test_a_disk_that_is_mounted_read_only(bench, disk):
     assert not bench.recovered(run).problem
 
 
+@pytest.fixture(scope="module")
+def begin(bench):
+    """The step after which there is a first commit."""
+    low, high = 0, bench.steps
+    while high > low + 1:
+        middle = (low + high) // 2
+        run = bench.half_done(middle + 1)
+        low, high = (low, middle) if any(Path(run).glob("commits/*/zarr.json")) else (middle, high)
+    return high
+
+
 @pytest.mark.parametrize("wanted", [8, pytest.param(10**6, marks=pytest.mark.soak)], ids=["some", "every"])
-def test_a_disk_that_is_full_before_the_first_commit_leaves_nothing_in_the_way(bench, tmp_path, wanted):
+@pytest.mark.parametrize("kind", [FULL, QUOTA], ids=["full", "quota"])
+def test_a_disk_that_is_full_before_the_first_commit_leaves_nothing_in_the_way(
+    bench, begin, tmp_path, kind, wanted
+):
     """Afterwards the same place can be used, without overwriting."""
     messages = []
-    for step in spread(150, wanted, offset=5):
+    for step in sorted({*spread(begin, wanted, offset=5), *range(begin - 2, begin + 1)}):
         run = str(tmp_path / f"run-{step}")
-        fault = At(step, error=errno.ENOSPC, refused=FULL.refused)
-        outcome = bench.zygote.run(scenarios.fit, bench.scenario, run, fault)
+        outcome = bench.zygote.run(scenarios.fit, bench.scenario, run, replace(kind, step=step))
         assert outcome.error == "CheckpointError", str(outcome)
         messages.append(outcome.message)
         assert list(Path(run).rglob("*")) == [], (step, outcome.message)

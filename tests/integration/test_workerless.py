@@ -17,7 +17,7 @@ from distributed import Client
 from fits import ROWS, assert_same_bits
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
-from emtau_dask.cluster import workerless
+from emtau_dask.cluster import waiting
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
 
@@ -161,7 +161,7 @@ def test_a_time_limit_of_the_scheduler_ends_the_wait(zygote, stored, tmp_path):
 
 
 def test_a_warning_that_is_an_error_reaches_the_caller(zygote, stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(workerless, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.05)
     with (
         processes(zygote, tmp_path / "cluster") as cluster,
         Client(cluster.address),

@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -25,8 +26,10 @@ class At:
     signal : int or None
         Sent to the process itself.
     error : int or None
-        The ``errno`` with which this step and all later ones of ``refused`` fail.
+        The ``errno`` with which steps of ``refused`` fail.
     refused : tuple of str
+    times : int
+        How many steps, from this one on, may fail; by default all.
     vanish : str or None
         A folder that is renamed, by ``.gone`` at its end.
     """
@@ -35,6 +38,7 @@ class At:
     signal: int | None = None
     error: int | None = None
     refused: tuple[str, ...] = ("open", "write", *STEPS)
+    times: int = sys.maxsize
     vanish: str | None = None
 
 
@@ -68,7 +72,8 @@ class Boundaries:
                     os.kill(os.getpid(), at.signal)
                 if at.signal == signal.SIGKILL:
                     signal.pause()
-            if at is not None and at.error is not None and self.count >= at.step and name in at.refused:
+            fails = at is not None and at.step <= self.count < at.step + at.times and name in at.refused
+            if fails and at.error is not None:
                 raise OSError(at.error, os.strerror(at.error))
             pause = self.delays is not None and self._random.random() < self.delays.share
             seconds = self._random.random() * self.delays.seconds if pause else 0.0

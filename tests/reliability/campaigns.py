@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,10 @@ from reliability.scenarios import SIGCONT, SIGKILL, SIGSTOP, differences
 
 NO_RUN = ("holds no run", "holds no commit")
 FULL = At(0, error=errno.ENOSPC, refused=GROWING)
+QUOTA = At(0, error=errno.EDQUOT, refused=GROWING)
 READ_ONLY = At(0, error=errno.EROFS)
+FLAW = At(0, error=errno.EIO, times=1)
+"""One step that fails, as by a device that recovers."""
 
 
 @dataclass(frozen=True)
@@ -249,12 +252,11 @@ class Bench:
         return self._tidied(run, Verdict(what, problem or self.recovered(run).problem))
 
     def starved_at(self, step, fault):
-        """Let every step that changes the disk fail from ``step`` on, then resume without the fault."""
+        """Let steps that change the disk fail from ``step`` on, then resume without the fault."""
         run = self._run(f"fault-{fault.error}-{step}")
-        at = At(step, error=fault.error, refused=fault.refused)
-        outcome = self.zygote.run(scenarios.fit, self.scenario, run, at)
+        outcome = self.zygote.run(scenarios.fit, self.scenario, run, replace(fault, step=step))
         if not outcome.error:
-            return self._tidied(run, Verdict("ended before the fault", self.wrong(outcome)))
+            return self._tidied(run, Verdict("ended all the same", self.wrong(outcome)))
         clear = "CheckpointError" in outcome.kinds and os.strerror(fault.error) in outcome.message
         if not clear:
             return self._tidied(run, Verdict("refused", f"not clear: {outcome}"))

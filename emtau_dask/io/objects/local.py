@@ -85,7 +85,9 @@ class LocalObjects(ObjectStore):
     def _new_partial(path: Path) -> Path:
         return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
 
-    def _write_partial(self, path: Path, data: bytes, *, durable: bool) -> Path:
+    @contextmanager
+    def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
+        """Give the block a temporary file beside ``path``; after an error nothing new is left."""
         partial = self._new_partial(path)
         try:
             with self._opened(partial) as file:
@@ -94,12 +96,12 @@ class LocalObjects(ObjectStore):
                     left = left[file.write(left) :]
                 if durable:
                     os.fsync(file.fileno())
+            yield partial
         except BaseException:
             with suppress(OSError):
                 partial.unlink()
             self._remove_empty(path.parent)
             raise
-        return partial
 
     def _opened(self, path: Path) -> io.FileIO:
         """Return a new file; its folder is made where it is missing, again if others remove it."""
@@ -124,14 +126,13 @@ class LocalObjects(ObjectStore):
     def put(self, key: str, data: bytes) -> None:
         """Write a temporary file and rename it."""
         path = self._path(key)
-        with self._errors(f"write {key}"):
-            self._write_partial(path, data, durable=False).replace(path)
+        with self._errors(f"write {key}"), self._written(path, data, durable=False) as partial:
+            partial.replace(path)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write a temporary file, fsync it, give it its name, fsync the folders."""
         path = self._path(key)
-        with self._errors(f"write {key}"):
-            partial = self._write_partial(path, data, durable=True)
+        with self._errors(f"write {key}"), self._written(path, data, durable=True) as partial:
             try:
                 give_free_name(partial, path)
             except FileExistsError:
@@ -151,12 +152,15 @@ class LocalObjects(ObjectStore):
             name = self._new_partial(self._path(f"{PROBES}/name"))
             made = [name]
             try:
-                made += [self._write_partial(name, b"", durable=False)]
-                made += [self._write_partial(name, b"", durable=False)]
-                give_free_name(made[1], name)
-                with suppress(FileExistsError):
-                    give_free_name(made[2], name)
-                    raise OSError(errno.ENOTSUP, "a file that was there has been replaced")
+                with (
+                    self._written(name, b"", durable=False) as first,
+                    self._written(name, b"", durable=False) as second,
+                ):
+                    made += [first, second]
+                    give_free_name(first, name)
+                    with suppress(FileExistsError):
+                        give_free_name(second, name)
+                        raise OSError(errno.ENOTSUP, "a file that was there has been replaced")
             except FileNotFoundError as error:
                 if not Path(self.root).is_dir():
                     raise
@@ -198,6 +202,8 @@ class LocalObjects(ObjectStore):
         while folder != Path(self.root) and folder.is_relative_to(self.root):
             try:
                 folder.rmdir()
+            except FileNotFoundError:
+                pass
             except OSError:
                 break
             folder = folder.parent
