@@ -15,6 +15,7 @@ from emtau_dask.execution.cluster_progress import counted
 from emtau_dask.execution.executor import Pass
 from emtau_dask.execution.graph import SharedWork, graph_of
 from emtau_dask.execution.observer import PassObserver
+from emtau_dask.interrupts import Stop, interruptible_at_once
 from emtau_dask.versions import software
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class GraphExecutor:
         observer.stage(work.stage, len(work.items))
         if not work.items:
             return None
-        shared = SharedWork(work.task, work.merge, None)
+        shared = SharedWork(work.task, work.merge, None, Stop())
         with cluster_errors(), missing_workers_reported(self.client, work.stage):
             payload = shared if self.client is None else Payload.of(shared, made_with=software())
             graph = graph_of(work, payload)
@@ -65,7 +66,7 @@ class GraphExecutor:
                 if self.client is None
                 else counted(self.client, graph, observer)
             )
-            with watched:
+            with watched, interruptible_at_once():
                 root = Delayed(graph.root, layers, layer=graph.layer)
                 (value,) = dask.compute(root, traverse=False, scheduler=self.client)
         return cast("T", value)

@@ -10,14 +10,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
+
+from emtau_dask.calls import Threads
 
 L = TypeVar("L")
+READERS = 32
+"""Threads that read ahead for a pass, at most."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,38 @@ class AheadBudget:
 
     limit: int
     sizes: Mapping[int, int]
+
+
+class _Reading(Generic[L]):
+    """A read that is done once: by a reader, or by the task that asks for it before a reader began."""
+
+    def __init__(self, read: Callable[[], L]) -> None:
+        self._read, self._begun = read, threading.Lock()
+        self._ended: SimpleQueue[tuple[L | None, BaseException | None]] = SimpleQueue()
+
+    def cancel(self) -> bool:
+        """Let no reader begin; return whether none has."""
+        return self._begun.acquire(blocking=False)
+
+    def run(self) -> None:
+        """Read, unless that was cancelled."""
+        if self.cancel():
+            try:
+                self._ended.put((self._read(), None))
+            except BaseException as error:
+                self._ended.put((None, error))
+
+    def result(self) -> L:
+        """Return what reading gives, or raise what it raises; a read that has not begun is done here."""
+        if self.cancel():
+            return self._read()
+        found, error = self._ended.get()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                error = None  # It holds this frame.
+        return cast("L", found)
 
 
 class ReadAhead(Generic[L]):
@@ -53,12 +90,12 @@ class ReadAhead(Generic[L]):
         self._after: dict[int, int] = {}
         self._firsts: deque[int] = deque()
         self._begun: set[int] = set()
-        self._ahead: dict[int, Future[L]] = {}
+        self._ahead: dict[int, _Reading[L]] = {}
         self._lock = threading.Lock()
-        self._readers: ThreadPoolExecutor | None = None
+        self._readers: Threads | None = None
 
     def __enter__(self) -> ReadAhead[L]:
-        self._readers = ThreadPoolExecutor(thread_name_prefix="emtau-read-ahead")
+        self._readers = Threads(READERS, "emtau-read-ahead")
         return self
 
     def __exit__(
@@ -66,9 +103,11 @@ class ReadAhead(Generic[L]):
     ) -> None:
         with self._lock:
             readers, self._readers = self._readers, None
-            self._ahead.clear()
+            ahead, self._ahead = self._ahead, {}
+        for reading in ahead.values():
+            reading.cancel()
         assert readers is not None
-        readers.shutdown(cancel_futures=True)
+        readers.end(wait=True)
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """Learn what will be taken: the chunks of each task, in the order in which tasks will run."""
@@ -81,7 +120,7 @@ class ReadAhead(Generic[L]):
         with self._lock:
             self._begun.add(chunk)
             reading = self._ahead.pop(chunk, None)
-        value = self._read(chunk) if reading is None or reading.cancel() else reading.result()
+        value = self._read(chunk) if reading is None else reading.result()
         with self._lock:
             self._begin_one(chunk)
         return value
@@ -98,4 +137,5 @@ class ReadAhead(Generic[L]):
             return
         held = sum(self._budget.sizes[other] for other in self._ahead)
         if held + self._budget.sizes[chunk] <= self._budget.limit:
-            self._ahead[chunk] = self._readers.submit(copy_context().run, self._read, chunk)
+            self._ahead[chunk] = _Reading(partial(self._read, chunk))
+            self._readers.submit(partial(copy_context().run, self._ahead[chunk].run))

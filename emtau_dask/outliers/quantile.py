@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.cluster import active_client, missing_workers_reported
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.execution import interrupts_as_they_are
+from emtau_dask.execution import compute_collections
 
 Keys = NDArray[np.uint64]
 
@@ -92,8 +92,8 @@ def _summary(values: Any, window: _Window) -> _Summary:
     while len(parts) > 1:
         groups = [parts[begin : begin + FAN_IN] for begin in range(0, len(parts), FAN_IN)]
         parts = [dask.delayed(_merged, pure=False)(group, window) for group in groups]
-    with interrupts_as_they_are(), missing_workers_reported(active_client(), "the quantile of the scores"):
-        (found,) = dask.compute(*parts)
+    with missing_workers_reported(active_client(), "the quantile of the scores"):
+        (found,) = compute_collections(*parts)
     summary: _Summary = found
     return summary
 
