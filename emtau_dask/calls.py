@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -74,6 +73,13 @@ class Threads:
                 thread.join()
 
 
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return whether an interrupt brought an error about; `Thread.start` may make a RuntimeError of one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 class Calls(Generic[K, T]):
     """Calls of one computation, each with a key, whose results one thread takes as they come.
 
@@ -103,10 +109,12 @@ class Calls(Generic[K, T]):
         if error is None:
             return
         self._stop.asked = True
-        limit = math.inf if isinstance(error, Exception) else time.monotonic() + LEAVE_SECONDS
+        interrupted = _is_interrupt(error)
+        limit = time.monotonic() + LEAVE_SECONDS if interrupted else math.inf
         while self._n_taken < len(self._begun) and time.monotonic() < limit:
-            with suppress(Empty):
-                self._next()
+            self._next()
+        if interrupted and isinstance(error, Exception):
+            raise KeyboardInterrupt from error
 
     def begin(self, key: K, call: Callable[[], T]) -> None:
         """Have a call made by the threads."""
@@ -123,18 +131,21 @@ class Calls(Generic[K, T]):
 
     def take(self) -> tuple[K, T]:
         """Return the key of a call that has ended and what it returned, or raise what it raised."""
-        while True:
+        look()
+        while (ended := self._next()) is None:
             look()
-            with suppress(Empty):
-                key, value, error = self._next()
-                if error is not None:
-                    try:
-                        raise error
-                    finally:
-                        error = None  # It holds this frame.
-                return key, cast("T", value)
+        key, value, error = ended
+        if error is None:
+            return key, cast("T", value)
+        try:
+            raise error
+        finally:
+            ended = error = None  # They hold this frame.
 
-    def _next(self) -> tuple[K, T | None, BaseException | None]:
-        ended = self._ended.get(timeout=LOOK_SECONDS)
+    def _next(self) -> tuple[K, T | None, BaseException | None] | None:
+        try:
+            ended = self._ended.get(timeout=LOOK_SECONDS)
+        except Empty:
+            return None
         self._n_taken += 1
         return ended

@@ -63,22 +63,11 @@ def look() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let an interrupt end the block where it looks, and come out as `KeyboardInterrupt`.
-
-    In Python one that falls into Python's own waiting comes out of it as "release unlocked lock", or as an
-    InvalidStateError of a future.
-    """
+    """Let a signal interrupt the block where it looks, at the latest when it ends."""
     held = int(_is_main())
     _SIGNALS.held += held
     try:
         yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            cause = cause.__context__
-        raise
     finally:
         _SIGNALS.held -= held
     look()

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -168,25 +168,19 @@ os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 def _end_in_time(heard: int, ctx: click.Context) -> None:
     """End the process some time after a signal, or at a second one; return if the command ends before."""
-    with suppress(EOFError):
-        _signalled(heard, None)
-        logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
-        first = time.monotonic()
-        while time.monotonic() < first + SECOND_SECONDS:
-            _signalled(heard, SECOND_SECONDS)
-        _signalled(heard, first + GRACE_SECONDS - time.monotonic())
-        _say_at_once(_cut_off(ctx))
-        os._exit(INTERRUPTED)
-
-
-def _signalled(heard: int, seconds: float | None) -> None:
-    """Return at the next signal, or after so long; raises `EOFError` when the command has ended."""
-    while select.select([heard], [], [], seconds)[0]:
-        number = os.read(heard, 1)
-        if not number:
-            raise EOFError
-        if number[0] in SIGNALS:
+    if not os.read(heard, 1):
+        return
+    logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
+    first = time.monotonic()
+    while select.select([heard], [], [], max(0.0, first + GRACE_SECONDS - time.monotonic()))[0]:
+        if not os.read(heard, 1):
             return
+        if time.monotonic() > first + SECOND_SECONDS:
+            break
+    if select.select([], [STDERR], [], 0)[1]:  # Else it would wait. The main thread may hold Python's stream.
+        cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
+        os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def _cut_off(ctx: click.Context) -> str:
@@ -198,10 +192,3 @@ def _cut_off(ctx: click.Context) -> str:
         "interrupted; it did not end by itself and was cut off. Its last commit, if there is one, is intact. "
         f"Resume with: {resume}"
     )
-
-
-def _say_at_once(message: str) -> None:
-    """Write a line to standard error, unless that would wait; the main thread may hold Python's stream."""
-    if select.select([], [STDERR], [], 0)[1]:
-        cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
-        os.write(STDERR, f"{cursor}emtau: {shown(message)}\n".encode())

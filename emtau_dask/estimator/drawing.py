@@ -15,7 +15,6 @@ from emtau_dask.execution import choose_executor
 from emtau_dask.fit import FitSources, marginalises, open_context
 from emtau_dask.init import sample_rows
 from emtau_dask.inputs import checked_array, checked_lazy, opened_path, row_values_source
-from emtau_dask.interrupts import interruptible
 from emtau_dask.io.sources import as_source
 from emtau_dask.mixture.compiled import scoring_kernels
 from emtau_dask.mixture.numerics import Floats
@@ -90,7 +89,6 @@ def drawn_rows(
     if weights is not None:
         weights = shared_source(client, weights.aligned(rows.chunk_rows), "sample_weight")
     with (
-        interruptible(),
         resident(client, shared_source(client, rows, "X")) as kept,
         resident(client, weights) as kept_weights,
         open_context(executor, observer or SilentObserver()) as context,

@@ -43,7 +43,6 @@ from emtau_dask.inputs import (
     opened_path,
     with_index,
 )
-from emtau_dask.interrupts import interruptible
 from emtau_dask.io.sources import as_dask, as_source
 from emtau_dask.mixture.compiled import RowKernels
 from emtau_dask.mixture.covariance import structure_named
@@ -303,7 +302,7 @@ def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) 
     """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
     values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
     source, begin = as_source(rows, ndim=2, what="X"), 0
-    with interruptible(), threads_side_by_side():
+    with threads_side_by_side():
         for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here())):
             values[begin : begin + len(part)] = part
             begin += len(part)

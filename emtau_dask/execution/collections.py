@@ -12,7 +12,7 @@ from dask.local import nested_get
 
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.threads import ThreadExecutor
-from emtau_dask.interrupts import Stop, interruptible, interruptible_at_once
+from emtau_dask.interrupts import Stop
 
 ALL = "emtau-all"
 
@@ -42,8 +42,6 @@ def compute_collections(*collections: Any) -> tuple[Any, ...]:
         As `choose_executor`.
     """
     executor = choose_executor()
-    with interruptible():
-        if isinstance(executor, ThreadExecutor):
-            return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
-        with interruptible_at_once():
-            return tuple(dask.compute(*collections))
+    if isinstance(executor, ThreadExecutor):
+        return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
+    return tuple(dask.compute(*collections))

@@ -41,38 +41,6 @@ class AheadBudget:
     sizes: Mapping[int, int]
 
 
-class _Reading(Generic[L]):
-    """A read that is done once: by a reader, or by the task that asks for it before a reader began."""
-
-    def __init__(self, read: Callable[[], L]) -> None:
-        self._read, self._begun = read, threading.Lock()
-        self._ended: SimpleQueue[tuple[L | None, BaseException | None]] = SimpleQueue()
-
-    def cancel(self) -> bool:
-        """Let no reader begin; return whether none has."""
-        return self._begun.acquire(blocking=False)
-
-    def run(self) -> None:
-        """Read, unless that was cancelled."""
-        if self.cancel():
-            try:
-                self._ended.put((self._read(), None))
-            except BaseException as error:
-                self._ended.put((None, error))
-
-    def result(self) -> L:
-        """Return what reading gives, or raise what it raises; a read that has not begun is done here."""
-        if self.cancel():
-            return self._read()
-        found, error = self._ended.get()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                error = None  # It holds this frame.
-        return cast("L", found)
-
-
 class ReadAhead(Generic[L]):
     """Returns loaded chunks, and reads the next ones before they are asked for; for any number of threads.
 
@@ -90,7 +58,7 @@ class ReadAhead(Generic[L]):
         self._after: dict[int, int] = {}
         self._firsts: deque[int] = deque()
         self._begun: set[int] = set()
-        self._ahead: dict[int, _Reading[L]] = {}
+        self._ahead: dict[int, SimpleQueue[tuple[L | None, BaseException | None]]] = {}
         self._lock = threading.Lock()
         self._readers: Threads | None = None
 
@@ -103,9 +71,7 @@ class ReadAhead(Generic[L]):
     ) -> None:
         with self._lock:
             readers, self._readers = self._readers, None
-            ahead, self._ahead = self._ahead, {}
-        for reading in ahead.values():
-            reading.cancel()
+            self._ahead.clear()
         assert readers is not None
         readers.end(wait=True)
 
@@ -120,10 +86,23 @@ class ReadAhead(Generic[L]):
         with self._lock:
             self._begun.add(chunk)
             reading = self._ahead.pop(chunk, None)
-        value = self._read(chunk) if reading is None else reading.result()
+        value, error = (self._read(chunk), None) if reading is None else reading.get()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                error = None  # It holds this frame.
         with self._lock:
             self._begin_one(chunk)
-        return value
+        return cast("L", value)
+
+    def _read_ahead(self, chunk: int, found: SimpleQueue[tuple[L | None, BaseException | None]]) -> None:
+        try:
+            if self._readers is None:
+                raise KeyboardInterrupt  # Whoever waits is not to go on.
+            found.put((self._read(chunk), None))
+        except BaseException as error:
+            found.put((None, error))
 
     def _begin_one(self, taken: int) -> None:
         """Begin to read what follows ``taken``, where there is room."""
@@ -137,5 +116,5 @@ class ReadAhead(Generic[L]):
             return
         held = sum(self._budget.sizes[other] for other in self._ahead)
         if held + self._budget.sizes[chunk] <= self._budget.limit:
-            self._ahead[chunk] = _Reading(partial(self._read, chunk))
-            self._readers.submit(partial(copy_context().run, self._ahead[chunk].run))
+            self._ahead[chunk] = SimpleQueue()
+            self._readers.submit(partial(copy_context().run, self._read_ahead, chunk, self._ahead[chunk]))
