@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -117,8 +118,8 @@ class Calls(Generic[K, T]):
             raise KeyboardInterrupt from error
 
     def begin(self, key: K, call: Callable[[], T]) -> None:
-        """Have a call made by the threads."""
-        self._submit(partial(self.make, key, call))
+        """Have a call made by the threads; it sees this thread's context variables."""
+        self._submit(partial(copy_context().run, self.make, key, call))
 
     def make(self, key: K, call: Callable[[], T]) -> None:
         """Make a call in this thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import select
 import shlex
@@ -168,15 +169,18 @@ os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 def _end_in_time(heard: int, ctx: click.Context) -> None:
     """End the process some time after a signal, or at a second one; return if the command ends before."""
-    if not os.read(heard, 1):
-        return
-    logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
-    first = time.monotonic()
-    while select.select([heard], [], [], max(0.0, first + GRACE_SECONDS - time.monotonic()))[0]:
-        if not os.read(heard, 1):
+    first, left = math.inf, None
+    while select.select([heard], [], [], left)[0]:
+        number = os.read(heard, 1)
+        if not number:
             return
-        if time.monotonic() > first + SECOND_SECONDS:
-            break
+        if number[0] in SIGNALS:
+            now = time.monotonic()
+            if now > first + SECOND_SECONDS:
+                break
+            first = min(first, now)
+            left = max(0.0, first + GRACE_SECONDS - now)
+            logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
     if select.select([], [STDERR], [], 0)[1]:  # Else it would wait. The main thread may hold Python's stream.
         cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
         os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())

@@ -10,15 +10,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
-from emtau_dask.calls import Threads
+from emtau_dask.calls import Calls, Threads
+from emtau_dask.interrupts import Stop
 
 L = TypeVar("L")
 READERS = 32
@@ -58,8 +57,8 @@ class ReadAhead(Generic[L]):
         self._after: dict[int, int] = {}
         self._firsts: deque[int] = deque()
         self._begun: set[int] = set()
-        self._ahead: dict[int, SimpleQueue[tuple[L | None, BaseException | None]]] = {}
-        self._lock = threading.Lock()
+        self._ahead: dict[int, Calls[int, L]] = {}
+        self._lock, self._stop = threading.Lock(), Stop()
         self._readers: Threads | None = None
 
     def __enter__(self) -> ReadAhead[L]:
@@ -72,6 +71,7 @@ class ReadAhead(Generic[L]):
         with self._lock:
             readers, self._readers = self._readers, None
             self._ahead.clear()
+            self._stop.asked = True
         assert readers is not None
         readers.end(wait=True)
 
@@ -86,23 +86,10 @@ class ReadAhead(Generic[L]):
         with self._lock:
             self._begun.add(chunk)
             reading = self._ahead.pop(chunk, None)
-        value, error = (self._read(chunk), None) if reading is None else reading.get()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                error = None  # It holds this frame.
+        value = self._read(chunk) if reading is None else reading.take()[1]
         with self._lock:
             self._begin_one(chunk)
-        return cast("L", value)
-
-    def _read_ahead(self, chunk: int, found: SimpleQueue[tuple[L | None, BaseException | None]]) -> None:
-        try:
-            if self._readers is None:
-                raise KeyboardInterrupt  # Whoever waits is not to go on.
-            found.put((self._read(chunk), None))
-        except BaseException as error:
-            found.put((None, error))
+        return value
 
     def _begin_one(self, taken: int) -> None:
         """Begin to read what follows ``taken``, where there is room."""
@@ -116,5 +103,5 @@ class ReadAhead(Generic[L]):
             return
         held = sum(self._budget.sizes[other] for other in self._ahead)
         if held + self._budget.sizes[chunk] <= self._budget.limit:
-            self._ahead[chunk] = SimpleQueue()
-            self._readers.submit(partial(copy_context().run, self._read_ahead, chunk, self._ahead[chunk]))
+            self._ahead[chunk] = Calls(self._readers.submit, self._stop)
+            self._ahead[chunk].begin(chunk, partial(self._read, chunk))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -111,12 +110,13 @@ def _upcoming(
 
 def _computed(
     submit: Callable[[Callable[[], None]], Any],
-    at_once: int,
+    threads: int,
     tasks: Mapping[Any, Any],
     key: Hashable,
+    per_thread: int,
     stop: Stop,
 ) -> Any:
-    """Return the value of a key of a graph, whose own task runs here; so many are handed out at a time."""
+    """Return the value of a key of a graph, whose own task runs here; threads run the others."""
     graph = convert_legacy_graph(tasks)
     rank = order(graph).get
     begun, known, before, after, ended = unpack_callbacks(tuple(Callback.active))
@@ -129,7 +129,7 @@ def _computed(
     try:
         with Calls[Hashable, Any](submit, stop) as calls:
             while state["ready"] or state["running"]:
-                while state["ready"] and len(state["running"]) < at_once:
+                while state["ready"] and len(state["running"]) < per_thread * threads:
                     name = state["ready"].pop()
                     state["running"].add(name)
                     for tell in before:
@@ -151,7 +151,7 @@ def _computed(
 
 def compute_here(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop) -> Any:
     """Return the value of a key of a graph, whose tasks all run in the calling thread."""
-    return _computed(lambda call: call(), 1, tasks, key, stop)
+    return _computed(lambda call: call(), 1, tasks, key, 1, stop)
 
 
 def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop) -> Any:
@@ -177,7 +177,7 @@ def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int,
     if given is None:
         return compute_in_own_threads(tasks, key, per_thread, stop, threads=local_threads())
     if isinstance(given, ThreadPoolExecutor):
-        return _by_pool(given.submit, given._max_workers, tasks, key, per_thread, stop)
+        return _computed(given.submit, given._max_workers, tasks, key, per_thread, stop)
     return dask.threaded.get(tasks, key)
 
 
@@ -198,7 +198,7 @@ def compute_in_own_threads(
 ) -> Any:
     """Do as `compute_in_threads` by so many threads, which are there for this call alone."""
     with _own_threads(threads) as own:
-        return _by_pool(own.submit, threads, tasks, key, per_thread, stop)
+        return _computed(own.submit, threads, tasks, key, per_thread, stop)
 
 
 @contextmanager
@@ -213,18 +213,4 @@ def lasting_threads(executor: Executor) -> Iterator[Executor]:
         yield executor
         return
     with _own_threads(executor.threads) as threads:
-        yield ThreadExecutor(executor.threads, partial(_by_pool, threads.submit, executor.threads))
-
-
-def _by_pool(
-    submit: Callable[..., Any],
-    threads: int,
-    tasks: Mapping[Any, Any],
-    key: Hashable,
-    per_thread: int,
-    stop: Stop,
-) -> Any:
-    def submit_here(call: Callable[[], None]) -> None:
-        submit(partial(copy_context().run, call))
-
-    return _computed(submit_here, per_thread * threads, tasks, key, stop)
+        yield ThreadExecutor(executor.threads, partial(_computed, threads.submit, executor.threads))
