@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
+import select
 import shlex
 import signal
-import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,9 +20,11 @@ import click
 
 from emtau_dask.cli.printing import echo
 from emtau_dask.errors import ConfigError, EmtauError
+from emtau_dask.interrupts import handler_of_signals
 from emtau_dask.messages import shown
 
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
+STDERR = 2
 
 _DEBUG, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.checkpoint", "emtau.resume"
 _AGAIN = "emtau.again"
@@ -33,38 +37,36 @@ class ExitGroup(click.Group):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command as the only work of this process.
 
-        An interrupted process exits at once, after all has been cleaned up: Python would wait forever for a
-        pool's thread that had started when the interrupt came, but that its pool did not know yet.
+        An interrupted process exits at once, after all has been cleaned up: Python would wait for threads
+        that are not the command's own.
         """
         try:
             return self.main(*args, **kwargs)
         except SystemExit as end:
             if end.code != INTERRUPTED:
                 raise
-            sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(INTERRUPTED)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; exit with a message for every error."""
-        try:
-            with _terminable():
+        with _terminable(ctx):
+            try:
                 return super().invoke(ctx)
-        except click.ClickException as error:
-            error.message = shown(error.message)  # type: ignore[misc]  # It may name files that a shell found.
-            raise
-        except click.exceptions.Exit:
-            raise
-        except (KeyboardInterrupt, click.Abort) as error:
-            _fail(ctx, error, _interrupted(ctx), INTERRUPTED)
-        except ConfigError as error:
-            _fail(ctx, error, str(error), BAD_USAGE)
-        except EmtauError as error:
-            _fail(ctx, error, str(error), FAILED)
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            except click.ClickException as error:
+                error.message = shown(error.message)  # type: ignore[misc]  # It may name files that a shell found.
                 raise
-            _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
+            except click.exceptions.Exit:
+                raise
+            except (KeyboardInterrupt, click.Abort) as error:
+                _fail(ctx, error, _interrupted(ctx), INTERRUPTED)
+            except ConfigError as error:
+                _fail(ctx, error, str(error), BAD_USAGE)
+            except EmtauError as error:
+                _fail(ctx, error, str(error), FAILED)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                    raise
+                _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
 
 
 def _unexplained(error: Exception) -> str:
@@ -130,42 +132,72 @@ def _interrupted(ctx: click.Context) -> str:
     return f"interrupted; the last commit is intact. Resume with: {meta[_RESUME]}"
 
 
-def _raise_interrupt(number: int, frame: object) -> NoReturn:
-    """Interrupt the command, with which its process ends: what is cut off need not be logged from now on."""
-    logging.disable(logging.CRITICAL)
-    raise KeyboardInterrupt
-
-
-AGAIN = 0.02
-"""Seconds until an interrupt is raised again that Python has dropped."""
+SIGNALS = signal.SIGINT, signal.SIGTERM
+SECOND_SECONDS = 1.0
+"""A signal so long after the first is a second one; shells and containers may send the first one twice."""
+GRACE_SECONDS = 8.0
+"""How long an interrupted command may take to end; `docker stop` kills after 10."""
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM interrupt the block as Ctrl-C does, and let no interrupt be lost.
+def _terminable(ctx: click.Context) -> Iterator[None]:
+    """Let SIGINT and SIGTERM interrupt the block, and end the process for certain.
 
-    Python drops one that it raises in a finaliser or in a callback of its garbage collector, such as that of
-    distributed. It is raised again a little later, by an alarm, which needs no lock that may be held there.
+    Python runs handlers in the main thread, when that comes to its next instruction. A byte is written to a
+    pipe at once, whatever that thread does, and a thread that reads it ends the process in time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    shown_before = sys.unraisablehook
-
-    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
-        else:
-            shown_before(unraisable)
-
-    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    numbers = [number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN]
-    before = [signal.signal(number, _raise_interrupt) for number in numbers]
-    sys.unraisablehook = dropped
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    watch = threading.Thread(target=_end_in_time, args=(heard, ctx), name="emtau-signals", daemon=True)
+    watch.start()
+    told_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    heed = handler_of_signals()
+    before = [signal.signal(number, heed) for number in numbers]
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = shown_before
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+        signal.set_wakeup_fd(told_before)
+        os.close(told)
+        watch.join()
+        os.close(heard)
+
+
+# The pipe is this process's own.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def _end_in_time(heard: int, ctx: click.Context) -> None:
+    """End the process some time after a signal, or at a second one; return if the command ends before."""
+    first, left = math.inf, None
+    while select.select([heard], [], [], left)[0]:
+        number = os.read(heard, 1)
+        if not number:
+            return
+        if number[0] in SIGNALS:
+            now = time.monotonic()
+            if now > first + SECOND_SECONDS:
+                break
+            first = min(first, now)
+            left = max(0.0, first + GRACE_SECONDS - now)
+            logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
+    if select.select([], [STDERR], [], 0)[1]:  # Else it would wait. The main thread may hold Python's stream.
+        cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
+        os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def _cut_off(ctx: click.Context) -> str:
+    """Return the message of a command that does not end; nothing is read for it, which could take long."""
+    resume = ctx.find_root().meta.get(_RESUME)
+    if resume is None:
+        return _interrupted(ctx)
+    return (
+        "interrupted; it did not end by itself and was cut off. Its last commit, if there is one, is intact. "
+        f"Resume with: {resume}"
+    )

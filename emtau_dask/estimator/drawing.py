@@ -11,7 +11,7 @@ from emtau_dask.cluster import prove_access, resident, shared_source
 from emtau_dask.em import FitObserver, SilentObserver, check_counts, imputation, make_problem
 from emtau_dask.errors import features_named
 from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.execution import choose_executor, interrupts_as_they_are
+from emtau_dask.execution import choose_executor
 from emtau_dask.fit import FitSources, marginalises, open_context
 from emtau_dask.init import sample_rows
 from emtau_dask.inputs import checked_array, checked_lazy, opened_path, row_values_source
@@ -89,7 +89,6 @@ def drawn_rows(
     if weights is not None:
         weights = shared_source(client, weights.aligned(rows.chunk_rows), "sample_weight")
     with (
-        interrupts_as_they_are(),
         resident(client, shared_source(client, rows, "X")) as kept,
         resident(client, weights) as kept_weights,
         open_context(executor, observer or SilentObserver()) as context,

@@ -31,7 +31,7 @@ from emtau_dask.em import (
 from emtau_dask.errors import InvalidDataError, features_named
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.summary import FitSummary, summary_of
-from emtau_dask.execution import compute_collections, here, interrupts_as_they_are, threads_side_by_side
+from emtau_dask.execution import compute_collections, here, threads_side_by_side
 from emtau_dask.fit import NAMED_TOL, marginalises
 from emtau_dask.inputs import (
     COMPONENT,
@@ -301,7 +301,7 @@ def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) 
     """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
     values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
     source, begin = as_source(rows, ndim=2, what="X"), 0
-    with interrupts_as_they_are(), threads_side_by_side():
+    with threads_side_by_side():
         for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here())):
             values[begin : begin + len(part)] = part
             begin += len(part)

@@ -38,7 +38,7 @@ from emtau_dask.em import (
 from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
 from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.unfinished import as_it_was_unless_done
-from emtau_dask.execution import Executor, PassObserver, choose_executor, interrupts_as_they_are
+from emtau_dask.execution import Executor, PassObserver, choose_executor
 from emtau_dask.fit import (
     FitSettings,
     FitSources,
@@ -56,6 +56,7 @@ from emtau_dask.fit import (
 )
 from emtau_dask.init import GivenParameters
 from emtau_dask.inputs import Seeds, opened_path, opened_sources
+from emtau_dask.interrupts import interruptible
 from emtau_dask.io.objects import ObjectStore, check_startable, object_store, start_log, warn_unless_exclusive
 from emtau_dask.io.sources import chunk_ranges
 from emtau_dask.mixture.covariance import structure_named
@@ -214,7 +215,7 @@ def fit_session(
     if not executor.in_process:
         check_portable("the policy", policy)
     observer = Observers(observer or observer_for(verbose), LoggingObserver())
-    with interrupts_as_they_are(), closed_after(observer):
+    with interruptible(), closed_after(observer):
         yield executor, observer
 
 

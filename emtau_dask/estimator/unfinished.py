@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emtau_dask.errors import EmtauError
-from emtau_dask.execution import interrupt_saying
+from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.io.objects import ObjectStore, object_store, open_log
 from emtau_dask.messages import shown
 

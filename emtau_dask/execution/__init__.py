@@ -4,7 +4,6 @@ from emtau_dask.execution.blas import hold_for_process, process_id, threads_side
 from emtau_dask.execution.choice import choose_executor, here, one_thread
 from emtau_dask.execution.collections import compute_collections
 from emtau_dask.execution.executor import NO_SOURCE, ChunkInput, Executor, Pass, ReadingTask
-from emtau_dask.execution.interrupts import interrupt_saying, interrupts_as_they_are
 from emtau_dask.execution.merge_tree import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.execution.observer import PassObserver
 from emtau_dask.execution.read_ahead import AheadBudget
@@ -25,8 +24,6 @@ __all__ = [
     "compute_collections",
     "here",
     "hold_for_process",
-    "interrupt_saying",
-    "interrupts_as_they_are",
     "lasting_threads",
     "one_thread",
     "process_id",

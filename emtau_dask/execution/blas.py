@@ -8,16 +8,9 @@ to wake up, in which the other may have finished a call of NumPy and have taken 
 lock again; so it goes on, until after the interval the waiting thread gets the lock
 for certain. Where malloc is glibc's, it keeps what arrays leave for the next ones.
 
-All are process-wide. The first two are taken once and shared, never entered and left
-by single tasks. Since version 3.8 threadpoolctl lets one thread at a time control
-OpenBLAS and ignores the others, and the thread that took a limit must be the one
-that lifts it. Fits come and go in any thread, so a thread of its own holds the
-limit for all of them.
-
-An interrupt may fall between any two instructions of the main thread. So what that
-thread does is to hold a lock by a ``with`` statement, in which there is no such
-place; all that has to be undone is done by the other thread, which no interrupt
-reaches: it waits for the lock, and then lifts the limit.
+All are process-wide. The first two are set by the first of those who hold them, and set back after
+the last, whatever thread that is. After an interrupt just there they may stay set until the next
+holder is done.
 """
 
 from __future__ import annotations
@@ -26,11 +19,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from uuid import uuid4
+from weakref import WeakSet
 
 import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 SWITCH_INTERVAL = 5e-5
 """Seconds after which a thread that waits for the interpreter's lock asks for it; Python's own are 5e-3."""
@@ -57,121 +51,88 @@ def _keep_memory() -> None:
     np.empty(KEPT_BYTES, np.uint8)
 
 
-class _Setting:
-    """One thread for BLAS, and a short switch interval, from construction until `lift`.
+def _control() -> None:
+    """Let whichever thread comes next control OpenBLAS: since version 3.8 threadpoolctl heeds only one."""
+    if hasattr(OpenBLASController, "clear_controlling_thread"):
+        OpenBLASController.clear_controlling_thread(force=True)
 
-    Memory is kept from construction on.
-    """
+
+class _Setting:
+    """One thread for BLAS and a short switch interval; knows what was there before."""
 
     def __init__(self) -> None:
+        libraries = ThreadpoolController().lib_controllers
+        self._threads = [(each, each.num_threads) for each in libraries if each.user_api == "blas"]
+        self._usual_interval = self._interval = sys.getswitchinterval()
+
+    def take(self) -> None:
+        """Set both."""
         _keep_memory()
-        self._usual_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_INTERVAL, self._usual_interval))
         self._interval = sys.getswitchinterval()
-        self._limits = threadpool_limits(limits=1, user_api="blas")
+        _control()
+        for library, _ in self._threads:
+            library.set_num_threads(1)
 
     def lift(self) -> None:
-        """Restore the first two, in the thread that took them, or in a process without that thread."""
+        """Set both back; an interval that somebody else has set stays."""
         if sys.getswitchinterval() == self._interval:
             sys.setswitchinterval(self._usual_interval)
-        with self._limits:  # Its end restores the limits, and lets other threads control OpenBLAS.
-            pass
+        _control()
+        for library, threads in self._threads:
+            library.set_num_threads(threads)
+        _control()
 
 
-class _Hold:
-    """That somebody wants the setting.
-
-    Attributes
-    ----------
-    held : Lock
-        Locked for as long as that is so.
-    begun, ended : Lock
-        Locked until the setting is in force, and until it is known whether others hold it still.
-    leaving : bool
-        Whether ``held`` has been released.
-    """
-
-    def __init__(self) -> None:
-        self.held, self.begun, self.ended = threading.Lock(), threading.Lock(), threading.Lock()
-        self.begun.acquire()
-        self.ended.acquire()
-        self.leaving = False
+class _Holder:
+    """Somebody who wants the setting."""
 
 
 class _Holders:
-    """Those who hold the setting; a thread serves them, from the first one's coming to the last one's going.
+    """Those who hold the setting.
 
     Attributes
     ----------
     lock : RLock
-        Of all that follows; held while the setting is taken or lifted.
-    holds : list of _Hold
-        The thread waits for the first.
+        Of all that follows; held while the setting is taken or lifted. The same thread may take it again: a
+        holder that an interrupt left behind is collected anywhere.
+    holding : WeakSet of _Holder
+    process : _Holder
+        Who holds the setting for the rest of the process.
     setting : _Setting or None
         None where it is not in force.
     """
 
     def __init__(self) -> None:
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin without holders."""
         self.lock = threading.RLock()
-        self.holds: list[_Hold] = []
+        self.holding: WeakSet[_Holder] = WeakSet()
+        self.process = _Holder()
         self.setting: _Setting | None = None
 
-    def enter(self, hold: _Hold) -> bool:
-        """Return once the setting is in force, whether it has been taken for this ``hold``, which is held."""
+    def enter(self, holder: _Holder) -> None:
+        """Return once the setting is in force."""
         with self.lock:
-            for left in [other for other in self.holds[1:] if not other.held.locked()]:
-                self.holds.remove(left)
-                left.ended.release()
-            self.holds.append(hold)
-            first = self.setting is None
-        if first:
-            threading.Thread(target=self._serve, name="emtau-blas-limit", daemon=True).start()
-            hold.begun.acquire()
-        return first
-
-    def leave(self, hold: _Hold) -> None:
-        """Wait for the end of the setting where nobody but ``hold``, which has been released, held it."""
-        with self.lock:
-            hold.leaving = True
-            if hold not in self.holds:
-                return
-            if self.setting is None:  # Interrupted while it entered.
-                self.holds.remove(hold)
-                return
-            ends = all(other.leaving or not other.held.locked() for other in self.holds)
-        if ends:
-            hold.ended.acquire()
-
-    def _serve(self) -> None:
-        with self.lock:
-            if self.setting is not None or not self.holds:
-                return
-            try:
+            self.holding.add(holder)
+            if self.setting is None:
                 self.setting = _Setting()
-            finally:
-                for hold in self.holds:
-                    hold.begun.release()
-        while self.setting is not None:
-            first = self.holds[0]
-            first.held.acquire()
-            with self.lock:
-                left = [hold for hold in self.holds if hold is first or not hold.held.locked()]
-                self.holds = [hold for hold in self.holds if hold not in left]
-                if not self.holds:
-                    self.setting.lift()
-                    self.setting = None
-                for hold in left:  # Whoever waits for the last end finds the setting lifted.
-                    hold.ended.release()
+                self.setting.take()
+
+    def leave(self, holder: _Holder) -> None:
+        """Lift the setting where nobody else holds it."""
+        with self.lock:
+            self.holding.discard(holder)
+            if self.setting is not None and not self.holding:
+                self.setting.lift()
+                self.setting = None
 
     def forget(self) -> None:
-        """Begin anew in a forked process, where the thread is not: what it would do is done here."""
-        setting, holds = self.setting, self.holds
-        self._begin()
-        for hold in holds:
-            hold.ended.release()
+        """Begin anew in a forked process, which holds nothing."""
+        setting = self.setting
+        self.begin()
         if setting is not None:
             setting.lift()
 
@@ -188,25 +149,12 @@ os.register_at_fork(
 @contextmanager
 def threads_side_by_side() -> Iterator[None]:
     """Hold BLAS to one thread, and the switch interval short; nested and concurrent holders share them."""
-    hold = _Hold()
+    holder = _Holder()
     try:
-        with hold.held, _here() if _HOLDERS.enter(hold) else nullcontext():
-            yield
-    except GeneratorExit:  # An interrupt left nobody to end this but the collector of garbage.
-        raise
-    except BaseException:
-        _HOLDERS.leave(hold)
-        raise
-    _HOLDERS.leave(hold)
-
-
-@contextmanager
-def _here() -> Iterator[None]:
-    """Hold BLAS to one thread by this thread too, where it controls OpenBLAS by a limit of the user's."""
-    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    elsewhere = any(library["num_threads"] != 1 for library in libraries)
-    with threadpool_limits(limits=1, user_api="blas") if elsewhere else nullcontext():
+        _HOLDERS.enter(holder)
         yield
+    finally:
+        _HOLDERS.leave(holder)
 
 
 def hold_for_process() -> None:
@@ -216,6 +164,4 @@ def hold_for_process() -> None:
     it wait until it has them: one that loads a library meanwhile could wait for ever; see `compiled_loops`.
     """
     if _HOLDERS.setting is None:
-        hold = _Hold()
-        hold.held.acquire()
-        _HOLDERS.enter(hold)
+        _HOLDERS.enter(_HOLDERS.process)

@@ -12,8 +12,8 @@ from dask.local import nested_get
 
 from emtau_dask.cluster import computed
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.execution.interrupts import interrupts_as_they_are
 from emtau_dask.execution.threads import ThreadExecutor
+from emtau_dask.interrupts import Stop, interruptible_at_once
 
 ALL = "emtau-all"
 
@@ -27,7 +27,7 @@ def _get(executor: ThreadExecutor, given: Any, keys: Any, **_: Any) -> Any:
     graph: Mapping[Any, Any] = given.__dask_graph__() if hasattr(given, "__dask_graph__") else given
     wanted = list(flatten([keys]))
     tasks = {**graph, ALL: (_together, *wanted)}
-    found = executor.compute(tasks, ALL, 2)
+    found = executor.compute(tasks, ALL, 2, Stop())
     return nested_get(keys, dict(zip(wanted, found, strict=True)))
 
 
@@ -49,7 +49,7 @@ def compute_collections(what: str, *collections: Any) -> tuple[Any, ...]:
         As `choose_executor` and `computed`.
     """
     executor = choose_executor()
-    with interrupts_as_they_are():
-        if isinstance(executor, ThreadExecutor):
-            return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
+    if isinstance(executor, ThreadExecutor):
+        return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
+    with interruptible_at_once():
         return computed(executor.client, what, *collections)

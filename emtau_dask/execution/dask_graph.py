@@ -14,6 +14,7 @@ from emtau_dask.execution.cluster_progress import counted
 from emtau_dask.execution.executor import Pass
 from emtau_dask.execution.graph import SharedWork, graph_of
 from emtau_dask.execution.observer import PassObserver
+from emtau_dask.interrupts import Stop, interruptible_at_once
 from emtau_dask.versions import software
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class GraphExecutor:
         observer.stage(work.stage, len(work.items))
         if not work.items:
             return None
-        shared = SharedWork(work.task, work.merge, None)
+        shared = SharedWork(work.task, work.merge, None, Stop())
         with cluster_errors():
             payload = shared if self.client is None else Payload.of(shared, made_with=software())
             graph = graph_of(work, payload)
@@ -64,7 +65,7 @@ class GraphExecutor:
                 if self.client is None
                 else counted(self.client, graph, observer)
             )
-            with watched:
+            with watched, interruptible_at_once():
                 root = Delayed(graph.root, layers, layer=graph.layer)
                 (value,) = computed(self.client, work.stage, root)
         return cast("T", value)

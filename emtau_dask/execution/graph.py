@@ -14,6 +14,7 @@ from emtau_dask.execution.executor import Pass, ReadingTask
 from emtau_dask.execution.merge_tree import Batch, batches_of, children, reduction
 from emtau_dask.execution.observer import PassObserver
 from emtau_dask.execution.read_ahead import ReadAhead
+from emtau_dask.interrupts import Stop
 
 T = TypeVar("T")
 CARRIED_BYTES = 2**16
@@ -29,13 +30,15 @@ class SharedWork(Generic[T]):
     task: Callable[..., T]
     merge: Callable[[Iterable[T]], T]
     ahead: ReadAhead[Any] | None
+    stop: Stop
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Stay here with what is read ahead: another process reads for itself."""
-        return type(self), (self.task, self.merge, None)
+        """Stay here with what is read ahead: another process reads for itself, and is stopped by its own."""
+        return type(self), (self.task, self.merge, None, Stop())
 
     def run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         """Return the result of a chunk's task."""
+        self.stop.look()
         if self.ahead is None:
             return self.task(item, *blocks)
         return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))

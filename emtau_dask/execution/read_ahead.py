@@ -10,14 +10,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from emtau_dask.calls import Calls, Threads
+from emtau_dask.interrupts import Stop
+
 L = TypeVar("L")
+READERS = 32
+"""Threads that read ahead for a pass, at most."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,12 @@ class ReadAhead(Generic[L]):
         self._after: dict[int, int] = {}
         self._firsts: deque[int] = deque()
         self._begun: set[int] = set()
-        self._ahead: dict[int, Future[L]] = {}
-        self._lock = threading.Lock()
-        self._readers: ThreadPoolExecutor | None = None
+        self._ahead: dict[int, Calls[int, L]] = {}
+        self._lock, self._stop = threading.Lock(), Stop()
+        self._readers: Threads | None = None
 
     def __enter__(self) -> ReadAhead[L]:
-        self._readers = ThreadPoolExecutor(thread_name_prefix="emtau-read-ahead")
+        self._readers = Threads(READERS, "emtau-read-ahead")
         return self
 
     def __exit__(
@@ -67,8 +71,9 @@ class ReadAhead(Generic[L]):
         with self._lock:
             readers, self._readers = self._readers, None
             self._ahead.clear()
+            self._stop.asked = True
         assert readers is not None
-        readers.shutdown(cancel_futures=True)
+        readers.end(wait=True)
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """Learn what will be taken: the chunks of each task, in the order in which tasks will run."""
@@ -81,7 +86,7 @@ class ReadAhead(Generic[L]):
         with self._lock:
             self._begun.add(chunk)
             reading = self._ahead.pop(chunk, None)
-        value = self._read(chunk) if reading is None or reading.cancel() else reading.result()
+        value = self._read(chunk) if reading is None else reading.take()[1]
         with self._lock:
             self._begin_one(chunk)
         return value
@@ -98,4 +103,5 @@ class ReadAhead(Generic[L]):
             return
         held = sum(self._budget.sizes[other] for other in self._ahead)
         if held + self._budget.sizes[chunk] <= self._budget.limit:
-            self._ahead[chunk] = self._readers.submit(copy_context().run, self._read, chunk)
+            self._ahead[chunk] = Calls(self._readers.submit, self._stop)
+            self._ahead[chunk].begin(chunk, partial(self._read, chunk))

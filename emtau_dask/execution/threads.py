@@ -1,39 +1,36 @@
-"""Passes in threads of this process, by dask's own scheduler, which tasks need not wait for.
+"""Passes in threads of this process, by a loop over dask's own account of which tasks can run.
 
-Dask's thread learns that a task is done before it hands out another one, so that between two tasks a
-thread waits until two others have woken up: a good part of what a small chunk takes. Here dask hands
-out one task more for each thread than can run, which lies ready; and the last one, beside which
-nothing else is left to do, runs in the thread that waits for it.
+In dask's loop a thread waits between two tasks until two others have woken up: a good part of what a small
+chunk takes. Here one task more is handed out for each thread than can run, which lies ready; and the last
+one, beside which nothing else is left to do, runs in the thread that waits for it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
-from types import TracebackType
 from typing import Any, TypeVar, cast
-from weakref import WeakSet
 
 import dask.config
 import dask.threaded
-from dask.callbacks import Callback
-from dask.local import get_async
+from dask._task_spec import convert_legacy_graph
+from dask.callbacks import Callback, unpack_callbacks
+from dask.local import finish_task, start_state_from_dask
+from dask.order import order
 
+from emtau_dask.calls import Calls, Threads
 from emtau_dask.cluster import cluster_errors, local_threads
 from emtau_dask.execution.executor import Executor, Pass, ReadingTask
 from emtau_dask.execution.graph import SharedWork, graph_of
-from emtau_dask.execution.interrupts import interrupts_as_they_are
 from emtau_dask.execution.observer import PassObserver
 from emtau_dask.execution.read_ahead import ReadAhead
+from emtau_dask.interrupts import Stop
 
 T = TypeVar("T")
-Compute = Callable[[Mapping[Any, Any], Hashable, int], Any]
+Compute = Callable[[Mapping[Any, Any], Hashable, int, Stop], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +40,7 @@ class ThreadExecutor:
     Attributes
     ----------
     threads : int
-    compute : callable (tasks, key, per_thread) -> value
+    compute : callable (tasks, key, per_thread, stop) -> value
         Returns the value of a key of a graph, as `compute_in_threads` and `compute_here` do.
     """
 
@@ -70,8 +67,8 @@ class ThreadExecutor:
         observer.stage(work.stage, len(work.items))
         if not work.items:
             return None
-        reading = _read_ahead(work)
-        graph = graph_of(work, SharedWork(work.task, work.merge, reading))
+        reading, stop = _read_ahead(work), Stop()
+        graph = graph_of(work, SharedWork(work.task, work.merge, reading, stop))
 
         def expect(_: Any, state: Mapping[str, Any]) -> None:
             upcoming = _upcoming(graph.chunks_of, state)
@@ -86,7 +83,7 @@ class ThreadExecutor:
             ahead_of_tasks,
             Callback(start_state=expect, posttask=graph.count(observer)),
         ):
-            return cast("T", compute(graph.tasks, graph.root, per_thread))
+            return cast("T", compute(graph.tasks, graph.root, per_thread, stop))
 
 
 def _read_ahead(work: Pass[Any]) -> ReadAhead[Any] | None:
@@ -111,49 +108,53 @@ def _upcoming(
     return [chunks_of[key] for key in reversed(state["ready"]) if key in chunks_of]
 
 
-def _run_here(run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-    """Run a task in the calling thread; an interrupt is raised, also where it falls beside the task.
+def _computed(
+    submit: Callable[[Callable[[], None]], Any],
+    threads: int,
+    tasks: Mapping[Any, Any],
+    key: Hashable,
+    per_thread: int,
+    stop: Stop,
+) -> Any:
+    """Return the value of a key of a graph, whose own task runs here; threads run the others."""
+    graph = convert_legacy_graph(tasks)
+    rank = order(graph).get
+    begun, known, before, after, ended = unpack_callbacks(tuple(Callback.active))
+    for tell in begun:
+        tell(graph)
+    state = start_state_from_dask(graph, keys=[key], sortkey=rank)
+    for tell in known:
+        tell(graph, state)
+    failed = True
+    try:
+        with Calls[Hashable, Any](submit, stop) as calls:
+            while state["ready"] or state["running"]:
+                while state["ready"] and len(state["running"]) < per_thread * threads:
+                    name = state["ready"].pop()
+                    state["running"].add(name)
+                    for tell in before:
+                        tell(name, graph, state)
+                    found = {other: state["cache"][other] for other in state["dependencies"][name]}
+                    give = calls.make if name == key else calls.begin
+                    give(name, partial(graph[name], found))
+                name, value = calls.take()
+                state["cache"][name] = value
+                finish_task(graph, name, state, {key}, rank)
+                for tell in after:
+                    tell(name, value, graph, state, None)
+        failed = False
+    finally:
+        for tell in ended:
+            tell(graph, state, failed)
+    return state["cache"][key]
 
-    Dask's own executor gives it to the future, which may have its result by then: an
-    InvalidStateError.
-    """
-    done: Future[Any] = Future()
-    done.set_result(run(*arguments))
-    return done
 
-
-class _HandedOut:
-    """What dask submits tasks to, ``per_thread`` for each of ``pool``, of which ``last`` is the last."""
-
-    def __init__(self, pool: ThreadPoolExecutor, last: Hashable, per_thread: int) -> None:
-        self._pool, self._last = pool, last
-        self.at_once = per_thread * pool._max_workers
-        self._at_last = False
-        self._futures: WeakSet[Future[Any]] = WeakSet()
-
-    def expect(self, key: Hashable, *_: Any) -> None:
-        """Learn that a task will be submitted: several, and then they are, or the last one alone."""
-        self._at_last = key == self._last
-
-    def submit(self, run: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Run the last task; have any other run by a thread of the pool."""
-        if self._at_last:
-            return _run_here(run, *arguments)
-        future = self._pool.submit(copy_context().run, run, *arguments)
-        self._futures.add(future)
-        return future
-
-    def cancel(self) -> list[Future[Any]]:
-        """Let no other task begin; return those that have."""
-        return [future for future in list(self._futures) if not future.cancel()]
-
-
-def compute_here(tasks: Mapping[Any, Any], key: Hashable, per_thread: int = 1) -> Any:
+def compute_here(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop) -> Any:
     """Return the value of a key of a graph, whose tasks all run in the calling thread."""
-    return get_async(_run_here, 1, tasks, key)
+    return _computed(lambda call: call(), 1, tasks, key, 1, stop)
 
 
-def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int) -> Any:
+def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop) -> Any:
     """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``.
 
     The task of that key runs in the calling thread. The others see the caller's context variables, as
@@ -169,31 +170,35 @@ def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int)
     per_thread : int
         How many tasks are handed out for each thread: 2, so that one lies ready while another runs, or 1
         where tasks hold a chunk while they wait.
+    stop : Stop
+        Is asked for where the computation is broken off.
     """
     given = dask.config.get("pool", None)
     if given is None:
-        return compute_in_own_threads(tasks, key, per_thread, threads=local_threads())
+        return compute_in_own_threads(tasks, key, per_thread, stop, threads=local_threads())
     if isinstance(given, ThreadPoolExecutor):
-        return _computed(given, tasks, key, per_thread)
+        return _computed(given.submit, given._max_workers, tasks, key, per_thread, stop)
     return dask.threaded.get(tasks, key)
 
 
 @contextmanager
-def _own_threads(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Give a pool of so many threads, which end with the block; after an error it does not wait for them."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="emtau")
+def _own_threads(threads: int) -> Iterator[Threads]:
+    """Give so many threads, which end with the block; after an error it does not wait for them."""
+    own = Threads(threads, "emtau")
     try:
-        yield pool
+        yield own
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        own.end(wait=False)
         raise
-    pool.shutdown()
+    own.end(wait=True)
 
 
-def compute_in_own_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, *, threads: int) -> Any:
+def compute_in_own_threads(
+    tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop, *, threads: int
+) -> Any:
     """Do as `compute_in_threads` by so many threads, which are there for this call alone."""
-    with _own_threads(threads) as pool:
-        return _computed(pool, tasks, key, per_thread)
+    with _own_threads(threads) as own:
+        return _computed(own.submit, threads, tasks, key, per_thread, stop)
 
 
 @contextmanager
@@ -207,34 +212,5 @@ def lasting_threads(executor: Executor) -> Iterator[Executor]:
     if not own or dask.config.get("pool", None) is not None:
         yield executor
         return
-    with _own_threads(executor.threads) as pool:
-        yield ThreadExecutor(executor.threads, partial(_computed, pool))
-
-
-def _packed(error: BaseException, _: Any) -> tuple[BaseException, TracebackType | None]:
-    """Return what dask raises again in the calling thread, where no text of it is needed."""
-    return error, sys.exc_info()[2]
-
-
-def _computed(pool: ThreadPoolExecutor, tasks: Mapping[Any, Any], key: Hashable, per_thread: int) -> Any:
-    handed_out = _HandedOut(pool, key, per_thread)
-    # Not by a context of its own, which all threads that compute would share.
-    callbacks = [(None, None, handed_out.expect, None, None), *Callback.active]
-    try:
-        with interrupts_as_they_are():
-            # Not by dask.threaded.get, whose threads and lock a forked process would wait for without end.
-            return get_async(
-                handed_out.submit,
-                handed_out.at_once,
-                tasks,
-                key,
-                get_id=get_ident,
-                pack_exception=_packed,
-                callbacks=callbacks,
-            )
-    except Exception:
-        wait(handed_out.cancel())  # They may write, which has to end before anything is cleared away.
-        raise
-    except BaseException:
-        handed_out.cancel()  # An interrupt may have left locks half taken that waiting would take.
-        raise
+    with _own_threads(executor.threads) as threads:
+        yield ThreadExecutor(executor.threads, partial(_computed, threads.submit, executor.threads))

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from emtau_dask.em import Context, FitObserver
-from emtau_dask.execution import Executor, interrupts_as_they_are, threads_side_by_side
+from emtau_dask.execution import Executor, threads_side_by_side
+from emtau_dask.interrupts import interruptible
 from emtau_dask.io.cache import RowCache, release_rows
 from emtau_dask.settings import read_settings
 
@@ -25,7 +26,7 @@ def open_context(executor: Executor, observer: FitObserver, cache_bytes: int = 0
     each process may keep in memory, 0 for no cache.
     """
     with (
-        interrupts_as_they_are(),
+        interruptible(),
         threads_side_by_side(),
         _row_cache(executor, cache_bytes) as cache,
     ):

@@ -17,6 +17,7 @@ import dask
 from emtau_dask.config import ClusterSection, RunConfig
 from emtau_dask.em import FitObserver
 from emtau_dask.errors import ClusterError
+from emtau_dask.interrupts import interruptible
 
 _TLS_SETTINGS = (
     "cluster.tls (ca_file, cert, key) or, if that is not given, dask's own distributed.comm.tls "
@@ -68,15 +69,17 @@ def _connect(cluster: ClusterSection, stack: ExitStack, observer: FitObserver) -
     from distributed import Client, LocalCluster
 
     if cluster.scheduler == "processes":
-        with _interrupts_held_back():
-            local = LocalCluster(
-                n_workers=cluster.workers or os.cpu_count(),
-                threads_per_worker=cluster.threads,
-                memory_limit=cluster.memory_limit or "auto",
-                dashboard_address=_dashboard_address(),
-                preload=["emtau_dask.cluster.preload"],
+        with interruptible(), _interrupts_held_back():
+            local = stack.enter_context(
+                LocalCluster(
+                    n_workers=cluster.workers or os.cpu_count(),
+                    threads_per_worker=cluster.threads,
+                    memory_limit=cluster.memory_limit or "auto",
+                    dashboard_address=_dashboard_address(),
+                    preload=["emtau_dask.cluster.preload"],
+                )
             )
-        address, security = stack.enter_context(local), None
+        address, security = local, None
         without = "" if find_spec("bokeh") else "; it needs bokeh: pip install bokeh"
         observer.note(f"dashboard: {local.dashboard_link}{without}")
     else:
@@ -100,7 +103,7 @@ def _dashboard_address() -> str:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends, and never reach the threads and processes that it starts.
+    """Let Ctrl-C never reach the threads and processes that the block starts.
 
     A terminal sends Ctrl-C to all processes. Workers end when this process ends them; those that ended by
     themselves would print tracebacks over what the user needs to read.

@@ -24,8 +24,9 @@ from emtau_dask.em import (
 )
 from emtau_dask.errors import features_named
 from emtau_dask.estimator import GaussianMixture, checked_lazy, mixture_in, watching
-from emtau_dask.execution import choose_executor, interrupts_as_they_are, threads_side_by_side
+from emtau_dask.execution import choose_executor, threads_side_by_side
 from emtau_dask.fit import marginalises
+from emtau_dask.interrupts import interruptible
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
 from emtau_dask.io.sources import Source, columns_of_fit, paths_at
@@ -157,7 +158,7 @@ def write_labels(
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
     new = new_group(path, overwrite=options.overwrite)
-    with interrupts_as_they_are(), threads_side_by_side(), new as group, ThreadPoolExecutor(1) as beside:
+    with interruptible(), threads_side_by_side(), new as group, ThreadPoolExecutor(1) as beside:
         of_run = {} if run is None else {"run": run}
         group.attrs.update({"format": "emtau-labels", "version": 1, **of_run, **of_outliers})
         writers = []

@@ -14,7 +14,7 @@ from emtau_dask.estimator import (
     opened_path,
     opened_sources,
 )
-from emtau_dask.execution import interrupt_saying
+from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.messages import shown
 from emtau_dask.policies import EMSampled, as_policy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint

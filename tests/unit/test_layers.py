@@ -18,6 +18,8 @@ LAYERS = (
     "settings",
     "versions",
     "process",
+    "interrupts",
+    "calls",
     "mixture.numerics",
     "mixture.covariance",
     "mixture.model",

@@ -3,14 +3,14 @@
 import itertools
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 
 import dask
 import pytest
 
 from emtau_dask.execution.threads import ThreadExecutor, compute_here, compute_in_threads, lasting_threads
+from emtau_dask.interrupts import Stop
 
 
 def gathered(*found):
@@ -31,47 +31,32 @@ def where(_):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_as_many_threads_as_dask_is_told_run_tasks_and_the_caller_the_last(threads):
     with dask.config.set(num_workers=threads):
-        *others, last = compute_in_threads(graph(where, 12), "whole", per_thread=2)
+        *others, last = compute_in_threads(graph(where, 12), "whole", 2, Stop())
     assert last is threading.current_thread()
     assert last not in others
     assert len(set(others)) == threads
 
 
 def test_the_only_task_runs_in_the_thread_that_waits():
-    assert compute_in_threads({"only": (where, 0)}, "only", per_thread=2) is threading.current_thread()
+    assert compute_in_threads({"only": (where, 0)}, "only", 2, Stop()) is threading.current_thread()
 
 
 def test_threads_are_gone_when_the_graph_is_done():
-    *threads, _ = compute_in_threads(graph(where, 12), "whole", per_thread=2)
+    *threads, _ = compute_in_threads(graph(where, 12), "whole", 2, Stop())
     assert threads
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.parametrize("compute", [compute_here, partial(compute_in_threads, per_thread=2)])
-def test_an_interrupt_just_after_the_last_task_is_raised_as_it_is(compute, monkeypatch):
-    """As it may fall between the result and its delivery."""
-    plain = Future.set_result
-
-    def interrupted(future, result):
-        plain(future, result)
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Future, "set_result", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compute({"whole": (where, 0)}, "whole")
-
-
 def test_a_pool_that_dask_is_given_is_used():
     with ThreadPoolExecutor(2, thread_name_prefix="given") as pool, dask.config.set(pool=pool):
-        *others, last = compute_in_threads(graph(where, 6), "whole", per_thread=2)
+        *others, last = compute_in_threads(graph(where, 6), "whole", 2, Stop())
     assert all(thread.name.startswith("given") for thread in others)
     assert last is threading.current_thread()
 
 
 def test_pools_of_other_kinds_are_left_to_dask():
     with ThreadPool(2) as pool, dask.config.set(pool=pool):
-        assert threading.current_thread() not in compute_in_threads(graph(where, 6), "whole", per_thread=2)
+        assert threading.current_thread() not in compute_in_threads(graph(where, 6), "whole", 2, Stop())
 
 
 def test_a_thread_has_its_next_task_before_the_caller_hears_of_the_last():
@@ -88,7 +73,7 @@ def test_a_thread_has_its_next_task_before_the_caller_hears_of_the_last():
             assert two_ran.wait(10)
 
     with dask.config.set(num_workers=1), Slow():
-        compute_in_threads(graph(task, 4), "whole", per_thread=2)
+        compute_in_threads(graph(task, 4), "whole", 2, Stop())
     assert sorted(ran) == [0, 1, 2, 3]
 
 
@@ -104,10 +89,10 @@ def test_after_an_error_tasks_that_lie_ready_do_not_begin(threads):
         may_end.wait(3)
 
     with dask.config.set(num_workers=threads), pytest.raises(LookupError):
-        compute_in_threads(graph(task, 20), "whole", per_thread=2)
+        compute_in_threads(graph(task, 20), "whole", 2, Stop())
     may_end.set()
     with dask.config.set(num_workers=threads):
-        compute_in_threads(graph(where, 2 * threads), "whole", per_thread=2)
+        compute_in_threads(graph(where, 2 * threads), "whole", 2, Stop())
     assert len(began) <= 1 + threads
 
 
@@ -116,21 +101,21 @@ def test_errors_of_the_last_task_are_raised():
         raise LookupError("at last")
 
     with pytest.raises(LookupError, match="at last"):
-        compute_in_threads({"part": (where, 0), "whole": (failing, "part")}, "whole", per_thread=2)
+        compute_in_threads({"part": (where, 0), "whole": (failing, "part")}, "whole", 2, Stop())
 
 
 def test_tasks_may_compute_themselves():
     def nested(_):
-        return compute_in_threads(graph(where, 3), "whole", per_thread=2)[-1] is threading.current_thread()
+        return compute_in_threads(graph(where, 3), "whole", 2, Stop())[-1] is threading.current_thread()
 
     with dask.config.set(num_workers=2):
-        *found, _ = compute_in_threads(graph(nested, 5), "whole", per_thread=2)
+        *found, _ = compute_in_threads(graph(nested, 5), "whole", 2, Stop())
     assert found == [True] * 5
 
 
 def test_threads_that_last_run_one_graph_after_another_and_are_gone_at_the_end():
     with lasting_threads(ThreadExecutor(2, compute_in_threads)) as executor:
-        found = [executor.compute(graph(where, 12), "whole", 2) for _ in range(3)]
+        found = [executor.compute(graph(where, 12), "whole", 2, Stop()) for _ in range(3)]
         assert {last for *_, last in found} == {threading.current_thread()}
         threads = {thread for *others, _ in found for thread in others}
         assert len(threads) == 2
@@ -151,8 +136,8 @@ def test_threads_that_last_end_with_an_error_which_does_not_wait_for_them(error)
 
     def fails_beside_a_task():
         with lasting_threads(ThreadExecutor(1, compute_in_threads)) as executor:
-            found.append(executor.compute(graph(where, 1), "whole", 2)[0])
-            found.append(threading.Thread(target=executor.compute, args=(graph(task, 1), "whole", 2)))
+            found.append(executor.compute(graph(where, 1), "whole", 2, Stop())[0])
+            found.append(threading.Thread(target=executor.compute, args=(graph(task, 1), "whole", 2, Stop())))
             found[1].start()
             assert began.wait(10)
             raise error

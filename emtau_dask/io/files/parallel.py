@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TypeVar
 
+from emtau_dask.calls import Calls, Threads
+from emtau_dask.interrupts import Stop
 from emtau_dask.process import of_process
 
 T = TypeVar("T")
@@ -19,29 +21,38 @@ class WaitingThreads:
 
     def __init__(self) -> None:
         self._own = threading.local()
-        self._pool = ThreadPoolExecutor(
-            PARALLEL,
-            thread_name_prefix="emtau-objects",
-            initializer=lambda: setattr(self._own, "inside", True),
-        )
+        self._threads = Threads(PARALLEL, "emtau-objects")
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Return ``function`` of every item, computed side by side.
 
-        All calls have ended when this one does, also where one of them raises. Within such a call, items
+        All calls have ended when this one does, also where one of them raises; after an interrupt they are
+        waited for a second at most. Of several errors it raises the first item's. Within such a call, items
         are computed one after another.
         """
         todo = list(items)
         if len(todo) < 2 or getattr(self._own, "inside", False):
             return [function(item) for item in todo]
-        futures: list[Future[R]] = []
+        failed: dict[int, Exception] = {}
+
+        def call(place: int) -> R:
+            self._own.inside = True
+            try:
+                return function(todo[place])
+            except Exception as error:
+                failed[place] = error
+                raise
+
         try:
-            futures.extend(self._pool.submit(function, item) for item in todo)
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)
+            with Calls[int, R](self._threads.submit, Stop()) as calls:
+                for place in range(len(todo)):
+                    calls.begin(place, partial(call, place))
+                found = dict(calls.take() for _ in todo)
+                return [found[place] for place in range(len(todo))]
+        except Exception:
+            if not failed:
+                raise
+        raise failed.pop(min(failed))
 
 
 def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:

@@ -21,17 +21,18 @@ class ReadBudget:
     def __init__(self, limit: int = READ_BYTES) -> None:
         self.limit = limit
         self._taken = 0
-        self._freed = threading.Condition()
+        self._lock = threading.Lock()  # An interrupt in a condition's own `with` could leave it taken.
+        self._freed = threading.Condition(self._lock)
 
     @contextmanager
     def reading(self, size: int) -> Iterator[None]:
         """Take ``size`` bytes of the budget; wait until they are free."""
-        with self._freed:
+        with self._lock:
             self._freed.wait_for(lambda: self._taken == 0 or self._taken + size <= self.limit)
             self._taken += size
         try:
             yield
         finally:
-            with self._freed:
+            with self._lock:
                 self._taken -= size
                 self._freed.notify_all()
