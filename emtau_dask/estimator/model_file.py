@@ -132,6 +132,7 @@ def _write(estimator: Any, group: zarr.Group) -> None:
             "algorithm": algorithm,
             "stop_reason": estimator.stop_reason_,
             "feature_names": None if names is None else [str(name) for name in names],
+            "notes": list(estimator.history_.notes),
             "sha256": _digest(arrays),
         }
     )
@@ -242,7 +243,7 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> An
         name = entry.algorithm.name
         estimator.algorithm = matching_policy(None, name, name, entry.algorithm.params)
         checked_row_arrays(estimator.algorithm, len(weights), estimator.max_iter)
-    estimator._publish(parameters, FitHistory(records), entry.stop_reason)
+    estimator._publish(parameters, FitHistory(records, tuple(entry.notes)), entry.stop_reason)
     estimator.n_features_in_ = parameters.n_features
     if entry.feature_names is not None:
         estimator.feature_names_in_ = np.asarray(entry.feature_names, dtype=object)

@@ -72,6 +72,7 @@ class ModelEntry(_Entry):
     algorithm: AlgorithmEntry | None
     stop_reason: Annotated[str, _allowed(choice(*STOP_REASONS))]
     feature_names: list[str] | None
+    notes: list[str] = []
     sha256: str
 
 

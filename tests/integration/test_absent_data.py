@@ -86,6 +86,8 @@ def test_a_fit_says_how_many_and_warns(layout, tmp_path):
         )
     assert said in model.history_.notes
     assert f"note: {said}" in str(model.summary())
+    model.save(tmp_path / "model.zarr")
+    assert f"note: {said}" in str(GaussianMixture.load(tmp_path / "model.zarr").summary())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert said in GaussianMixture.resume(tmp_path / "run.zarr", tmp_path / "rows.zarr").history_.notes
