@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 
@@ -135,6 +136,35 @@ class MissingPackageError(EmtauError, ImportError):
 
 class ClusterError(EmtauError):
     """A dask cluster cannot be used, or failed while it was; says what to change."""
+
+
+class ShutdownError(EmtauError):
+    """Python is shutting down, and begins no more threads; nothing is wrong with data or checkpoint."""
+
+
+@contextmanager
+def shutdown_named() -> Iterator[None]:
+    """Raise `ShutdownError` for what Python says of a thread or a task that it does not begin any more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "shutdown" not in str(error) or _begins_threads():
+            raise
+        raise ShutdownError(
+            f"Python is shutting down, and begins no more work in other threads ({error}). Let the main "
+            "thread wait for this one before it ends, for example by thread.join(). The last commit of a "
+            "checkpoint is intact; GaussianMixture.resume goes on from it."
+        ) from error
+
+
+def _begins_threads() -> bool:
+    """Return whether Python still begins threads; that alone tells, as pools say the same when they end."""
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int)
+    except RuntimeError:
+        return False
+    return True
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning, line: FrameType | None = None) -> None:

@@ -24,7 +24,9 @@ from emtau_dask.errors import (
     EmtauError,
     InvalidDataError,
     PathTakenError,
+    ShutdownError,
     StorageError,
+    shutdown_named,
     warn_user,
 )
 from emtau_dask.estimator.model_schema import AUTO, ModelEntry, SettingsEntry, check_names, model_entry
@@ -86,7 +88,7 @@ def _holds_model(where: object) -> bool:
     """Return whether a model is at a path, a URL or in a store, of whatever version."""
     try:
         group = own_group(where)
-    except EmtauError:
+    except InvalidDataError:
         return False
     return group is not None and group.attributes.get("format") == FORMAT
 
@@ -199,10 +201,13 @@ def load_model(cls: Any, path: Any) -> Any:
             f"this version reads {FORMAT!r} version {VERSION}. Save the model again with this version."
         )
     try:
-        entry, arrays = model_entry(attributes), group.arrays(NAMES)
-        if _digest(arrays) != entry.sha256:
-            raise InvalidDataError("its arrays are not those that were saved")
-        return _restored(cls, arrays, entry)
+        with shutdown_named():
+            entry, arrays = model_entry(attributes), group.arrays(NAMES)
+            if _digest(arrays) != entry.sha256:
+                raise InvalidDataError("its arrays are not those that were saved")
+            return _restored(cls, arrays, entry)
+    except ShutdownError:
+        raise
     except Exception as error:  # of zarr, a codec or a policy, whatever the damage causes
         reason = str(error).rstrip(".") if isinstance(error, EmtauError) else repr(error)
         raise InvalidDataError(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from emtau_dask.errors import EmtauError
+from emtau_dask.errors import EmtauError, shutdown_named
 from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.io.objects import ObjectStore, object_store, open_log
 from emtau_dask.messages import shown
@@ -19,7 +19,8 @@ def as_it_was_unless_done(estimator: Any) -> Iterator[None]:
     """Set back all attributes of the estimator where the block raises; an interrupt says how to go on."""
     before = dict(vars(estimator))
     try:
-        yield
+        with shutdown_named():
+            yield
     except KeyboardInterrupt:
         estimator.__dict__ = before
         raise interrupt_saying(shown(_going_on(estimator.checkpoint))) from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from emtau_dask.em import FitObserver
-from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named
+from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shutdown_named
 from emtau_dask.estimator import (
     GaussianMixture,
     fit_session,
@@ -147,7 +147,8 @@ def select(
         By default one that suits standard output.
     """
     try:
-        return _selected(settings, data, checkpoint, observer)
+        with shutdown_named():
+            return _selected(settings, data, checkpoint, observer)
     except KeyboardInterrupt:  # In place of what one of the fits says of itself.
         raise interrupt_saying(_going_on(checkpoint)) from None
 

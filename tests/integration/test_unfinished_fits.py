@@ -1,12 +1,16 @@
 """A fit that fails or is interrupted leaves the estimator as it was, and an interrupt says how to go on."""
 
 import signal
+import subprocess
+import sys
 import traceback
 from dataclasses import dataclass
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from sklearn.exceptions import NotFittedError
 
 from emtau_dask import CheckpointError, EMTau, GaussianMixture, InvalidDataError
@@ -120,3 +124,60 @@ def test_an_interrupt_before_the_first_commit_says_that_there_is_nothing_to_resu
     assert "nothing to resume" in said(mixture, Interrupting())
     with pytest.raises(CheckpointError):
         GaussianMixture.resume(path, ROWS)
+
+
+ENDS = """
+import sys, threading, time
+import dask.array as da, numpy as np
+from emtau_dask import FullEM, GaussianMixture
+
+how, where, checkpoint = sys.argv[1:]
+data = where or da.from_array(np.load("rows.npy"), chunks=(10, 2))
+begun, schedule = threading.Event(), FullEM.schedule
+
+
+def told(policy, summary):
+    begun.set()
+    time.sleep(0.05)
+    return schedule(policy, summary)
+
+
+def fit():
+    try:
+        settings = {"algorithm": "em", "tol": 0, "max_iter": 40, "random_state": 0}
+        GaussianMixture(4, checkpoint=checkpoint or None, **settings).fit(data)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+    else:
+        print("fitted", flush=True)
+
+
+FullEM.schedule = told
+if how == "while a thread fits":
+    threading.Thread(target=fit).start()
+    begun.wait()
+else:
+    import atexit
+
+    atexit.register(fit)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("checkpoint", ["", "run.zarr"])
+@pytest.mark.parametrize("where", ["", "rows.zarr"])
+@pytest.mark.parametrize("how", ["while a thread fits", "before a fit begins"])
+def test_an_interpreter_that_ends_is_not_blamed_on_data_or_checkpoint(how, where, checkpoint, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(400, 2))
+    np.save(tmp_path / "rows.npy", rows)
+    zarr.create_array(store=tmp_path / "rows.zarr", data=rows, chunks=(10, 2))
+    command = [sys.executable, "-W", "ignore", "-c", ENDS, how, where, checkpoint]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (said,) = done.stdout.splitlines()
+    if said != "fitted":
+        assert said.startswith("ShutdownError: Python is shutting down, and begins no more work")
+        assert "thread.join()" in said
+    if checkpoint and how == "while a thread fits":
+        X = tmp_path / where if where else da.from_array(rows, chunks=(10, 2))
+        assert GaussianMixture.resume(tmp_path / "run.zarr", X, max_iter=50).n_iter_ > 0

@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, runtime_checkable
 
-from emtau_dask.errors import CheckpointError, CheckpointExistsError, CheckpointTakenError
+from emtau_dask.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointTakenError,
+    ShutdownError,
+    shutdown_named,
+)
 from emtau_dask.io.files import each, reason_of, remedy_of
 from emtau_dask.messages import cause_of
 
@@ -104,8 +110,9 @@ def storage_errors(
     ``doing`` completes "cannot …"; ``remedy`` says what is wrong and what to do about it.
     """
     try:
-        yield
-    except CheckpointError:
+        with shutdown_named():
+            yield
+    except (CheckpointError, ShutdownError):
         raise
     except Exception as error:
         message = f"cannot {doing} in {location} ({reason_of(error)}). {remedy(error)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from emtau_dask.errors import EmtauError, InvalidDataError
+from emtau_dask.errors import EmtauError, InvalidDataError, shutdown_named
 from emtau_dask.io.files import reason_of, remedy_of
 from emtau_dask.messages import cause_of
 
@@ -117,7 +117,8 @@ def read_errors(what: str, *, remote: bool) -> Iterator[None]:
     ``remote`` says that it is behind a URL, where other remedies fit.
     """
     try:
-        yield
+        with shutdown_named():
+            yield
     except EmtauError:
         raise
     except Exception as error:

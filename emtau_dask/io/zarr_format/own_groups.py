@@ -19,7 +19,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from emtau_dask.errors import EmtauError, InvalidDataError
+from emtau_dask.errors import EmtauError, InvalidDataError, shutdown_named
 from emtau_dask.io.remote import Url, UrlStore, is_url, plain_path
 from emtau_dask.io.zarr_format.documents import ArrayDocument, StoredArray, document_at, get_within
 from emtau_dask.messages import cause_of
@@ -98,7 +98,8 @@ def own_group(where: object) -> OwnGroup | None:
     """
     store, path = _store_of(where)
     try:
-        found = document_at(store, path, (3,))
+        with shutdown_named():
+            found = document_at(store, path, (3,))
     except EmtauError:
         raise
     except Exception as error:  # whatever a store says
