@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=3, help="tries at a time")
     parser.add_argument("--busy", type=int, default=2, help="processes that compute beside them")
     options = parser.parse_args()
+    # What a shell runs in the background ignores SIGINT, and so would the command lines.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     place = Path(tempfile.mkdtemp(prefix="terminations-"))
     make_rows(place)
     with Zygote("reliability.terminations") as zygote:
