@@ -5,7 +5,15 @@ from emtau_dask.io.files.errors import reason_of, remedy_of, writing_errors
 from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
 from emtau_dask.io.files.proofs import Proofs, this_process
-from emtau_dask.io.files.regular import check_regular, followed, fresh, opened_regular, read_regular
+from emtau_dask.io.files.regular import (
+    check_listed,
+    check_regular,
+    followed,
+    fresh,
+    opened_regular,
+    paths_below,
+    read_regular,
+)
 from emtau_dask.io.files.reused import ReusedMemory
 from emtau_dask.io.files.scratch import ScratchFolder
 
@@ -14,6 +22,7 @@ __all__ = [
     "Proofs",
     "ReusedMemory",
     "ScratchFolder",
+    "check_listed",
     "check_regular",
     "each",
     "followed",
@@ -21,6 +30,7 @@ __all__ = [
     "give_free_name",
     "opened_regular",
     "passes_cache",
+    "paths_below",
     "read_directly",
     "read_regular",
     "reason_of",
