@@ -46,6 +46,14 @@ def test_a_disk_that_refuses_from_some_step_on(bench, fault):
     assert not tally.problems, "\n".join(tally.problems)
 
 
+def test_an_object_or_a_folder_that_cannot_be_read_once(bench):
+    """A folder that cannot be listed is not taken for an empty one, nor a commit in it for none."""
+    half = bench.half_done(bench.steps * 2 // 3)
+    tally = campaign((f"read {step}", partial(bench.misread_at, half, step)) for step in range(1, 300, 9))
+    assert not tally.problems, "\n".join(tally.problems)
+    assert tally.counts["resumed"] > 20
+
+
 def test_a_folder_that_vanishes(bench):
     steps = [step for step in spread(bench.steps, 8, offset=2) if step > 3]
     tally = campaign((f"step {step}", partial(bench.vanished_at, step)) for step in steps)

@@ -149,9 +149,7 @@ class TestAnotherMachine:
     @pytest.mark.parametrize("name", KINDS)
     def test_rows(self, elsewhere, folders, name):
         (address,) = elsewhere.values()
-        with pytest.raises(
-            InvalidDataError, match=f"worker {address} sees other data .* as X .*the digest"
-        ):
+        with pytest.raises(InvalidDataError, match=f"worker {address} sees other data .* as X .*the digest"):
             fit(str(folders[0] / name))
 
     def test_weights(self, elsewhere, folders):

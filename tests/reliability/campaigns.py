@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from reliability import scenarios
-from reliability.boundaries import GROWING, At, Delays
+from reliability.boundaries import GROWING, READS, At, Delays
 from reliability.scenarios import SIGCONT, SIGKILL, SIGSTOP, differences
 
 NO_RUN = ("holds no run", "holds no commit")
@@ -26,6 +26,7 @@ QUOTA = At(0, error=errno.EDQUOT, refused=GROWING)
 READ_ONLY = At(0, error=errno.EROFS)
 FLAW = At(0, error=errno.EIO, times=1)
 """One step that fails, as by a device that recovers."""
+MISREAD = At(0, error=errno.EIO, refused=READS, times=1)
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,16 @@ class Bench:
         if not clear:
             return self._tidied(run, Verdict("refused", f"not clear: {outcome}"))
         return self._tidied(run, self._promised(run, outcome) or self.recovered(run))
+
+    def misread_at(self, half, step):
+        """Let a resume fail to read or list an object at ``step``, then resume without the fault."""
+        run = scenarios.copied(half, self._run(f"misread-{step}"))
+        outcome = self.zygote.run(scenarios.resume, self.scenario, run, replace(MISREAD, step=step))
+        if not outcome.error:
+            return self._tidied(run, Verdict("ended before that step", self.wrong(outcome)))
+        if outcome.error != "CheckpointError" or os.strerror(errno.EIO) not in outcome.message:
+            return self._tidied(run, Verdict("refused", f"not clear: {outcome}"))
+        return self._tidied(run, self.recovered(run))
 
     @staticmethod
     def _promised(run, outcome):

@@ -6,11 +6,13 @@ from emtau_dask.io.files.exclusive import give_free_name
 from emtau_dask.io.files.parallel import each
 from emtau_dask.io.files.proofs import Proofs, this_process
 from emtau_dask.io.files.regular import (
+    check_listed,
     check_regular,
     fill,
     followed,
     fresh,
     opened_regular,
+    paths_below,
     read_regular,
     stream_at,
 )
@@ -22,6 +24,7 @@ __all__ = [
     "Proofs",
     "ReusedMemory",
     "ScratchFolder",
+    "check_listed",
     "check_regular",
     "each",
     "fill",
@@ -30,6 +33,7 @@ __all__ = [
     "give_free_name",
     "opened_regular",
     "passes_cache",
+    "paths_below",
     "read_directly",
     "read_regular",
     "reason_of",

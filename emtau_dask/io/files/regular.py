@@ -96,6 +96,35 @@ def fill(room: NDArray[np.uint8], wanted: int, descriptor: int, begin: int) -> i
     return done
 
 
+def paths_below(folder: str | Path, *, changing: bool = False) -> Iterator[str]:
+    """Yield the paths of all files below a folder, at any depth; links to folders are not followed.
+
+    Parameters
+    ----------
+    folder : str or Path
+    changing : bool, default=False
+        Whether folders may come and go meanwhile, this one too.
+
+    Raises
+    ------
+    OSError
+        A folder cannot be listed. Python's own `Path.rglob` and `os.walk` take that for an empty one.
+    """
+
+    def unlisted(error: OSError) -> None:
+        if not (changing and isinstance(error, FileNotFoundError)):
+            raise error
+
+    for inner, _, names in os.walk(folder, onerror=unlisted):
+        yield from (f"{inner}/{name}" for name in names)
+
+
+def check_listed(folder: str | Path) -> None:
+    """Raise `OSError` where a folder cannot be listed."""
+    with os.scandir(folder):
+        pass
+
+
 def followed(path: str | Path) -> Path:
     """Return where a path leads, links followed; a link that leads to itself stays as it is.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
-from emtau_dask.io.files import check_regular, each
+from emtau_dask.io.files import check_regular, each, paths_below
 from emtau_dask.io.formats.base import RangeSource
 from emtau_dask.io.formats.parquet_footer import StoredGroup
 from emtau_dask.io.formats.parquet_reader import ParquetPart, ParquetReader, RowGroup, loaded_pyarrow, part_at
@@ -39,8 +39,9 @@ def _parts_of(path: str) -> list[ParquetPart]:
         with read_errors(str(place), remote=True):
             parts = [ParquetPart(place / name, size) for name, size in place.find(".parquet")]
     else:
-        files = sorted(Path(place).rglob("*.parquet"))
-        parts = [ParquetPart(str(file), check_regular(file)) for file in files]
+        with read_errors(path, remote=False):
+            files = sorted(_files_below(place), key=lambda file: Path(file).parts)
+        parts = [ParquetPart(file, check_regular(file)) for file in files]
     if not parts:
         raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
     return parts
@@ -94,7 +95,13 @@ def _is_parquet(path: str) -> bool:
     with read_errors(str(place), remote=isinstance(place, Url)):
         if any((place / name).exists() for name in ZARR_DOCUMENTS):
             return False
-        return bool(place.find(".parquet")) if isinstance(place, Url) else any(place.rglob("*.parquet"))
+        if isinstance(place, Url):
+            return bool(place.find(".parquet"))
+        return place.is_dir() and any(_files_below(place))
+
+
+def _files_below(folder: str | Path) -> Iterator[str]:
+    return (path for path in paths_below(folder) if path.endswith(".parquet"))
 
 
 def parquet_names(place: Place) -> tuple[str, ...]:

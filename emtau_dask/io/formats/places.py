@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
 
 from emtau_dask.errors import InvalidDataError
+from emtau_dask.io.files import check_listed
 from emtau_dask.io.remote import Url, is_url, plain_path, read_errors
 
 Place = str | Sequence[str]
@@ -53,11 +56,32 @@ def _matches(path: str) -> list[str]:
         found = _remote_matches(path)
     else:
         with read_errors(path, remote=False):
-            # Path.glob would also find hidden files, such as those that are being written.
-            found = sorted(glob(path, recursive=True), key=lambda name: Path(name).parts)  # noqa: PTH207
+            found = _local_matches(path)
     if not found:
         raise InvalidDataError(f"nothing matches {path}. Check the pattern; it is relative to {_base(path)}.")
     return found
+
+
+def _local_matches(pattern: str) -> list[str]:
+    """Return the paths that match; raises `OSError` where a folder that may hold some cannot be looked into.
+
+    Python's glob takes such a folder for an empty one.
+    """
+    parts = Path(pattern).parts
+    for number, part in enumerate(parts):
+        within = parts[: number + (part == "**")]
+        for folder in _sorted_glob(os.path.join(*within, "")) if within else [""]:  # noqa: PTH118
+            if has_magic(part):
+                check_listed(folder or ".")
+            else:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.lstat(f"{folder}{part}")
+    return _sorted_glob(pattern)
+
+
+def _sorted_glob(pattern: str) -> list[str]:
+    # Path.glob would also find hidden files, such as those that are being written.
+    return sorted(glob(pattern, recursive=True), key=lambda name: Path(name).parts)  # noqa: PTH207
 
 
 def _base(path: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emtau_dask.errors import CheckpointTakenError, InvalidDataError
-from emtau_dask.io.files import each, give_free_name, opened_regular, remedy_of
+from emtau_dask.io.files import each, give_free_name, opened_regular, paths_below, remedy_of
 from emtau_dask.io.objects.base import (
     PARTIAL,
     PARTIAL_NAME,
@@ -180,11 +180,7 @@ class LocalObjects(ObjectStore):
         """Walk the folder; temporary files are listed too."""
         top = Path(self.root, prefix)
         with self._errors(f"list {prefix or 'the objects'}"):
-            return sorted(
-                str(Path(folder, name).relative_to(self.root))
-                for folder, _, names in os.walk(top)
-                for name in names
-            )
+            return sorted(path.removeprefix(f"{self.root}/") for path in paths_below(top, changing=True))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove files, and the folders that this leaves empty."""
