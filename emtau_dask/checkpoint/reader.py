@@ -126,6 +126,8 @@ class WholeCommit:
         """Return the fit; raises `CheckpointCorruptError` where the content is impossible."""
         contents: dict[tuple[str, str], dict[int, bytes]] = {}
         for entry in self.manifest.fit.contents:
+            if (entry.source, entry.made_on) in contents:
+                raise self._impossible(f"it says twice what {entry.source} holds")
             table = self._array("contents", entry.digests)
             found = {int(chunk): table[chunk].tobytes() for chunk in np.flatnonzero(table.any(axis=1))}
             contents[entry.source, entry.made_on] = found

@@ -11,9 +11,9 @@ from emtau_dask.mixture.covariance import structure_named
 
 MAX_COUNT = 2**48
 MAX_CHUNKS = 2**24
-MAX_SAMPLES = 16
+MAX_SHARES = 16
 MAX_PAIRS = 64
-MAX_CONTENTS, MAX_TEXT = 64, 1000
+MAX_CONTENTS, MAX_TEXT = 24, 1000
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -124,7 +124,7 @@ class ClimbingEntry(_Entry):
     memory: Annotated[int, Field(ge=0, le=MAX_PAIRS)]
     seed: Count
     annealed: bool
-    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(max_length=MAX_SAMPLES)]
+    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(max_length=MAX_SHARES)]
 
 
 class RunEntry(_Entry):

@@ -25,6 +25,7 @@ from emtau_dask.checkpoint.layout import (
 from emtau_dask.checkpoint.progress import packed
 from emtau_dask.checkpoint.reader import SavedFit
 from emtau_dask.checkpoint.schema import (
+    MAX_CONTENTS,
     ArrayRef,
     AttemptEntry,
     ConfigEntry,
@@ -308,7 +309,7 @@ class _Entries:
                     made_on=made_on,
                     digests=self._bytes_table("contents", digests, digests),
                 )
-                for (source, made_on), digests in sorted(contents.items())
+                for (source, made_on), digests in sorted(contents.items())[:MAX_CONTENTS]
             ],
         )
 

@@ -135,6 +135,8 @@ def _interrupted(ctx: click.Context) -> str:
 SIGNALS = signal.SIGINT, signal.SIGTERM
 SECOND_SECONDS = 1.0
 """A signal so long after the first is a second one; shells and containers may send the first one twice."""
+ENDED = b"\0"
+"""What is written in place of the number of a signal once the command has ended."""
 GRACE_SECONDS = 8.0
 """How long an interrupted command may take to end; `docker stop` kills after 10."""
 
@@ -163,8 +165,9 @@ def _terminable(ctx: click.Context) -> Iterator[None]:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
         signal.set_wakeup_fd(told_before)
-        os.close(told)
+        os.write(told, ENDED)  # A forked process may hold the pipe open.
         watch.join()
+        os.close(told)
         os.close(heard)
 
 
@@ -177,7 +180,7 @@ def _end_in_time(heard: int, ctx: click.Context) -> None:
     first, left = math.inf, None
     while select.select([heard], [], [], left)[0]:
         number = os.read(heard, 1)
-        if not number:
+        if number == ENDED:
             return
         if number[0] in SIGNALS:
             now = time.monotonic()

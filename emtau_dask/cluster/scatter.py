@@ -40,12 +40,12 @@ def resident(client: Any, source: S) -> Iterator[S]:
         return
     array = array_of_blocks(source, f"emtau-input-{uuid.uuid4().hex}")
     if client is None:
-        yield cast("S", GraphSource(array))
+        yield cast("S", GraphSource(array, computed=False))
         return
     with cluster_errors():
         kept = array.persist()
     try:
-        yield cast("S", GraphSource(kept))
+        yield cast("S", GraphSource(kept, computed=False))
     finally:
         for future in sys.modules["distributed"].client.futures_of(kept):
             future.release()

@@ -142,7 +142,7 @@ class _Watch:
             return False
         if any(now - seen >= SETTLED_SECONDS for seen in self._first_seen.values()):
             return False
-        return self._lost_meanwhile > self._most or bool(_closed(self._client))
+        return self._lost_meanwhile > self._most or bool(self._lost and _closed(self._client))
 
     @property
     def _lost_meanwhile(self) -> int:

@@ -269,9 +269,10 @@ def _check_same(saved: SavedFit, sources: FitSources, started: bool) -> None:
 
 
 def _with_what_was_not_read(state: FitState, contents: Contents) -> FitState:
-    """Return the state of an ended run with a note of the chunks that were not compared, if any."""
-    note = contents.not_read_again()
-    return state if note is None else replace(state, notes=(*state.notes, note))
+    """Return the state of an ended run with what this process found, and which chunks it did not compare."""
+    left = contents.not_read_again()
+    new = [note for note in contents.notes if note not in state.notes]
+    return replace(state, notes=(*state.notes, *new, *([] if left is None else [left])))
 
 
 def _stored_fingerprints(saved: SavedFit) -> dict[str, SourceEntry | None]:

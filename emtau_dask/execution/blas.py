@@ -163,5 +163,6 @@ def hold_for_process() -> None:
     Called by tasks in processes other than the fitting one: they take them with the first task. Tasks beside
     it wait until it has them: one that loads a library meanwhile could wait for ever; see `compiled_loops`.
     """
-    if _HOLDERS.setting is None:
-        _HOLDERS.enter(_HOLDERS.process)
+    with _HOLDERS.lock:
+        if _HOLDERS.setting is None:
+            _HOLDERS.enter(_HOLDERS.process)

@@ -34,8 +34,8 @@ def _get(executor: ThreadExecutor, given: Any, keys: Any, **_: Any) -> Any:
 def compute_collections(what: str, *collections: Any) -> tuple[Any, ...]:
     """Return the values of collections, as ``dask.compute`` does.
 
-    Dask's threads are shared by all computations of a process. An interrupt that falls where the main thread
-    hands out a task leaves their lock taken, and the next computation would wait for ever.
+    In this process it is done by threads of this call alone: an interrupt that falls where the main thread
+    hands a task to dask's own leaves their lock taken, and the next computation would wait for ever.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class ReadAhead(Generic[L]):
             self._ahead.clear()
             self._stop.asked = True
         assert readers is not None
-        readers.end(wait=True)
+        readers.end(wait=not isinstance(error, KeyboardInterrupt))
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """Learn what will be taken: the chunks of each task, in the order in which tasks will run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +89,7 @@ def _feature_names(data: Any, opened: Any) -> list[str] | None:
     if isinstance(opened, RangeSource):
         return None if opened.names is None else list(opened.names)
     names = [str(name) for name in getattr(data, "columns", ())]
-    twice = [name for name in set(names) if names.count(name) > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InvalidDataError(f"X has several columns {short(min(twice))}; give each a name of its own.")
     return names or None

@@ -270,12 +270,15 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the cached rows of the chunk, at least those at ``positions``, or else the whole chunk."""
+        """Return the cached rows of the chunk, at least those at ``positions``, or else the whole chunk.
+
+        Of rows in memory no others are read then.
+        """
         found = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
         if found is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
-            # Of rows in memory only the active ones are read.
-            return replace(loaded, digest=None) if isinstance(self.rows, RowsInMemory) else loaded
+            some = isinstance(self.rows, RowsInMemory) and len(positions) < len(loaded.rows)
+            return replace(loaded, digest=None) if some else loaded
         self._hold()
         cached, bytes_read = found
         return LoadedChunk(

@@ -184,8 +184,8 @@ class Contents:
                 new.setdefault(one.key, {})[one.chunk] = one.digest
             self._unstored.setdefault(one.source, {})[one.chunk] = one.unstored
         if new:
-            kinds = self.known.keys() | new.keys()
-            self.known = {key: {**self.known.get(key, {}), **new.get(key, {})} for key in kinds}
+            grown = {key: {**self.known.get(key, {}), **found} for key, found in new.items()}
+            self.known = {**self.known, **grown}
         for source in self._unstored.keys() - self._counted:
             if len(self._unstored[source]) == len(ranges):
                 self._counted.add(source)

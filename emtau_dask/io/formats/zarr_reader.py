@@ -51,6 +51,7 @@ class CountingStore(WrapperStore[Store]):
     def __init__(self, store: Store, limit: int, index: ShardIndex | None = None) -> None:
         super().__init__(store)
         self._limit, self._index = limit, index
+        self._absent: set[str] = set()
         self.begin(0)
 
     def begin(self, n_objects: int) -> None:
@@ -88,12 +89,13 @@ class CountingStore(WrapperStore[Store]):
 
     async def _check_no_folder(self, key: str) -> None:
         """Raise IsADirectoryError where a folder is in the place of an object behind a URL."""
-        if not isinstance(self._store, UrlStore):
+        if not isinstance(self._store, UrlStore) or key in self._absent:
             return
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):  # Some buckets let nobody ask.
             about = await asyncio.to_thread((self._store.root / key).info)
             if about["type"] == "directory":
                 raise IsADirectoryError(f"{self._store.root / key} is a folder")
+        self._absent.add(key)
 
     def local_bytes(self, key: str, size: int, reused: ReusedMemory) -> NDArray[np.uint8] | None:
         """Read and count an object of ``size`` bytes in the calling thread, into ``reused`` memory.
@@ -155,7 +157,8 @@ class ZarrReader(RangeReader):
         skipped = len(self.stored.path)
         places = {place_of_object(key[skipped:]): lacking for key, lacking in store.lacking.items()}
         chunks, of = count_unstored(self._layout, start, stop, places)
-        return Unstored(chunks, of, str(self.stored.array.fill_value))
+        fill_value = self.stored.array.fill_value  # None in format 2 stands for the dtype's zero.
+        return Unstored(chunks, of, "0" if fill_value is None else str(fill_value))
 
     def _counted(self) -> tuple[CountingStore, zarr.Array[Any]]:
         limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)

@@ -50,11 +50,13 @@ def check_dense(block: Any, chunk: int) -> None:
 class BlockReader:
     """Joins the blocks of a chunk, which may be split over features.
 
-    Every process that does so first proves that it sees the same stored data ``beneath`` them.
+    Every process that does so first proves that it sees the same stored data ``beneath`` them. ``computed``
+    says whether tasks of the user's own make the blocks.
     """
 
     row_shape: tuple[int, ...]
     beneath: tuple[SharedRows, ...] = ()
+    computed: bool = True
 
     def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
         """Return the chunk; its bytes are those of the decoded blocks.
@@ -89,20 +91,23 @@ class BlockReader:
 
 def is_computed(reader: ChunkReader) -> bool:
     """Return whether a reader's values are computed by a graph of the user's own."""
-    return isinstance(reader, BlockReader)
+    return isinstance(reader, BlockReader) and reader.computed
 
 
 class GraphSource:
     """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
 
-    ``beneath`` is what is stored beneath it, where several processes compute it.
+    ``beneath`` is what is stored beneath it, where several processes compute it; ``computed`` is False for
+    the blocks of an array that lies in memory.
     """
 
     addressable = False
 
-    def __init__(self, array: da.Array, beneath: tuple[SharedRows, ...] = ()) -> None:
+    def __init__(
+        self, array: da.Array, beneath: tuple[SharedRows, ...] = (), *, computed: bool = True
+    ) -> None:
         self.array = array
-        self.beneath = beneath
+        self.beneath, self.computed = beneath, computed
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype[Any] = array.dtype
         self.chunk_rows: tuple[int, ...] = array.chunks[0]
@@ -115,7 +120,7 @@ class GraphSource:
 
     def reader(self) -> ChunkReader:
         """Return a reader that only joins blocks."""
-        return BlockReader(self.shape[1:], self.beneath)
+        return BlockReader(self.shape[1:], self.beneath, self.computed)
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the chunk's blocks."""
@@ -133,7 +138,7 @@ class GraphSource:
         """Return the rows rechunked by dask, or this source where it has these chunks already."""
         if chunk_rows == self.chunk_rows:
             return self
-        return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath)
+        return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath, computed=self.computed)
 
 
 def plain_memory_of(array: da.Array) -> RangeSource | None:
