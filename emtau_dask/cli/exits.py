@@ -189,10 +189,14 @@ def _end_in_time(heard: int, ctx: click.Context) -> None:
             first = min(first, now)
             left = max(0.0, first + GRACE_SECONDS - now)
             logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
-    if select.select([], [STDERR], [], 0)[1]:  # Else it would wait. The main thread may hold Python's stream.
-        cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
-        os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())
-    os._exit(INTERRUPTED)
+    try:
+        if select.select([], [STDERR], [], 0)[
+            1
+        ]:  # Nobody may read it, or the main thread hold Python's stream.
+            cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
+            os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())
+    finally:
+        os._exit(INTERRUPTED)
 
 
 def _cut_off(ctx: click.Context) -> str:

@@ -122,7 +122,7 @@ def _computed(
     begun, known, before, after, ended = unpack_callbacks(tuple(Callback.active))
     for tell in begun:
         tell(graph)
-    state = start_state_from_dask(graph, keys=[key], sortkey=rank)
+    state = start_state_from_dask(graph, sortkey=rank)
     for tell in known:
         tell(graph, state)
     failed = True
