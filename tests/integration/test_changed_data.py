@@ -21,6 +21,7 @@ from clusters import name_of, processes, seen
 from emtau_dask import EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint.fingerprints import sampled
 from emtau_dask.errors import CheckpointMismatchError, InvalidDataError
+from emtau_dask.estimator.resuming import open_saved
 from emtau_dask.fit import fitting
 from emtau_dask.io.sources.opening import as_source, open_source
 
@@ -281,6 +282,17 @@ def test_on_a_cluster_too(make, zygote, tmp_path):
         pytest.raises(InvalidDataError, match=rf"chunk {1234 // CHUNK_ROWS} \(rows"),
     ):
         fit(X, None, acting(lambda: change(1234)), max_iter=6)
+
+
+def test_rows_in_memory_are_no_graph_on_a_cluster(zygote, tmp_path):
+    """They are sent to workers as blocks; what another machine scored must be the same all the same."""
+    with (
+        dask.config.set(scheduler=None),
+        processes(zygote, tmp_path / "cluster", 1) as cluster,
+        cluster.client(),
+    ):
+        fit(ROWS, tmp_path / "run.zarr", sample_weight=np.ones(len(ROWS)))
+    assert open_saved(tmp_path / "run.zarr").contents.keys() == {("X", ""), ("sample_weight", "")}
 
 
 def test_in_a_bucket_too(s3, tmp_path):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import zarr
 from clusters import GUARD, Eventful, addresses, alive, dying, end, held, processes, tasks_of, until
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
 from fits import CHUNKS, ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
@@ -256,6 +256,30 @@ def test_a_cluster_that_has_closed_its_workers_ends_the_fit_which_is_resumed_on_
 
 EMTAU = "import sys; from emtau_dask.cli.main import main; sys.exit(main())"
 NOT_CONVERGED = 3
+
+
+class Slow(Worker):
+    """A worker whose machine takes its time to start."""
+
+    async def start(self):
+        await asyncio.sleep(6)
+        await super().start()
+
+
+def test_workers_that_have_not_come_yet_are_waited_for(monkeypatch):
+    """They are no workers that a cluster has closed."""
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.5)
+    rows = np.random.default_rng(0).normal(size=(200, 2))
+    with (
+        warnings.catch_warnings(),
+        LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
+        Client(cluster),
+    ):
+        warnings.simplefilter("ignore")
+        cluster.new_spec = {"cls": Slow, "options": {"nthreads": 1, "dashboard": False}}
+        cluster.scale(1)
+        GaussianMixture(1, algorithm="em", max_iter=2).fit(da.from_array(rows, chunks=50))
 
 
 def test_the_command_lines_own_workers_come_back_however_long_it_takes(stored, tmp_path):

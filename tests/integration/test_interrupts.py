@@ -264,6 +264,17 @@ FORKS = """
 """
 
 
+LEAVES_A_CHILD = """
+    say("begun")
+    child = os.fork()
+    if child == 0:
+        for number in range(3):
+            os.close(number)
+        time.sleep(30)
+        os._exit(0)
+"""
+
+
 def begun(body):
     """A command line that has begun to work."""
     command = [sys.executable, "-c", COMMAND.replace("    {body}", body.strip("\n")), "work"]
@@ -309,6 +320,13 @@ def test_a_signal_to_a_forked_process_does_not_interrupt_its_parent():
     process = begun(FORKS)
     assert process.wait(30) == 0
     assert process.communicate()[0] == "done\n"
+
+
+def test_a_command_ends_though_a_process_that_it_forked_goes_on():
+    process = begun(LEAVES_A_CHILD)
+    began = time.monotonic()
+    assert process.wait(30) == 0
+    assert time.monotonic() - began < 15  # Else it would have been 30.
 
 
 def answer(script, *arguments):

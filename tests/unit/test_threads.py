@@ -224,3 +224,37 @@ def test_memory_of_arrays_is_kept_for_the_next_ones(kept, limits, least, most):
         text=True,
     )
     assert least <= int(run.stdout) <= most
+
+
+WAITING = """
+import json, threading, time
+from threadpoolctl import threadpool_info
+from emtau_dask.execution import blas
+
+def limits():
+    return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+taking = threading.Event()
+plain = blas._Setting.take
+
+def slowly(self):
+    taking.set()
+    time.sleep(0.3)
+    plain(self)
+
+blas._Setting.take = slowly
+first = threading.Thread(target=blas.hold_for_process)
+first.start()
+taking.wait()
+blas.hold_for_process()
+print(json.dumps(sorted(set(limits()))))
+first.join()
+"""
+
+
+def test_a_task_waits_until_the_task_beside_it_has_taken_the_limit():
+    two = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    run = subprocess.run(
+        [sys.executable, "-c", WAITING], capture_output=True, text=True, check=True, env={**os.environ, **two}
+    )
+    assert json.loads(run.stdout) == [1]
