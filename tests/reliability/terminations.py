@@ -149,6 +149,8 @@ class Termination:
 def terminated(way, stage, number, delay, folder, zygote=None):
     """Begin a fit in a folder with ``rows.zarr``, send it a signal, and resume what is left.
 
+    A command line that begins as a user's heeds no signal while Python starts, and none when all is done.
+
     Raises
     ------
     TimeoutError, AssertionError
@@ -163,8 +165,8 @@ def terminated(way, stage, number, delay, folder, zygote=None):
     code = line.code(PATIENCE)
     seconds, said = time.monotonic() - begun, line.said
     last = said.splitlines()[-1] if said else ""
-    early = zygote is None and stage == "start-up"  # It may come before the command line heeds signals.
-    assert code in {INTERRUPTED, NOT_CONVERGED, *((-number, 1) if early else ())}, (code, said)
+    unheeded = zygote is None and (stage == "start-up" or "the results are written" in last)
+    assert code in {INTERRUPTED, NOT_CONVERGED, *((-number, 1) if unheeded else ())}, (code, said)
     if code == INTERRUPTED:
         assert SAID.fullmatch(last), said
         assert "Traceback" not in said, said
