@@ -7,6 +7,7 @@ of it already (see `reliability.zygote`), and die with that process.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -90,6 +91,20 @@ def forget_package(name: str) -> None:
         if module.partition(".")[0] == name:
             del sys.modules[module]
     sys.modules[name] = None  # type: ignore[assignment]
+
+
+def fail_reads(place: str) -> None:
+    """Let a read of a file or folder fail as on a device that does, once for each file ``place.fail``."""
+    plain = os.preadv
+
+    def preadv(descriptor: int, *arguments: Any) -> int:
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith(place):
+            with suppress(FileNotFoundError):
+                Path(f"{place}.fail").unlink()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(descriptor, *arguments)
+
+    os.preadv = preadv
 
 
 def _settle(log: str, settings: dict[str, str]) -> None:

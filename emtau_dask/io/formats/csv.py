@@ -140,11 +140,16 @@ class CsvReader(RangeReader):
 
 
 def is_csv(place: Place) -> bool:
-    """Return whether all of a place is CSV by its ending: ``.csv``, or ``.tsv`` with tabs; see `paths_at`."""
-    return all(
-        suffix_of(path).lower() in DELIMITERS and (is_url(path) or not Path(path).is_dir())
-        for path in paths_at(place)
-    )
+    """Return whether all of a place is CSV by its ending: ``.csv``, or ``.tsv`` with tabs; see `paths_at`.
+
+    Raises `InvalidDataError` where one cannot be looked at.
+    """
+    return all(suffix_of(path).lower() in DELIMITERS and not _is_folder(path) for path in paths_at(place))
+
+
+def _is_folder(path: str) -> bool:
+    with read_errors(path, remote=False):
+        return not is_url(path) and Path(path).is_dir()
 
 
 def has_names(path: str) -> bool:

@@ -8,7 +8,7 @@ from zarr.storage import LocalStore
 
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.io.files import read_regular, stream_at
-from emtau_dask.io.remote import is_url, plain_path, suffix_of
+from emtau_dask.io.remote import is_url, plain_path, read_errors, suffix_of
 from emtau_dask.io.zarr_format import document_at
 
 READABLE = {
@@ -87,8 +87,9 @@ def check_readable(path: str, array: str | None) -> None:
     if stream is not None:
         raise InvalidDataError(f"{path} is no regular file but {stream}; give a file.")
     kind = kind_of(path)
-    if kind is None and Path(plain_path(path)).is_file():
-        kind = "a file of an unknown kind"
+    with read_errors(path, remote=False):
+        if kind is None and Path(plain_path(path)).is_file():
+            kind = "a file of an unknown kind"
     if kind is None or kind in FOLDERS:
         return
     if kind not in OWN_GROUPS.values():
