@@ -92,15 +92,15 @@ class TimedThreads(ThreadPoolExecutor):
         super().__init__(workers)
         self.seconds: dict[str, float] = {}
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        task, *_ = args[-1]
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        key = fn.args[1]  # of `Calls.make`, in a context
 
         def timed() -> Any:
             began = time.perf_counter()
             try:
                 return fn(*args, **kwargs)
             finally:
-                self.seconds[str(task[0])] = time.perf_counter() - began
+                self.seconds[str(key)] = time.perf_counter() - began
 
         return super().submit(timed)
 
