@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Protocol
 from uuid import uuid4
 
@@ -28,6 +28,10 @@ from emtau_dask.rows import Contents
 
 WITNESS = "witness"
 """Key of what a temporary folder holds beside row state."""
+ELSEWHERE = (
+    "set dask's temporary-directory (DASK_TEMPORARY_DIRECTORY=FOLDER before a command, in Python "
+    "dask.config.set(temporary_directory=FOLDER)) to another folder"
+)
 
 
 class Journal(Protocol):
@@ -119,17 +123,21 @@ class TemporaryJournal:
         """Never: nothing is committed."""
         return False
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Raise `StorageError` for errors of the store: there is no checkpoint, and nothing to resume."""
-        try:
-            yield
-        except CheckpointError as error:
-            raise StorageError(
-                f"{error} It is the temporary folder for the state of rows. The fit has no checkpoint, so "
-                "nothing can be resumed: fit again with dask's temporary-directory set to a folder with "
-                "enough space (dask.config.set or DASK_TEMPORARY_DIRECTORY), or give a checkpoint."
-            ) from error
+    def watched(self) -> AbstractContextManager[None]:
+        """Add nothing: see `temporary_journal`."""
+        return nullcontext()
+
+
+@contextmanager
+def _errors_of_scratch() -> Iterator[None]:
+    """Raise `StorageError` for errors of the store: there is no checkpoint, and nothing to resume."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise StorageError(
+            f"{error} It is the temporary folder for the state of rows. The fit has no checkpoint, so "
+            f"nothing can be resumed. To fit again, {ELSEWHERE}."
+        ) from error
 
 
 @contextmanager
@@ -143,12 +151,14 @@ def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[Tempor
     ------
     ConfigError
         The folder cannot be created.
+    StorageError
+        Something cannot be written there, or is gone, before the block ends.
     """
     if fields is None:
         yield TemporaryJournal(None, None, n_slots)
         return
     place = dask.config.get("temporary-directory", None)
-    with ExitStack() as stack:
+    with _errors_of_scratch(), ExitStack() as stack:
         try:
             folder = ScratchFolder("emtau-state-", place)
             stack.callback(folder.remove)
@@ -156,7 +166,6 @@ def temporary_journal(fields: RowFields | None, n_slots: int) -> Iterator[Tempor
             objects.mkdir()
         except OSError as error:
             raise ConfigError(
-                f"row state cannot be kept in {place or tempfile.gettempdir()}: {error}. Set dask's "
-                "temporary-directory to a folder that can be written."
+                f"row state cannot be kept in {place or tempfile.gettempdir()}: {error}. To fit, {ELSEWHERE}."
             ) from error
         yield TemporaryJournal(LocalObjects(str(objects)), fields, n_slots)

@@ -14,7 +14,7 @@ from fits import ROWS
 from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import MemoryStore
 
-from emtau_dask import CheckpointError, ClusterError, EMTau, GaussianMixture, InvalidDataError
+from emtau_dask import CheckpointError, ClusterError, EMTau, GaussianMixture, InvalidDataError, StorageError
 from emtau_dask.cluster import access
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.versions import software
@@ -106,7 +106,7 @@ class TestAWorkerElsewhere:
         with (
             dask.config.set({"temporary-directory": str(here / "temporary")}),
             seen(client) as ran,
-            pytest.raises(CheckpointError, match=rf"{blind} cannot use .*temporary-directory\) that every"),
+            pytest.raises(StorageError, match=rf"{blind} cannot use .*temporary-directory\) that every"),
         ):
             fit(everywhere)
         assert ran == []

@@ -3,14 +3,18 @@
 import errno
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from disks import SmallDisk
+from distributed import Client
 from reliability import scenarios
 from reliability.boundaries import At
 from reliability.campaigns import FLAW, FULL, QUOTA, READ_ONLY, Bench, campaign, spread
@@ -18,6 +22,8 @@ from reliability.scenarios import SIGKILL, Scenario
 from reliability.zygote import Zygote
 
 from emtau_dask import GaussianMixture, StorageError
+
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -123,6 +129,41 @@ def test_a_disk_that_is_full_before_the_first_commit_leaves_nothing_in_the_way(
     assert any("no commit yet, so nothing can be resumed" in message for message in messages)
 
 
+ELSEWHERE = "dask's temporary-directory", "DASK_TEMPORARY_DIRECTORY=", "dask.config.set(temporary_directory="
+"""Where the folder for row state is set, on the command line and in Python."""
+
+
+def test_row_state_that_does_not_fit_is_said_by_the_command_line(small_disk, tmp_path):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(30_000, 2)))
+    command = [*EMTAU, "fit", "rows.npy", "-k", "3", "--algorithm", "em-tau", "-o", "out"]
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(small_disk.folder)}
+    with small_disk.full(room=1):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    for part in ("emtau: cannot write", str(small_disk.folder), "no checkpoint", *ELSEWHERE):
+        assert part in said
+    assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
+
+
+@pytest.mark.parametrize("room", [1, 2**12, 2**13])
+def test_row_state_of_a_cluster_that_does_not_fit_is_said(small_disk, room):
+    """Its workers write there before the first pass, and after each."""
+    rows = da.from_array(np.random.default_rng(0).normal(size=(30_000, 2)), chunks=(10_000, 2))
+    model = GaussianMixture(3, algorithm="em-tau", max_iter=5, tol=0.0, random_state=3)
+    with (
+        Client(processes=False, dashboard_address=None),
+        dask.config.set({"temporary-directory": str(small_disk.folder)}),
+        small_disk.full(room if small_disk.real else 1),
+        pytest.raises(StorageError) as failed,
+    ):
+        model.fit(rows)
+    for part in (str(small_disk.folder), "no checkpoint", *ELSEWHERE):
+        assert part in str(failed.value)
+
+
 def test_row_state_without_a_checkpoint_on_a_full_disk(small_disk):
     """Nothing can be resumed; the message says so, where the folder is, and how to use another."""
     model = GaussianMixture(3, algorithm="em-tau", max_iter=5, tol=0.0, random_state=3)
@@ -130,7 +171,7 @@ def test_row_state_without_a_checkpoint_on_a_full_disk(small_disk):
         with small_disk.full(room=2**12) as number, pytest.raises(StorageError) as failed:
             model.fit(np.random.default_rng(0).normal(size=(30_000, 2)))
         message = str(failed.value)
-        for part in (os.strerror(number), str(small_disk.folder), "no checkpoint", "temporary-directory"):
+        for part in (os.strerror(number), str(small_disk.folder), "no checkpoint", *ELSEWHERE):
             assert part in message
         assert "nothing can be resumed" in message
         assert "intact" not in message
