@@ -1,19 +1,24 @@
 """A worker whose packages differ is named with both versions, whether it fails or not.
 
 Its zarr is a copy of ours that says that it is of another version and lacks what another version may lack.
+What its last bits depend on, NumPy and the kernels of its BLAS, is named too.
 """
 
+import platform
+import re
 import shutil
 import warnings
 from pathlib import Path
 
 import dask
+import numpy as np
 import pytest
 import zarr
 from clusters import addresses, processes
-from fits import ROWS, assert_same_bits
+from fits import ROWS, assert_close, assert_same_bits
 from reliability.zygote import Zygote
 from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_info
 
 import emtau_dask
 from emtau_dask import ClusterError, EMTau, GaussianMixture, InvalidDataError
@@ -96,6 +101,42 @@ def test_one_that_can_do_it_is_warned_of(cluster, stored, expected):
     (note,) = found.history_.notes
     assert f"{address} (zarr {OTHER}, here {zarr.__version__})" in note
     assert_same_bits(found, expected)
+
+
+LAST_BITS = "what the last bits of a result depend on: "
+
+
+def test_one_with_another_numpy_is_warned_of(cluster, stored, expected):
+    name = cluster.start_worker(before=(("pretend", f"numpy {OTHER}"),))
+    with cluster.client() as client:
+        address = addresses(client)[name]
+        with pytest.warns(UserWarning, match=LAST_BITS):
+            found = fit(stored)
+    (note,) = found.history_.notes
+    assert f"{LAST_BITS}{address} (numpy {OTHER}, here {np.__version__})" in note
+    assert_same_bits(found, expected)
+
+
+KERNELS = {"x86_64": ("Haswell", "Nehalem"), "aarch64": ("ARMV8", "NEOVERSEN1")}
+"""Of OpenBLAS, by machine: any of them runs on all that it is tested on."""
+
+
+def test_one_whose_blas_has_other_kernels_is_warned_of(cluster, stored, expected):
+    mine = {library.get("architecture") for library in threadpool_info()}
+    other = next(kind for kind in KERNELS[platform.machine()] if kind not in mine)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OPENBLAS_CORETYPE", other)
+        zygote = Zygote("clusters")
+    with zygote:
+        name = start_other(cluster, zygote)
+        cluster.start_worker()
+        with cluster.client() as client:
+            address = addresses(client)[name]
+            with pytest.warns(UserWarning, match=LAST_BITS):
+                found = fit(stored)
+    (note,) = found.history_.notes
+    assert re.search(rf"{LAST_BITS}{address} \(cpu {platform.machine()} .*{other}.*, here ", note), note
+    assert_close(found, expected)
 
 
 def test_another_version_of_this_package_is_refused(cluster, stored):
