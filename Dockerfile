@@ -15,8 +15,7 @@ RUN python3 -c 'import sys, tomllib; \
     extras = [line for name in sys.argv[1].split(",") if name for line in project["optional-dependencies"][name]]; \
     print(*project["dependencies"], *extras, "bokeh>=3.1", sep="\n")' "$EXTRAS" > needs.txt \
     && python3 -m pip --python /opt/emtau/bin/python install -r needs.txt \
-    && find /opt/emtau/lib/python3*/site-packages -type d -name tests \
-        \( -path '*/scipy/*' -o -path '*/sklearn/*' -o -path '*/pyarrow/*' \) -prune -exec rm -r {} +
+    && find /opt/emtau/lib/python3*/site-packages -type d -name tests -prune -exec rm -r {} +
 COPY README.md LICENSE ./
 COPY emtau_dask emtau_dask
 RUN python3 -m pip --python /opt/emtau/bin/python install --no-deps .

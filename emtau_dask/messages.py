@@ -139,10 +139,10 @@ def short(value: object, limit: int = 60) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """Return ``error`` to be named as a cause, or None where a traceback of it would show a secret."""
+    """Return ``error`` to be named as a cause; None where its traceback would show what may not be shown."""
     link: BaseException | None = error
     while link is not None:
-        if masked(text := str(link)) != text:
+        if shown(text := str(link)) != text:
             return None
         link = link.__cause__ or link.__context__
     return error

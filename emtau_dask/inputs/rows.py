@@ -27,7 +27,7 @@ from emtau_dask.io.sources import (
     paths_at,
     unlabelled,
 )
-from emtau_dask.messages import short
+from emtau_dask.messages import cause_of, short
 
 
 def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
@@ -101,9 +101,9 @@ def _as_invalid_data(what: str) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        raise InvalidDtypeError(f"{what}: {error}") from error
+        raise InvalidDtypeError(f"{what}: {error}") from cause_of(error)
     except ValueError as error:
-        raise InvalidDataError(f"{what}: {error}") from error
+        raise InvalidDataError(f"{what}: {error}") from cause_of(error)
     except OverflowError as error:
         raise InvalidDataError(f"{what}: {error}. Remove or scale such values.") from error
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import traceback
 import unicodedata
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from click.testing import CliRunner
 from reliability.damage import manifest_of
 
@@ -124,6 +126,37 @@ def test_warnings_show_no_name_raw():
         with pytest.warns(UserWarning, match="left out") as caught:
             GaussianMixture(2, random_state=0).fit(data)
         assert [obeyed(str(each.message)) for each in caught] == [[]]
+
+
+def text_in_csv():
+    table = frame(["a", "b", "c"]).astype(object)
+    table.iloc[3, 1] = NAMES[0]
+    GaussianMixture(2).fit(in_csv(table))
+
+
+def fill_value_in_zarr():
+    zarr.create_array(store="x.zarr", data=ROWS)
+    document = json.loads(Path("x.zarr/zarr.json").read_text())
+    Path("x.zarr/zarr.json").write_text(json.dumps(document | {"fill_value": NAMES[0]}))
+    GaussianMixture(2).fit("x.zarr")
+
+
+def other_names():
+    GaussianMixture(2).fit(frame(NAMES)).predict(frame(["a", "b", "c"]))
+
+
+def a_name_twice():
+    GaussianMixture(2).fit(frame([NAMES[0], NAMES[0], "c"]))
+
+
+@pytest.mark.parametrize("failing", [text_in_csv, fill_value_in_zarr, other_names, a_name_twice])
+def test_a_traceback_shows_no_text_of_a_file_raw(failing):
+    """Also not as what another package said of it."""
+    with pytest.raises(EmtauError) as caught:
+        failing()
+    said = "".join(traceback.format_exception(caught.value))
+    assert "x1b]0;x" in said
+    assert obeyed(said) == []
 
 
 def test_files_that_a_shell_found_are_shown_as_text():

@@ -115,10 +115,11 @@ def test_text_gets_out_by_a_few_modules_only():
     assert found == WAYS_OUT
 
 
-def test_a_cause_that_would_show_a_secret_is_left_out():
+def test_a_cause_that_would_show_a_secret_or_an_escape_is_left_out():
     telling = OSError("not read")
     telling.__cause__ = FileNotFoundError("https://me:SECRET@host/x")
     assert cause_of(telling) is None
+    assert cause_of(ValueError("\x1b[2J")) is None
     plain = OSError("not read")
     assert cause_of(plain) is plain
 

@@ -22,7 +22,7 @@ from emtau_dask.io.formats.base import Loaded, RangeReader, RangeSource
 from emtau_dask.io.formats.parquet_reader import loaded_pyarrow
 from emtau_dask.io.formats.places import Place, paths_at
 from emtau_dask.io.remote import Url, is_url, read_errors, suffix_of
-from emtau_dask.messages import short
+from emtau_dask.messages import cause_of, short
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 CHUNK_BYTES = 2**24
@@ -115,7 +115,7 @@ class CsvReader(RangeReader):
         except pa.ArrowInvalid as error:
             raise InvalidDataError(
                 f"{where} are no rows of {self.width} columns, those chosen of numbers ({error}). {REMEDY}"
-            ) from error
+            ) from cause_of(error)
         if table.num_rows != n_rows:
             raise InvalidDataError(
                 f"{where} have {n_rows:,} lines, but {table.num_rows:,} rows: there are values with line "
