@@ -66,12 +66,12 @@ class Threads:
             self._idle.put(None)
         self._given.put(None)  # For the next thread.
 
-    def end(self, *, wait: bool) -> None:
-        """End the threads after the calls they were given; wait for them or not."""
+    def end(self, seconds: float = math.inf) -> None:
+        """End the threads after the calls they were given; wait for them so long at most."""
         self._given.put(None)
-        if wait:
-            for thread in self._begun:
-                thread.join()
+        limit = time.monotonic() + seconds
+        for thread in self._begun:
+            thread.join(None if seconds == math.inf else max(0.0, limit - time.monotonic()))
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

@@ -7,6 +7,7 @@ there are tasks under way, and the bytes of all of them are bounded.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from emtau_dask.calls import Calls, Threads
+from emtau_dask.calls import LEAVE_SECONDS, Calls, Threads
 from emtau_dask.interrupts import Stop
 
 L = TypeVar("L")
@@ -73,7 +74,7 @@ class ReadAhead(Generic[L]):
             self._ahead.clear()
             self._stop.asked = True
         assert readers is not None
-        readers.end(wait=not isinstance(error, KeyboardInterrupt))
+        readers.end(LEAVE_SECONDS if isinstance(error, KeyboardInterrupt) else math.inf)
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """Learn what will be taken: the chunks of each task, in the order in which tasks will run."""

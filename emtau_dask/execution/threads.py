@@ -188,9 +188,9 @@ def _own_threads(threads: int) -> Iterator[Threads]:
     try:
         yield own
     except BaseException:
-        own.end(wait=False)
+        own.end(0.0)
         raise
-    own.end(wait=True)
+    own.end()
 
 
 def compute_in_own_threads(
