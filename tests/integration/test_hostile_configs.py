@@ -84,6 +84,51 @@ def test_a_value_that_is_none(what, tmp_path):
     fit_of(NO_VALUES[what], tmp_path)
 
 
+TAGS = {
+    "a call": "!!python/object/apply:os.system ['touch {trap}']",
+    "a call by its whole tag": "!<tag:yaml.org,2002:python/object/apply:os.system> ['touch {trap}']",
+    "a call with a state": "!!python/object/apply:subprocess.Popen {{args: [['touch', '{trap}']]}}",
+    "a new object": "!!python/object/new:os.system ['touch {trap}']",
+    "an object": "!!python/object:pathlib.PosixPath {{}}",
+    "a name": "!!python/name:os.system ''",
+    "a module": "!!python/module:antigravity ''",
+    "a tuple": "!!python/tuple [1, 2]",
+    "a tag of one's own": "!run 'touch {trap}'",
+}
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A path at which nothing may come to be."""
+    yield tmp_path / "trap"
+    assert not (tmp_path / "trap").exists()
+
+
+@pytest.mark.parametrize("what", TAGS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TAG",
+        "- TAG",
+        f"{GOOD}? TAG\n: 1",
+        f"{GOOD}stop: TAG",
+        f"{GOOD}stop: {{max_iter: TAG}}",
+        "a: [&a TAG, *a]",
+    ],
+    ids=["document", "list", "key", "section", "value", "alias"],
+)
+def test_a_tag_that_asks_for_code_is_refused(what, text, trap, tmp_path):
+    line = fit_of(text.replace("TAG", TAGS[what].format(trap=trap)), tmp_path)
+    assert "could not determine a constructor for the tag" in line
+
+
+@pytest.mark.parametrize("what", TAGS)
+def test_nor_is_it_obeyed_in_an_override(what, trap, tmp_path):
+    tag = TAGS[what].format(trap=trap)
+    for key in ("stop.max_iter", "stop", "data.path"):
+        assert "could not determine a constructor" in fit_of(GOOD, tmp_path, "--set", f"{key}={tag}")
+
+
 @pytest.mark.parametrize("text", [bomb(12), "[" * 100_000, "9" * 5000], ids=["aliases", "depth", "digits"])
 def test_an_override_is_bounded_as_a_file_is(text, tmp_path):
     text = text if text[0] != "a" else "{" + text.replace("\n", ", ") + "}"

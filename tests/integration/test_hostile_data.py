@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import importlib
 import json
 import lzma
 import pickle
@@ -579,6 +580,71 @@ def test_row_groups_with_another_number_of_rows_than_values(tmp_path, rows):
     (tmp_path / "rows.parquet").write_bytes(data[:begin] + made + len(made).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(InvalidDataError, match=rf"of {rows} rows, its column 'a' has 10"):
         open_source(str(tmp_path / "rows.parquet"))
+
+
+NUMBERS = pa.array(np.arange(20.0))
+PANDAS = {
+    "index_columns": ["__index_level_0__"],
+    "columns": [
+        {
+            "name": "a",
+            "field_name": "a",
+            "pandas_type": "object",
+            "numpy_type": "object",
+            "metadata": "PICKLE",
+        },
+        {"name": "b", "field_name": "b", "pandas_type": "bytes", "numpy_type": "object", "metadata": None},
+    ],
+    "column_indexes": [{"name": None, "pandas_type": "object", "metadata": {"encoding": "pickle"}}],
+}
+
+
+def extension(name, column):
+    """A table whose column a says that it is of an extension type, which Arrow's Python once unpickled."""
+    said = {"ARROW:extension:name": name, "ARROW:extension:metadata": pickle.dumps(Trap())}
+    fields = [pa.field("a", column.type, metadata=said), pa.field("b", pa.float64())]
+    return pa.Table.from_arrays([column, NUMBERS], schema=pa.schema(fields))
+
+
+def tables_of_pickles():
+    """Tables with pickles where some reader has unpickled them, by what they are."""
+    pickled = pa.array([pickle.dumps(Trap())] * 20)
+    both = pa.table({"a": NUMBERS, "b": NUMBERS})
+    names = ("py_extension_type", "json", "fixed_shape_tensor", "opaque", "uuid", "bool8")
+    return {
+        **{f"arrow.{name} of numbers": extension(f"arrow.{name}", NUMBERS) for name in names},
+        **{
+            f"pandas.{name} of numbers": extension(f"pandas.{name}", NUMBERS)
+            for name in ("period", "interval")
+        },
+        "an extension of pickles": extension("arrow.py_extension_type", pickled),
+        "pickles": pa.table({"a": pickled, "b": NUMBERS}),
+        "a dictionary of pickles": pa.table({"a": pickled.dictionary_encode(), "b": NUMBERS}),
+        "pandas' metadata": both.replace_schema_metadata({"pandas": json.dumps(PANDAS)}),
+        "pickled metadata": both.replace_schema_metadata(
+            dict.fromkeys(("pandas", "PANDAS_ATTRS", "geo"), pickle.dumps(Trap()))
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", tables_of_pickles())
+@pytest.mark.parametrize("columns", [None, ["b"], ["a", "b"]], ids=["all", "the other", "both"])
+def test_parquet_runs_no_pickle(trap, what, columns):
+    """It is read as the numbers that it stores, or refused."""
+    importlib.import_module("pandas.core.arrays.arrow.extension_types")  # registers them
+    pq.write_table(tables_of_pickles()[what], trap / "rows.parquet", row_group_size=10)
+    try:
+        read = open_source(str(trap / "rows.parquet"), columns=columns).ranges.read(0, 20)[0]
+    except InvalidDataError:
+        refused = True
+    else:
+        refused = False
+        expected = np.column_stack([NUMBERS.to_numpy()] * (2 if columns is None else len(columns)))
+        assert np.array_equal(read, expected)
+    if "pickles" in what:
+        assert refused == (columns != ["b"])
+    elif "metadata" in what:
+        assert not refused
 
 
 class Endless(BaseHTTPRequestHandler):

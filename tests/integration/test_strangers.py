@@ -300,3 +300,28 @@ def test_ones_own_run_goes_on_with_what_an_interrupt_says(begun, tmp_path):
     result = emtau(*words, "--set", "stop.max_iter=1")
     assert result.exit_code == NOT_CONVERGED, result.stderr
     assert Path(out, "model.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("stop", "max_iter"),
+        ("data", "path"),
+        ("model", "n_components"),
+        ("algorithm", "name"),
+    ],
+)
+def test_a_config_with_the_tags_of_yaml_is_text(made_up, tmp_path, section, key):
+    """The config of a checkpoint is JSON: nothing in it is parsed as YAML."""
+    trap = tmp_path / "trap"
+    run = made_up(**{section: {key: f"!!python/object/apply:os.system ['touch {trap}']"}})
+    for command in (
+        ["resume", run],
+        ["resume", run, "--set", "stop.tol=0"],
+        ["report", run, tmp_path / "a.html"],
+    ):
+        result = emtau(*command)
+        assert result.exit_code in (FAILED, BAD_USAGE), (command, result.output)
+        assert result.stderr.splitlines()[-1].startswith("emtau: ")
+    assert emtau("inspect", run).exit_code == 0
+    assert not trap.exists()
