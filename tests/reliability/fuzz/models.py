@@ -53,6 +53,26 @@ ATTRIBUTES = {
     "warm_start": [True, False, 1, "yes", None],
     "sha256": ["", "0" * 64, None, 5],
 }
+AS_GOOD = {
+    "tol": [0, 0.5, 1, "auto", "statistical"],
+    "reg_covar": [0, 1e-6, 2],
+    "max_iter": [0, 1, 10**6],
+    "n_init": [1, 3, "auto"],
+    "init_params": ["kmeans", "k-means++", "random", "random_from_data"],
+    "warm_start": [True, False],
+    "acceleration": ["auto", "quasi-newton", None],
+    "missing": ["raise", "marginalise"],
+    "random_state": [None, 0, 2**32 - 1],
+    "stop_reason": ["tol", "max-iter", "no-active-rows"],
+    "feature_names": [None, ["b", ""], ["\x1b[31m", "\u202e"]],
+    "algorithm": [
+        None,
+        {"name": "auto", "params": {}},
+        {"name": "em-tau", "params": {"tau": 2, "revisit": None}},
+    ],
+    "title": ["what others note beside a model"],
+}
+"""What a model that was saved may say in place of what it says."""
 NAMES = (
     *("weights", "means", "covariances", "precisions_cholesky"),
     *(f"history/{field.name}" for field in dataclasses.fields(IterationRecord)),
@@ -75,6 +95,8 @@ def mutate(case):
     shutil.copytree(case.original, case.place)
     chance, how = case.chance, case.chance.random()
     root = case.place / "zarr.json"
+    if how < 0.15:
+        return documents.rewritten(chance, root, VOCABULARY, lambda content: _as_good(chance, content))
     if how < 0.25:
         return documents.rewritten(chance, root, VOCABULARY)
     if how < 0.45:
@@ -87,6 +109,14 @@ def mutate(case):
 def _attributes(chance, content):
     content["attributes"], what = documents.altered(chance, content["attributes"], ATTRIBUTES)
     return content, what
+
+
+def _as_good(chance, content):
+    name = chance.choice(sorted(AS_GOOD))
+    attributes = content["attributes"]
+    holder = attributes["settings"] if name in attributes["settings"] else attributes
+    holder[name] = chance.choice(AS_GOOD[name])
+    return content, f"{name} = {holder[name]!r}"
 
 
 def _arrays(folder):
@@ -129,7 +159,7 @@ def _lie(chance, folder):
 
 def _other(chance, values):
     how = chance.choice(["value", "value", "shape", "dtype", "all", "longer", "shorter"])
-    values = values.copy()
+    values = np.atleast_1d(values).copy() if how in ("shape", "longer", "shorter") else values.copy()
     strange = [0.0, -1.0, 1e-320, 1e308, -1e308, np.nan, np.inf, 1.0, 1e-8, 2.0**40]
     with np.errstate(all="ignore"):
         if how == "value" and values.size:
@@ -160,8 +190,22 @@ def target(case):
     for name in ("weights", "means", "covariances", "precisions_cholesky"):
         if not np.array_equal(getattr(model, f"{name}_"), arrays[name], equal_nan=True):
             raise WrongError(f"{name}_ is not what its array holds")
+    _check_said(model, json.loads((case.place / "zarr.json").read_bytes())["attributes"])
     check_usable(model)
     return "right"
+
+
+def _check_said(model, attributes):
+    """Raise `WrongError` where a model is not what its root document says."""
+    found = {name: getattr(model, name) for name in attributes["settings"]}
+    names = getattr(model, "feature_names_in_", None)
+    found |= {"stop_reason": model.stop_reason_, "names": None if names is None else names.tolist()}
+    said = attributes["settings"] | {
+        "stop_reason": attributes["stop_reason"],
+        "names": attributes["feature_names"],
+    }
+    if repr(found) != repr(said):
+        raise WrongError(f"it says {said}, and was loaded as {found}")
 
 
 def check_usable(model):
