@@ -159,6 +159,15 @@ def test_a_traceback_shows_no_text_of_a_file_raw(failing):
     assert obeyed(said) == []
 
 
+def test_a_traceback_shows_no_header_of_npy_raw():
+    """Python shows the line that it cannot parse."""
+    np.save("x.npy", ROWS)
+    Path("x.npy").write_bytes(Path("x.npy").read_bytes().replace(b"False", b"F\x1b[se"))
+    with pytest.raises(InvalidDataError, match="no header") as caught:
+        GaussianMixture(2).fit("x.npy")
+    assert obeyed("".join(traceback.format_exception(caught.value))) == []
+
+
 def test_files_that_a_shell_found_are_shown_as_text():
     assert "extra argument" in emtau("predict", "a", "b", "c", "\x1b]0;x\x07", code=2)
 

@@ -80,7 +80,7 @@ def _header(beginning: bytes) -> NpyHeader:
     try:
         shape, by_column, dtype = _HEADERS[npy_format.read_magic(file)](file)
     except Exception as error:  # whatever Python's parser raises
-        raise ValueError(f"it has no header of a .npy file: {error}") from error
+        raise ValueError(f"it has no header of a .npy file: {error}") from None  # A traceback would show it.
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     if not all(0 <= size < 2**62 for size in shape) or len(shape) > 32:
