@@ -48,7 +48,7 @@ def read_like(case, path, independent, *, exact=True):
             what = "described"
             continue
         case.allowed = max(case.allowed, case.allowed + predicted)
-        rows, _ = source.ranges.read(start, stop)
+        rows = source.ranges.read(start, stop).values
         if rows.shape != (stop - start, *source.shape[1:]):
             raise WrongError(f"rows {start} to {stop} have shape {rows.shape}")
         read.append((start, stop, rows))
