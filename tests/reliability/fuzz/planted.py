@@ -43,8 +43,8 @@ def rows_in_another_order(case):
     read = kind.read
 
     def shifted(self, start, stop):
-        rows, more = read(self, start, stop)
-        return np.roll(rows, 1, axis=0), more
+        found = read(self, start, stop)
+        return found._replace(values=np.roll(found.values, 1, axis=0))
 
     with mock.patch.object(kind, "read", shifted):
         return npy.target(case)
