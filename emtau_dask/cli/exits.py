@@ -157,7 +157,12 @@ def _terminable(ctx: click.Context) -> Iterator[None]:
     watch.start()
     told_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    heed = handler_of_signals()
+    interrupt = handler_of_signals()
+
+    def heed(*arguments: Any) -> None:
+        logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
+        interrupt(*arguments)
+
     before = [signal.signal(number, heed) for number in numbers]
     try:
         yield
@@ -188,7 +193,6 @@ def _end_in_time(heard: int, ctx: click.Context) -> None:
                 break
             first = min(first, now)
             left = max(0.0, first + GRACE_SECONDS - now)
-            logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
     try:
         if select.select([], [STDERR], [], 0)[
             1

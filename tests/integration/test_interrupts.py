@@ -262,8 +262,17 @@ FORKS = """
     os.waitpid(child, 0)
     time.sleep(0.5)
 """
-
-
+LOGS = """
+    import logging, sys
+    sys.setswitchinterval(60)  # The thread that watches for signals comes later.
+    say("begun")
+    try:
+        while True:
+            sum(range(1000))
+    except KeyboardInterrupt:
+        logging.error("a task of a library was cut off")
+        raise
+"""
 LEAVES_A_CHILD = """
     say("begun")
     child = os.fork()
@@ -315,6 +324,14 @@ def test_an_interrupt_that_is_sent_twice_lets_the_command_clean_up():
     assert output == "cleaned up\n"
     said = "emtau: interrupted before the first commit; there is nothing to resume"
     assert errors.splitlines()[-1] == said
+
+
+def test_what_libraries_log_of_an_interrupt_is_not_shown():
+    process = begun(LOGS)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    (said,) = process.communicate()[1].splitlines()
+    assert said == "emtau: interrupted before the first commit; there is nothing to resume"
 
 
 def test_a_signal_to_a_forked_process_does_not_interrupt_its_parent():

@@ -1,0 +1,94 @@
+"""Fits whose wall clock jumps by days and years, there and back, while they run."""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from clusters import GUARD
+from distributed import Client, LocalCluster
+from fits import ROWS, assert_same_bits
+from reliability.containers import compiled_clock
+from sklearn.exceptions import ConvergenceWarning
+
+from emtau_dask import EMTau, GaussianMixture
+from emtau_dask.em.observer import SilentObserver
+from emtau_dask.estimator import fitting
+
+DAY = 86_400
+JUMPS = {2: DAY, 3: -400 * DAY, 5: 20 * 365 * DAY, 7: -DAY, 9: 0}
+"""Seconds that the clock differs by from the end of an iteration on."""
+
+
+def fit(rows, run):
+    mixture = GaussianMixture(
+        3,
+        algorithm=EMTau(tau=2, revisit=3),
+        tol=0,
+        max_iter=12,
+        random_state=0,
+        init_params="random",
+        checkpoint=run,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return mixture.fit(rows)
+
+
+@contextmanager
+def computing(way):
+    """Compute in threads, or in the processes of a cluster, whose clocks jump as well."""
+    with ExitStack() as stack:
+        if way == "cluster":
+            cluster = stack.enter_context(
+                LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+            )
+            stack.enter_context(Client(cluster))
+        else:
+            stack.enter_context(dask.config.set(scheduler="threads", num_workers=2))
+        yield
+
+
+def jumping(folder, way):
+    """Fit, resume and save in a process whose clock jumps."""
+    clock, met = folder / "clock", []
+
+    class Observer(SilentObserver):
+        def iteration(self, record, parameters):
+            if record.iteration in JUMPS:
+                clock.write_text(f"{JUMPS[record.iteration]}\n")
+            met.append(time.time())
+
+    fitting.observer_for = lambda verbose: Observer()
+    rows = zarr.open_array(folder / "rows.zarr", mode="r")
+    with computing(way):
+        mixture = fit(rows, folder / "run")
+        assert max(np.abs(np.diff(met))) > 300 * DAY, "the clock did not jump"
+        assert all(0 <= record.seconds < GUARD for record in mixture.history_)
+        clock.write_text(f"{-30 * DAY}\n")
+        assert_same_bits(GaussianMixture.resume(folder / "run", rows), mixture)
+    mixture.save(folder / "model")
+
+
+@pytest.mark.parametrize("way", ["threads", "cluster"])
+def test_a_clock_that_jumps_changes_no_bit(tmp_path, way):
+    rows = zarr.create_array(store=tmp_path / "rows.zarr", data=ROWS, chunks=(30, 2))
+    command = (
+        f"import test_wrong_clocks as own, pathlib; own.jumping(pathlib.Path({str(tmp_path)!r}), {way!r})"
+    )
+    environment = os.environ | {
+        "LD_PRELOAD": str(compiled_clock(tmp_path)),
+        "WRONG_CLOCK": str(tmp_path / "clock"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]),
+    }
+    subprocess.run([sys.executable, "-c", command], env=environment, check=True, timeout=GUARD)
+    with dask.config.set(scheduler="threads"):
+        expected = fit(rows, None)
+    assert_same_bits(GaussianMixture.load(tmp_path / "model"), expected)
