@@ -181,10 +181,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning, line: FrameTy
     )
 
 
-WRAPPERS = ("contextlib", "sklearn.callback._callback_support")
-"""Modules whose functions are called between the user and this package."""
-
-
 def line_of_user() -> FrameType:
     """Return the line, outside of this package, by which this thread entered it."""
     package = f"{__name__.partition('.')[0]}."
@@ -194,6 +190,6 @@ def line_of_user() -> FrameType:
         if str(frame.f_globals.get("__name__")).startswith(package):
             found = frame.f_back or frame
         frame = frame.f_back
-    while found.f_globals.get("__name__") in WRAPPERS and found.f_back is not None:
+    while found.f_globals.get("__name__") == "contextlib" and found.f_back is not None:
         found = found.f_back
     return found

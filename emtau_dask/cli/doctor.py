@@ -1,20 +1,18 @@
-"""The command `emtau doctor`: whether all that a fit needs is there, and what it has to work with.
+"""The command `emtau doctor`: versions of the packages, and whether a fit can write where it must.
 
 Each check imports what it looks at, so that a package that cannot be imported is a finding like another.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import click
 from packaging.requirements import Requirement
@@ -34,8 +32,7 @@ DISPENSABLE = {"numba"}
 Status = Literal["ok", "note", "wrong"]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What a check found: ``"note"`` is of something that not everybody needs, ``"wrong"`` of a fault."""
 
     name: str
@@ -51,14 +48,13 @@ class Finding:
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
     """Say whether all that a fit needs is there; exit with 1 where something is wrong.
 
-    Versions of packages, threads, memory, the compiler, settings of dask, temporary files, and, if it is
-    given, a place for checkpoints (CHECKPOINT, a path or URL): whether it can be reached and written.
+    Versions of packages, and whether temporary files, the current folder and, if it is given, a place for
+    checkpoints (CHECKPOINT, a path or URL) can be written.
     """
     found = findings(checkpoint)
     healthy = all(finding.status != "wrong" for finding in found)
     if as_json:
-        described = {"ok": healthy, "findings": [dataclasses.asdict(finding) for finding in found]}
-        echo_json(described)
+        echo_json({"ok": healthy, "findings": [finding._asdict() for finding in found]})
     else:
         width = max(len(finding.name) for finding in found)
         for finding in found:
@@ -68,133 +64,69 @@ def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
 
 def findings(checkpoint: str | None) -> list[Finding]:
     """Return what all checks find; ``checkpoint`` is a path or URL for checkpoints."""
-    found = [*_packages(), *_optional_packages()]
-    checks: dict[str, Callable[[], Finding]] = {
-        "threads": _threads,
-        "BLAS": _blas,
-        "memory": _memory,
-        "compiled tiles": _compiled,
-        "settings": _settings,
-        "temporary files": _temporary,
-    }
+    found = [
+        Finding("python", "ok", platform.python_version()),
+        Finding(OWN, "ok", metadata.version(OWN)),
+        *_packages(),
+        _checked("temporary files", partial(_folder, None)),
+        _checked("current folder", partial(_folder, os.curdir), failed="note"),
+    ]
     if checkpoint is not None:
-        checks["checkpoint"] = partial(_checkpoint, checkpoint)
-    return [*found, *(_checked(name, check) for name, check in checks.items())]
+        found.append(_checked("checkpoint", partial(_checkpoint, checkpoint)))
+    return found
 
 
-def _checked(name: str, check: Callable[[], Finding]) -> Finding:
+def _checked(name: str, check: Callable[[], tuple[Status, str]], failed: Status = "wrong") -> Finding:
+    """Return what a check finds; ``failed`` is the status where it raises."""
     try:
-        return check()
-    except EmtauError as error:
-        return Finding(name, "wrong", str(error))
+        return Finding(name, *check())
     except Exception as error:  # of whatever is broken here; that is what is asked for
-        return Finding(name, "wrong", shown(" ".join(f"{type(error).__name__}: {error}".split())))
-
-
-def _requirements() -> list[Requirement]:
-    return [Requirement(line) for line in metadata.requires(OWN) or ()]
-
-
-def _applies(needed: Requirement, extra: str = "") -> bool:
-    return needed.marker is None or needed.marker.evaluate({"extra": extra})
+        kind = "" if isinstance(error, EmtauError) else f"{type(error).__name__}: "
+        return Finding(name, failed, shown(" ".join(f"{kind}{error}".split())))
 
 
 def _packages() -> Iterator[Finding]:
-    yield Finding("python", "ok", platform.python_version())
-    yield Finding(OWN, "ok", metadata.version(OWN))
-    for needed in _requirements():
-        if _applies(needed):
-            remedy = f"pip install '{needed.name}{needed.specifier}'"
-            absent: Status = "note" if needed.name in DISPENSABLE else "wrong"
-            yield _checked(needed.name, partial(_package, needed, absent, remedy))
+    """Yield what is found of the packages that fits need, then of those that extras bring to users."""
+    requirements = [Requirement(line) for line in metadata.requires(OWN) or ()]
+    extras = metadata.metadata(OWN).get_all("Provides-Extra") or ()
+    done: set[str] = set()
+    for extra in ("", *(each for each in extras if each not in FOR_DEVELOPMENT)):
+        for needed in requirements:
+            applies = needed.marker is None or needed.marker.evaluate({"extra": extra})
+            if applies and needed.name not in done:
+                done.add(needed.name)
+                yield _checked(needed.name, partial(_package, needed, extra))
 
 
-def _optional_packages() -> Iterator[Finding]:
-    required = {needed.name for needed in _requirements() if _applies(needed)}
-    for extra in metadata.metadata(OWN).get_all("Provides-Extra") or ():
-        for needed in _requirements():
-            asked = needed.name not in required and _applies(needed, extra)
-            if extra not in FOR_DEVELOPMENT and asked:
-                remedy = f"pip install '{OWN}[{extra}]'"
-                yield _checked(needed.name, partial(_package, needed, "note", remedy))
-
-
-def _package(needed: Requirement, absent: Status, remedy: str) -> Finding:
-    """Return what is found of a package, which is imported; ``absent`` is the status where there is none."""
+def _package(needed: Requirement, extra: str) -> tuple[Status, str]:
+    """Import a package; return the status and the version or the remedy."""
+    remedy = f"pip install '{OWN}[{extra}]'" if extra else f"pip install '{needed.name}{needed.specifier}'"
     try:
         number = metadata.version(needed.name)
     except metadata.PackageNotFoundError:
-        return Finding(needed.name, absent, f"not installed: {remedy}")
+        absent: Status = "note" if extra or needed.name in DISPENSABLE else "wrong"
+        return absent, f"not installed: {remedy}"
     if not needed.specifier.contains(number, prereleases=True):
-        return Finding(needed.name, "wrong", f"{number}, but {needed.specifier} is needed: {remedy}")
+        return "wrong", f"{number}, but {needed.specifier} is needed: {remedy}"
     import_module(MODULES.get(needed.name.lower(), needed.name))
-    return Finding(needed.name, "ok", number)
+    return "ok", number
 
 
-def _threads() -> Finding:
-    from dask.system import cpu_count
-
-    from emtau_dask.cluster import local_threads
-
-    usable, cores = cpu_count(), os.cpu_count()
-    return Finding(
-        "threads", "ok", f"{local_threads()} for a fit; this process may use {usable} of {cores} cores"
-    )
-
-
-def _blas() -> Finding:
-    import scipy.linalg  # noqa: F401  its own BLAS
-    from threadpoolctl import threadpool_info
-
-    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    texts = [f"{pool['internal_api']} {pool['version']}, {pool['num_threads']} threads" for pool in pools]
-    if not texts:
-        return Finding("BLAS", "note", "none whose threads can be limited; it may use more of them")
-    return Finding("BLAS", "ok", "; ".join(dict.fromkeys(texts)))
-
-
-def _memory() -> Finding:
-    """Return the memory that this process may use; cgroups and limits of the process count."""
-    from dask.utils import format_bytes
-    from distributed.system import memory_limit
-
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit()
-    least = "" if limit >= total else " by a limit of its cgroup or of the process"
-    return Finding("memory", "ok", f"{format_bytes(limit)} of {format_bytes(total)} may be used{least}")
-
-
-def _compiled() -> Finding:
-    from emtau_dask.em import compile_setting
-    from emtau_dask.mixture.compiled import why_not_compiled
-
-    setting, why_not = compile_setting(), why_not_compiled()
-    if why_not is not None:
-        remedy = "pip install numba makes large fits faster"
-        return Finding("compiled tiles", "note", f"not available ({why_not}); {remedy}")
-    return Finding("compiled tiles", "ok", f"available; emtau.compiled is {setting!r}")
-
-
-def _settings() -> Finding:
-    from emtau_dask.settings import read_settings
-
-    values = dataclasses.asdict(read_settings())
-    named = ", ".join(f"emtau.{name.replace('_', '-')}={value}" for name, value in values.items())
-    return Finding("settings", "ok", named)
-
-
-def _temporary() -> Finding:
-    """Return whether row state of fits without a checkpoint can be kept, and in how much room."""
+def _folder(folder: str | None) -> tuple[Status, str]:
+    """Write a file without a name; by default where fits without a checkpoint keep the state of rows."""
     import dask
     from dask.utils import format_bytes
 
-    folder = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
-    with tempfile.TemporaryFile(dir=folder):
-        free = shutil.disk_usage(folder).free
-    return Finding("temporary files", "ok", f"{format_bytes(free)} free in {folder}")
+    place = folder or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+    with tempfile.TemporaryFile(dir=place) as file:
+        file.write(b"emtau")
+        file.flush()
+        free = shutil.disk_usage(place).free
+    return "ok", f"{format_bytes(free)} free in {place}"
 
 
-def _checkpoint(place: str) -> Finding:
+def _checkpoint(place: str) -> tuple[Status, str]:
+    """Write, read and remove a small object in a place for checkpoints."""
     from emtau_dask.io.objects import holds_run, object_store, try_store
 
     objects = object_store(place)
@@ -203,5 +135,5 @@ def _checkpoint(place: str) -> Finding:
     if holds_run(objects):
         said += "; it holds a run"
     if not exclusive:
-        return Finding("checkpoint", "note", f"{said}; two processes that resume one run might not notice")
-    return Finding("checkpoint", "ok", said)
+        return "note", f"{said}; two processes that resume one run might not notice"
+    return "ok", said

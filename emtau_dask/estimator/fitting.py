@@ -69,7 +69,7 @@ from emtau_dask.policies import (
     checked_row_arrays,
     describe_policy,
 )
-from emtau_dask.progress import LoggingObserver, Observers, closed_after, observer_for
+from emtau_dask.progress import Lines, Observers, closed_after, observer_for, to_log
 from emtau_dask.rows import Contents, Samples
 
 LOG = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def fit_session(
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
-    observer = Observers(observer or observer_for(verbose), LoggingObserver())
+    observer = Observers(observer or observer_for(verbose), Lines(to_log))
     with interruptible(), closed_after(observer):
         yield executor, observer
 

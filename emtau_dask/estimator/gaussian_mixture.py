@@ -7,7 +7,6 @@ from typing import Any, Self
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask.errors import warn_user
-from emtau_dask.estimator.callbacks import FollowedFits, called_back, torn_down
 from emtau_dask.estimator.conditioning import ConditionedMixture
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
@@ -19,7 +18,7 @@ FAR, GOOD_GAP = 100.0, 1e-9
 """A fit that stops by tol is warned of where the gap is this many times larger, and worth a digit."""
 
 
-class GaussianMixture(FollowedFits, ConditionedMixture):
+class GaussianMixture(ConditionedMixture):
     """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
 
     Parameters
@@ -189,7 +188,6 @@ class GaussianMixture(FollowedFits, ConditionedMixture):
         super().set_params(**params)
         return self
 
-    @torn_down
     def fit(
         self,
         X: Any,
@@ -251,8 +249,7 @@ class GaussianMixture(FollowedFits, ConditionedMixture):
         UserWarning
             The index of a DataFrame, stored in a file, is left out.
         """
-        with called_back(self, X, y, sample_weight) as observer:
-            fit_estimator(self, X, sample_weight, responsibilities_init, columns=columns, observer=observer)
+        fit_estimator(self, X, sample_weight, responsibilities_init, columns=columns)
         self._warn_unless_converged()
         return self
 

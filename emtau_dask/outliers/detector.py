@@ -10,26 +10,18 @@ from sklearn.base import BaseEstimator, OutlierMixin, clone
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from emtau_dask.checks import Constraint
+from emtau_dask.checks import FRACTION
 from emtau_dask.errors import ConfigError
 from emtau_dask.messages import short
-from emtau_dask.outliers.quantile import exact_quantile
-
-
-def _is_share(value: Any) -> bool:
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return number and bool(0 < value <= 0.5)
-
-
-CONTAMINATION = Constraint("a number above 0 and at most 0.5", _is_share)
+from emtau_dask.outliers.quantile import score_quantile
 
 
 def check_contamination(value: Any) -> None:
     """Raise `ConfigError` unless ``value`` is a share of outliers."""
-    if not CONTAMINATION.holds(value):
+    if not (FRACTION.holds(value) and value <= 0.5):
         raise ConfigError(
-            f"contamination = {short(value)} must be {CONTAMINATION.words}: the share of "
-            "the rows that are outliers."
+            f"contamination = {short(value)} must be a number above 0 and at most 0.5: the share of the rows "
+            "that are outliers."
         )
 
 
@@ -53,16 +45,16 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         Fitted.
     offset_ : float
         The threshold, nats: the quantile ``contamination`` of the log-likelihoods of the rows of the fit,
-        exactly ``numpy.quantile(scores, contamination)``. Every row counts once, whatever weights the mixture
-        was fitted with.
+        ``numpy.quantile(scores, contamination)`` for at most 8,388,608 rows, else within a millionth of its
+        size. Every row counts once, whatever weights the mixture was fitted with.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
         Where the data names its features.
 
     Notes
     -----
-    Beside the fit, the threshold takes one pass over the data for at most 1,048,576 rows, else two, see
-    ``emtau_dask.outliers.exact_quantile``. It has the same bits for any number of threads and workers.
+    Beside the fit, the threshold takes one pass over the data for at most 8,388,608 rows, else two, see
+    ``emtau_dask.outliers.score_quantile``. It has the same bits for any number of threads and workers.
     Memory is bounded.
 
     Examples
@@ -102,7 +94,7 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_contamination(self.contamination)
         mixture = clone(self.estimator).fit(X, y, **_options(columns))
-        offset = exact_quantile(mixture.score_samples(X, **_options(columns)), float(self.contamination))
+        offset = score_quantile(mixture.score_samples(X, **_options(columns)), float(self.contamination))
         self.estimator_, self.offset_ = mixture, offset
         self.n_features_in_ = mixture.n_features_in_
         if hasattr(mixture, "feature_names_in_"):

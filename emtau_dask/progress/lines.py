@@ -1,76 +1,213 @@
-"""Progress as plain lines, for logs and pipes."""
+"""How far a fit is, and plain lines that tell it: to a stream or to the log."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import math
 import threading
 import time
+from collections.abc import Callable
 from typing import TextIO
 
-from emtau_dask.em import IterationRecord
+from emtau_dask.em import FitObserver, IterationRecord
 from emtau_dask.messages import one_line
 from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.progress.tracking import Clock, Tracker, active, clock_time, number, rate
+
+LOG = logging.getLogger("emtau_dask.fit")
+Clock = Callable[[], float]
 
 LONG_PASS = 30.0
 """Seconds between two lines of one pass."""
 
 
-class LineObserver:
-    """One plain line for each iteration, for each stage outside the iterations, and within long passes.
+class Progress:
+    """Remembers how far a fit is; what shows it is made of this. Threads may share it.
 
-    The stream is flushed after each line and not closed. An error in writing, such as that of a
-    full disk, does not end the fit, but a pipe that its reader has closed does.
+    A report of chunks takes a lock, adds a number and looks at the clock.
     """
 
-    def __init__(self, out: TextIO, clock: Clock = time.perf_counter) -> None:
-        self._out = out
-        self._clock = clock
-        self._tracker = Tracker(clock)
-        self._writing = threading.Lock()
-        self._next = clock() + LONG_PASS
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._lock, self._clock = threading.Lock(), clock
+        self._began = self._pass_began = clock()
+        self._stage, self._chunks, self._done = "starting", 0, 0
+        self._record: IterationRecord | None = None
+        self._stopped = False
+        self._next = math.inf  # when `_draw` is called next
 
     def stage(self, name: str, chunks: int) -> None:
-        """Write the name of a pass, unless it is an iteration, which has its own line."""
-        self._tracker.stage(name, chunks)
-        self._next = self._clock() + LONG_PASS
+        """Begin a pass; its line is its name, unless it is an iteration, which has one at its end."""
+        with self._lock:
+            self._stage, self._chunks, self._done, self._pass_began = name, chunks, 0, self._clock()
         if not name.startswith("iteration "):
-            self._write(f"{name}: {chunks:,} {'chunk' if chunks == 1 else 'chunks'}")
+            self._line(logging.INFO, f"{name}: {_counted(chunks)}")
+        self._draw_in_time()
 
     def chunks_done(self, count: int) -> None:
-        """Count chunks; write a line if the last one was half a minute ago."""
-        self._tracker.chunks_done(count)
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + LONG_PASS
-        view = self._tracker.view()
-        left = "" if view.left is None else f", {clock_time(view.left)} left"
-        self._write(f"{view.stage}: {view.share:.0%} of {view.chunks:,} chunks{left}")
+        """Count chunks."""
+        with self._lock:
+            self._done += count
+        self._draw_in_time()
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
-        """Write the line of one iteration."""
-        self._tracker.iteration(record)
+        """Remember an iteration, and say its line."""
+        before, self._record = self._record, record
+        follows = before is not None and record.iteration == before.iteration + 1
+        change = record.lower_bound - before.lower_bound if before and follows else None
         total = record.chunks_processed + record.chunks_skipped
-        self._write(
+        self._line(
+            logging.INFO if record.full_pass and record.accepted else logging.DEBUG,
             f"iteration {record.iteration}: bound {record.lower_bound:.9g}, "
-            f"change {number(self._tracker.view().change, '+.2e')}, gap {number(record.gap, '.1e')}, "
-            f"active {active(record)}, chunks {record.chunks_processed:,}/{total:,}, "
-            f"{record.seconds:.3g} s, {rate(record)}{'' if record.accepted else ', refused'}"
+            f"change {_number(change, '+.2e')}, gap {_number(record.gap, '.1e')}, "
+            f"active {_active(record)}, chunks {record.chunks_processed:,}/{total:,}, "
+            f"{record.seconds:.3g} s, {_rate(record)}{'' if record.accepted else ', refused'}",
         )
+        self._draw_in_time()
 
     def note(self, message: str) -> None:
-        """Write a remark."""
-        self._write(message)
+        """Say a remark."""
+        self._line(logging.INFO, message)
 
     def close(self, *, done: bool) -> None:
-        """Leave the stream as it is."""
+        """Remember whether the fit failed or was stopped."""
+        self._stopped = not done
 
-    def _write(self, line: str) -> None:
-        with self._writing:
+    def _line(self, level: int, text: str) -> None:
+        """Say what happened; ``level`` is that of `logging`."""
+
+    def _draw(self) -> None:
+        """Show how far the pass is."""
+
+    def _draw_in_time(self) -> None:
+        if self._clock() >= self._next:
+            self._draw()
+
+    def _of_pass(self) -> tuple[float, list[str]]:
+        """Return the share of the pass that is done, and its name, share and estimated time left as texts."""
+        with self._lock:
+            share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
+            said = [f"stopped in {self._stage}" if self._stopped else self._stage]
+            said.append(f"{share:.0%} of {_counted(self._chunks)}")
+            if 0.0 < share < 1.0 and not self._stopped:
+                left = (self._clock() - self._pass_began) * (1.0 - share) / share
+                said.append(f"{_clock_time(left)} left")
+        return share, said
+
+    def _figures(self) -> tuple[float, list[str]]:
+        """Return the share of the pass, and what a live display says beside it, the most telling first."""
+        share, said = self._of_pass()
+        if (record := self._record) is not None:
+            said += [f"bound {record.lower_bound:.7g}", f"gap {_number(record.gap, '.1e')}"]
+            said += [f"active {_active(record)}", _rate(record)]
+        return share, [*said, _clock_time(self._clock() - self._began)]
+
+
+class Lines(Progress):
+    """One plain line for each iteration, for each other stage, for each remark, and within long passes.
+
+    Parameters
+    ----------
+    write : callable (int, str) -> None
+        Given the level of a line, as `logging` has them, and the line. Passes over all rows, stages and
+        remarks are of level INFO; other iterations, refused steps and lines within a pass of level DEBUG.
+    """
+
+    def __init__(self, write: Callable[[int, str], None], clock: Clock = time.perf_counter) -> None:
+        super().__init__(clock)
+        self._write = write
+        self._next = clock() + LONG_PASS
+
+    def _line(self, level: int, text: str) -> None:
+        self._next = self._clock() + LONG_PASS
+        self._write(level, text)
+
+    def _draw(self) -> None:
+        name, *others = self._of_pass()[1]
+        self._line(logging.DEBUG, f"{name}: {', '.join(others)}")
+
+
+def to_stream(out: TextIO) -> Callable[[int, str], None]:
+    """Return what writes lines to a stream, which is flushed after each and not closed.
+
+    An error in writing, such as that of a full disk, does not end the fit, but a pipe that its reader has
+    closed does.
+    """
+    writing = threading.Lock()
+
+    def write(level: int, line: str) -> None:
+        with writing:
             try:
-                self._out.write(f"{one_line(line)}\n")
-                self._out.flush()
+                out.write(f"{one_line(line)}\n")
+                out.flush()
             except OSError as error:
                 if error.errno == errno.EPIPE:
                     raise
+
+    return write
+
+
+def to_log(level: int, line: str) -> None:
+    """Log a line under ``emtau_dask.fit``."""
+    LOG.log(level, "%s", one_line(line))
+
+
+class Observers:
+    """Tells each of several observers, in order."""
+
+    def __init__(self, *observers: FitObserver) -> None:
+        self._observers = observers
+
+    def stage(self, name: str, chunks: int) -> None:
+        """Tell of a pass."""
+        for observer in self._observers:
+            observer.stage(name, chunks)
+
+    def chunks_done(self, count: int) -> None:
+        """Tell of chunks."""
+        for observer in self._observers:
+            observer.chunks_done(count)
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        """Tell of an iteration."""
+        for observer in self._observers:
+            observer.iteration(record, parameters)
+
+    def note(self, message: str) -> None:
+        """Tell of a remark."""
+        for observer in self._observers:
+            observer.note(message)
+
+    def close(self, *, done: bool) -> None:
+        """Tell of the end."""
+        for observer in self._observers:
+            observer.close(done=done)
+
+
+def _counted(chunks: int) -> str:
+    return f"{chunks:,} chunk{'' if chunks == 1 else 's'}"
+
+
+def _number(value: float | None, form: str) -> str:
+    """Return a number in a form, "-" for none."""
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _active(record: IterationRecord) -> str:
+    """Return the share of the rows that an iteration scored."""
+    return f"{min(1.0, record.active_rows / record.rows):.1%}" if record.rows else "0.0%"
+
+
+def _rate(record: IterationRecord) -> str:
+    """Return how many rows an iteration scored a second."""
+    a_second = record.active_rows / record.seconds if record.seconds else 0.0
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if a_second >= size:
+            return f"{a_second / size:.3g}{unit} rows/s"
+    return f"{a_second:.3g} rows/s"
+
+
+def _clock_time(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,15 +1,19 @@
-"""Live progress: one line in a terminal, one bar in a notebook."""
+"""Live progress: one line in a terminal, one bar in a notebook; and which display suits a stream."""
 
 from __future__ import annotations
 
 import html
+import logging
+import math
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from emtau_dask.em import IterationRecord
+from emtau_dask.em import FitObserver, SilentObserver
 from emtau_dask.messages import shown
-from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.progress.tracking import Clock, Tracker, View, figures
+from emtau_dask.progress.lines import Clock, Lines, Progress, to_stream
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,18 +26,14 @@ BAR = 12
 """Characters of a terminal's bar."""
 
 
-class TerminalObserver:
-    """One live line on a terminal: the pass, its share done and time left, the last iteration's figures.
-
-    It is drawn a few times a second from what was last reported, so that a report costs next to
-    nothing. `close` removes it.
-    """
+class TerminalLine(Progress):
+    """One live line on a terminal, drawn a few times a second by a thread; `close` removes it."""
 
     def __init__(self, out: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._tracker = Tracker()
+        super().__init__()
         self._live = Live(
             console=Console(file=out),
             get_renderable=self._render,
@@ -43,18 +43,6 @@ class TerminalObserver:
             redirect_stderr=False,
         )
         self._live.start()
-
-    def stage(self, name: str, chunks: int) -> None:
-        """Begin a new bar."""
-        self._tracker.stage(name, chunks)
-
-    def chunks_done(self, count: int) -> None:
-        """Advance the bar."""
-        self._tracker.chunks_done(count)
-
-    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
-        """Remember the figures of one iteration."""
-        self._tracker.iteration(record)
 
     def note(self, message: str) -> None:
         """Print a remark above the display."""
@@ -67,16 +55,15 @@ class TerminalObserver:
     def _render(self) -> RenderableType:
         from rich.text import Text
 
-        view = self._tracker.view()
-        full = round(view.share * BAR)
-        first, *others = figures(view)
+        share, (first, *others) = self._figures()
+        full = round(share * BAR)
         line = Text(first, style="bold", no_wrap=True, overflow="ellipsis")
         line.append(f"  {'━' * full}", style="cyan")
         line.append(f"{'─' * (BAR - full)}  ", style="dim")
         return line.append("  ".join(others), style="not bold")
 
 
-class NotebookObserver:
+class NotebookBar(Progress):
     """One bar in a notebook, drawn anew in its place.
 
     `close` leaves it as it was last, or says that the fit stopped there. Of a fit that ends before its first
@@ -84,68 +71,94 @@ class NotebookObserver:
 
     Parameters
     ----------
-    display : callable (object, display_id=True) -> handle
-        IPython's; the handle has ``update(object)``.
+    display : callable (dict, raw=True, display_id=True) -> handle
+        IPython's; the handle has ``update(dict, raw=True)``. The texts are by MIME type.
     """
 
     def __init__(self, display: Any, clock: Clock = time.perf_counter) -> None:
-        self._tracker = Tracker(clock)
-        self._clock, self._drawn = clock, clock()
-        self._notes: list[str] = []
-        self._display = display
+        super().__init__(clock)
+        self._display: Any = display
         self._handle: Any = None
-
-    def stage(self, name: str, chunks: int) -> None:
-        """Begin a new bar."""
-        self._tracker.stage(name, chunks)
-        self._draw()
-
-    def chunks_done(self, count: int) -> None:
-        """Advance the bar."""
-        self._tracker.chunks_done(count)
-        self._draw()
-
-    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
-        """Show the figures of one iteration."""
-        self._tracker.iteration(record)
-        self._draw()
+        self._notes: list[str] = []
+        self._next = -math.inf
 
     def note(self, message: str) -> None:
         """Show a remark below the bar."""
         self._notes.append(shown(message))
-        self._draw(at_once=True)
+        self._draw()
 
     def close(self, *, done: bool) -> None:
         """Draw the bar a last time."""
-        if not done:
-            self._tracker.stop()
+        super().close(done=done)
         if self._handle is not None:
-            self._draw(at_once=True)
+            self._draw()
 
-    def _draw(self, *, at_once: bool = False) -> None:
-        now = self._clock()
-        if not at_once and self._handle is not None and now - self._drawn < NOTEBOOK_SECONDS:
-            return
-        self._drawn = now
-        bar = _Bar(self._tracker.view(), tuple(self._notes))
-        if self._handle is None:
-            self._handle = self._display(bar, display_id=True)
-        else:
-            self._handle.update(bar)
-
-
-class _Bar:
-    """What a notebook shows of a view."""
-
-    def __init__(self, view: View, notes: tuple[str, ...]) -> None:
-        self._view, self._notes = view, notes
-
-    def __repr__(self) -> str:
-        return "\n".join(["  ".join(figures(self._view)), *self._notes])
-
-    def _repr_html_(self) -> str:
-        whole = '<span style="white-space: nowrap">{}</span>'.format
-        said = " &nbsp; ".join(whole(html.escape(each)) for each in figures(self._view))
+    def _draw(self) -> None:
+        self._next = self._clock() + NOTEBOOK_SECONDS
+        share, said = self._figures()
+        spans = (f'<span style="white-space: nowrap">{html.escape(each)}</span>' for each in said)
+        bar = f'<progress max="1" value="{share:.3f}"></progress> &nbsp; {" &nbsp; ".join(spans)}'
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self._notes)
-        bar = f'<progress max="1" value="{self._view.share:.3f}"></progress>'
-        return f"<div>{bar} &nbsp; {said}</div>{notes}"
+        drawn = {
+            "text/plain": "\n".join(["  ".join(said), *self._notes]),
+            "text/html": f"<div>{bar}</div>{notes}",
+        }
+        if self._handle is None:
+            self._handle = self._display(drawn, raw=True, display_id=True)
+        else:
+            self._handle.update(drawn, raw=True)
+
+
+def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
+    """Return the display that suits a stream; a silent one if verbose is 0, or if the log goes there already.
+
+    Parameters
+    ----------
+    verbose : int
+    out : text stream, optional
+        By default standard output: in a notebook a bar, in a terminal a live line, else plain lines.
+    """
+    if not verbose:
+        return SilentObserver()
+    display = _display_of_notebook() if out is None else None
+    if display is not None:
+        return NotebookBar(display)
+    stream = out or sys.stdout
+    if _logged_to(stream):
+        return SilentObserver()
+    return TerminalLine(stream) if stream.isatty() else Lines(to_stream(stream))
+
+
+@contextmanager
+def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
+    """Give the block an observer, and close it with the block; it is told whether that came to its end."""
+    done = False
+    try:
+        yield observer
+        done = True
+    finally:
+        observer.close(done=done)
+
+
+@contextmanager
+def watching(out: TextIO) -> Iterator[FitObserver]:
+    """Give the block an observer that shows progress on ``out`` until the block ends."""
+    with closed_after(observer_for(1, out)) as observer:
+        yield observer
+
+
+def _logged_to(stream: TextIO) -> bool:
+    """Return whether the package's own log goes to a stream, where it would say the same once more."""
+    handlers = logging.getLogger("emtau_dask").handlers
+    return any(getattr(handler, "stream", None) is stream for handler in handlers)
+
+
+def _display_of_notebook() -> Any:
+    """Return IPython's ``display`` in a notebook's kernel, None elsewhere."""
+    ipython = sys.modules.get("IPython")  # in a notebook it is there
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
+        return None
+    from IPython.display import display
+
+    return display

@@ -30,7 +30,7 @@ from emtau_dask.interrupts import interruptible
 from emtau_dask.io.objects import holds_run, object_store
 from emtau_dask.io.output import RowWriter, check_writable, new_group, refuse_existing
 from emtau_dask.io.sources import Source, columns_of_fit, paths_at
-from emtau_dask.outliers import check_contamination, exact_quantile
+from emtau_dask.outliers import check_contamination, score_quantile
 from emtau_dask.runs.inputs import open_rows
 from emtau_dask.settings import read_settings
 
@@ -149,7 +149,7 @@ def write_labels(
     of_outliers = {}
     if options.outliers is not None:
         observer.stage("threshold of outliers", 0)
-        threshold = exact_quantile(model.score_samples(rows), options.outliers)
+        threshold = score_quantile(model.score_samples(rows), options.outliers)
         scorings["outliers"] = inliers(threshold)
         of_outliers = {"outliers": {"contamination": options.outliers, "threshold": threshold}}
     executor = choose_executor()

@@ -1,4 +1,4 @@
-"""Outliers of a mixture: an exact quantile from few passes, scikit-learn's protocol, the command."""
+"""Outliers of a mixture: a quantile from few passes, scikit-learn's protocol, the command."""
 
 import dask
 import dask.array as da
@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from emtau_dask import ConfigError, GaussianMixture, InvalidDataError, MixtureOutlierDetector
 from emtau_dask.cli.main import main
-from emtau_dask.outliers import exact_quantile, quantile
+from emtau_dask.outliers import quantile, score_quantile
 
 ROWS, _ = starts.mixture(600, 3, 2, separation=3.0, seed=4)
 ROWS.setflags(write=False)
@@ -56,57 +56,54 @@ def blocks_counted(values, chunks):
     return lazy, asked
 
 
+def in_chunks(values, chunks):
+    return da.from_array(values, chunks=chunks)
+
+
 class TestQuantile:
-    @pytest.mark.parametrize("kept", [2**20, 40, 1], ids=["all kept", "40 kept", "1 kept"])
     @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-    def test_it_is_that_of_numpy_to_the_bit(self, make, kept, monkeypatch):
-        monkeypatch.setattr(quantile, "MOST_KEPT", kept)
+    def test_of_few_scores_it_is_that_of_numpy_to_the_bit(self, make):
         for n in (1, 2, 9, 500):
             values = make(np.random.default_rng(n), n)
             for share in SHARES:
                 expected = np.quantile(values, share)
-                for chunks in (n, -(-n // 9)):
-                    lazy = da.from_array(values, chunks=chunks)
-                    with dask.config.set(scheduler="synchronous"):
-                        assert exact_quantile(lazy, share) == expected
-                assert exact_quantile(values, share) == expected
+                with dask.config.set(scheduler="synchronous"):
+                    assert score_quantile(in_chunks(values, -(-n // 9)), share) == expected
+                assert score_quantile(values, share) == expected
 
-    @pytest.mark.parametrize(
-        ("make", "kept", "passes"),
-        [(normal, 2**20, 1), (normal, 40, 2), (few_different, 40, 1), (nearly_equal, 40, 3)],
-    )
-    def test_how_often_it_computes_each_block(self, make, kept, passes, monkeypatch):
+    @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+    def test_of_many_it_is_an_order_statistic_within_a_millionth(self, make, monkeypatch):
+        monkeypatch.setattr(quantile, "MOST_KEPT", 0)
+        for n in (1, 2, 9, 500):
+            values = make(np.random.default_rng(n), n)
+            for share in SHARES:
+                expected = np.sort(values)[int((n - 1) * share)]
+                with dask.config.set(scheduler="synchronous"):
+                    found = {score_quantile(in_chunks(values, chunks), share) for chunks in (n, -(-n // 9))}
+                (found,) = found
+                assert expected - 1e-6 * abs(expected) <= found <= expected
+                assert (values < found).sum() <= share * n
+
+    @pytest.mark.parametrize(("kept", "passes"), [(2**23, 1), (999, 2)])
+    def test_how_often_it_computes_each_block(self, kept, passes, monkeypatch):
         monkeypatch.setattr(quantile, "MOST_KEPT", kept)
-        lazy, asked = blocks_counted(make(np.random.default_rng(0), 1000), chunks=100)
+        lazy, asked = blocks_counted(normal(np.random.default_rng(0), 1000), chunks=100)
         with dask.config.set(scheduler="synchronous"):
-            exact_quantile(lazy, 0.1)
+            score_quantile(lazy, 0.1)
         assert asked == [100] * 10 * passes
 
     def test_empty_chunks_and_chunks_of_unknown_size(self):
         values = normal(np.random.default_rng(0), 300)
-        lazy = da.from_array(values, chunks=((0, 100, 0, 200),))
-        assert exact_quantile(lazy, 0.1) == np.quantile(values, 0.1)
-        unknown = lazy[lazy < 0]
-        assert exact_quantile(unknown, 0.1) == np.quantile(values[values < 0], 0.1)
+        lazy = in_chunks(values, ((0, 100, 0, 200),))
+        assert score_quantile(lazy, 0.1) == np.quantile(values, 0.1)
+        expected = np.quantile(values[values < 0], 0.1, method="lower")
+        assert score_quantile(lazy[lazy < 0], 0.1) == pytest.approx(expected, rel=1e-6)
 
-    def test_what_is_kept_between_passes_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(quantile, "MOST_KEPT", 64)
-        sizes, merged = [], quantile._merged
-
-        def noted(parts, window):
-            found = merged(parts, window)
-            sizes.append(len(found.bins))
-            return found
-
-        monkeypatch.setattr(quantile, "_merged", noted)
-        values = -1 - np.random.default_rng(0).random(20_000)  # an octave: at most 4,097 beginnings
-        with dask.config.set(scheduler="synchronous"):
-            assert exact_quantile(da.from_array(values, chunks=500), 0.1) == np.quantile(values, 0.1)
-        assert 64 < max(sizes) <= 4097
-
-    def test_no_values(self):
+    @pytest.mark.parametrize("kept", [2**23, -1])
+    def test_no_values(self, kept, monkeypatch):
+        monkeypatch.setattr(quantile, "MOST_KEPT", kept)
         with pytest.raises(InvalidDataError, match="no rows"):
-            exact_quantile(da.from_array(np.empty(0), chunks=1), 0.1)
+            score_quantile(in_chunks(np.empty(0), 1), 0.1)
 
 
 @parametrize_with_checks([MixtureOutlierDetector(GaussianMixture(random_state=0), contamination=0.1)])

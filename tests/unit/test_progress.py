@@ -13,9 +13,9 @@ import pytest
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.observer import FitObserver, SilentObserver
 from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.progress import LoggingObserver, Observers, observer_for
-from emtau_dask.progress.lines import LONG_PASS, LineObserver
-from emtau_dask.progress.live import NOTEBOOK_SECONDS, NotebookObserver, TerminalObserver
+from emtau_dask.progress import Lines, Observers, observer_for, to_log
+from emtau_dask.progress.lines import LONG_PASS, to_stream
+from emtau_dask.progress.live import NOTEBOOK_SECONDS, NotebookBar, TerminalLine
 
 RECORD = IterationRecord(
     iteration=1,
@@ -59,7 +59,7 @@ def report_two_iterations(observer: FitObserver) -> None:
 
 def test_lines_tell_each_iteration_and_each_other_stage() -> None:
     out = io.StringIO()
-    report_two_iterations(LineObserver(out))
+    report_two_iterations(Lines(to_stream(out)))
     assert out.getvalue().splitlines() == [
         "k-means 1: 4 chunks",
         "iteration 1: bound -2.5, change -, gap -, active 100.0%, chunks 4/4, 0.25 s, 4k rows/s",
@@ -71,7 +71,7 @@ def test_lines_tell_each_iteration_and_each_other_stage() -> None:
 
 def test_a_restart_has_no_change() -> None:
     out = io.StringIO()
-    observer = LineObserver(out)
+    observer = Lines(to_stream(out))
     report_two_iterations(observer)
     observer.iteration(RECORD, PARAMETERS)
     assert "change -," in out.getvalue().splitlines()[-1]
@@ -83,7 +83,7 @@ def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
     out = Terminal()
-    observer = TerminalObserver(out)
+    observer = TerminalLine(out)
     try:
         report_two_iterations(observer)
         observer.chunks_done(1)
@@ -107,7 +107,7 @@ def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
 
 
 def test_the_live_display_counts_chunks_from_many_threads() -> None:
-    observer = TerminalObserver(Terminal())
+    observer = TerminalLine(Terminal())
     try:
         observer.stage("iteration 1", 800)
         threads = [
@@ -117,17 +117,17 @@ def test_the_live_display_counts_chunks_from_many_threads() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert observer._tracker.view().done == 800
+        assert "100% of 800 chunks" in observer._render().plain
     finally:
         observer.close(done=True)
 
 
 def test_the_stream_decides_the_display() -> None:
     assert isinstance(observer_for(0, io.StringIO()), SilentObserver)
-    assert isinstance(observer_for(1, io.StringIO()), LineObserver)
+    assert isinstance(observer_for(1, io.StringIO()), Lines)
     live = observer_for(1, Terminal())
     live.close(done=True)
-    assert isinstance(live, TerminalObserver)
+    assert isinstance(live, TerminalLine)
 
 
 def test_progress_goes_to_standard_output_unless_sent_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +151,7 @@ class Clock:
 def test_a_long_pass_has_lines_by_time_not_by_chunks() -> None:
     """10,000 chunks in 100 seconds: a line each `LONG_PASS`, with the time that is left."""
     out, clock = io.StringIO(), Clock()
-    observer = LineObserver(out, clock)
+    observer = Lines(to_stream(out), clock)
     observer.stage("iteration 1", 10_000)
     for _ in range(10_000):
         clock.now += 0.01
@@ -167,18 +167,19 @@ class Notebook:
     def __init__(self) -> None:
         self.drawn: list[str] = []
 
-    def __call__(self, drawing: object, *, display_id: bool) -> Notebook:
+    def __call__(self, drawing: dict[str, str], *, raw: bool, display_id: bool) -> Notebook:
         assert display_id
-        self.update(drawing)
+        self.update(drawing, raw=raw)
         return self
 
-    def update(self, drawing: object) -> None:
-        self.drawn.append(drawing._repr_html_())  # type: ignore[attr-defined]
+    def update(self, drawing: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.drawn.append(drawing["text/html"])
 
 
 def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
     notebook, clock = Notebook(), Clock()
-    observer = NotebookObserver(notebook, clock)
+    observer = NotebookBar(notebook, clock)
     observer.stage("iteration 1", 10_000)
     for _ in range(10_000):
         clock.now += 0.0001
@@ -196,9 +197,9 @@ def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
 def test_a_notebooks_bar_says_where_a_fit_stopped_and_is_not_there_before_its_first_pass() -> None:
     """Also where all chunks of the pass were done."""
     notebook = Notebook()
-    NotebookObserver(notebook).close(done=False)
+    NotebookBar(notebook).close(done=False)
     assert notebook.drawn == []
-    observer = NotebookObserver(notebook)
+    observer = NotebookBar(notebook)
     observer.stage("iteration 1", 1)
     observer.chunks_done(1)
     observer.close(done=False)
@@ -208,16 +209,17 @@ def test_a_notebooks_bar_says_where_a_fit_stopped_and_is_not_there_before_its_fi
 
 def test_the_log_has_full_passes_at_info_and_the_rest_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="emtau_dask")
-    observer = LoggingObserver()
+    observer = Lines(to_log)
     report_two_iterations(observer)
     observer.iteration(replace(RECORD, iteration=3, accepted=False), PARAMETERS)
     said = [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records]
+    assert caplog.messages[-1].endswith(", refused")
     assert said == [
         ("INFO", "k-means 1"),
         ("INFO", "iteration 1"),
         ("DEBUG", "iteration 2"),
         ("INFO", "chunk sizes were unknown"),
-        ("DEBUG", "iteration 3 (step refused)"),
+        ("DEBUG", "iteration 3"),
     ]
 
 
@@ -229,12 +231,12 @@ def test_where_the_log_goes_no_display_says_the_same() -> None:
         assert isinstance(observer_for(1, out), SilentObserver)
     finally:
         logging.getLogger("emtau_dask").removeHandler(handler)
-    assert isinstance(observer_for(1, out), LineObserver)
+    assert isinstance(observer_for(1, out), Lines)
 
 
 def test_several_observers_are_told_the_same() -> None:
     streams = [io.StringIO(), io.StringIO()]
-    report_two_iterations(Observers(*map(LineObserver, streams)))
+    report_two_iterations(Observers(*(Lines(to_stream(stream)) for stream in streams)))
     first, second = (stream.getvalue() for stream in streams)
     assert first == second
     assert first.count("\n") == 4
