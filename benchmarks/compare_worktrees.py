@@ -38,7 +38,7 @@ from order_statistics import interval
 
 HERE = Path(__file__).resolve().parent
 PARTS = "parameters", "bounds", "labels", "densities", "counts", "bytes", "row state"
-CONTROL = "em-tau, full", "em-tau, full, one value moved by one ulp"
+CONTROL = "an outlier", "an outlier, moved by one ulp"
 """Two fits that must not have the same digests: else these see nothing."""
 REPEATED = CONTROL[0], "auto, full, 2 thread(s)", "em-tau, full, 2 thread(s)"
 """Fits that are run twice in one worktree, if they are among those that are run."""

@@ -1,7 +1,7 @@
 """Digests of reference fits by the `emtau_dask` that is imported, as JSON.
 
     python benchmarks/reference_fits.py                       # all fits, a minute or two
-    python benchmarks/reference_fits.py --fits "em-tau, full" "a bucket"
+    python benchmarks/reference_fits.py --fits "auto, tied" "a bucket"
 
 For each fit it prints the SHA-256 of what it gave, part by part: parameters, lower bounds (with the estimated
 gaps), labels, log-densities of the rows, what the history counts, the bytes that it says were read, and row
@@ -218,11 +218,9 @@ def row_state_of(policy: str, run: str, n_rows: int) -> Parts:
     return {"row state": row_state(run, n_rows)} if policy in ROW_STATE else {}
 
 
-def of_policy(
-    policy: str, covariance_type: str, threads: int, folder: Path, *, rows: np.ndarray | None = None
-) -> Parts:
+def of_policy(policy: str, covariance_type: str, threads: int, folder: Path) -> Parts:
     """Fit stored rows with a checkpoint; the policies of the paper have row state there."""
-    rows = clusters() if rows is None else rows
+    rows = clusters()
     settings = {"algorithm": POLICIES[policy], "covariance_type": covariance_type}
     run = str(folder / "run.zarr")
     found = fit(partial(stored, rows=rows), folder, threads=threads, checkpoint=run, **settings)
@@ -377,8 +375,8 @@ def reference_fits() -> dict[str, Fit]:
     many = clusters(6000, 16, 40, apart=4.0)
     moved = with_outlier(np.nextafter(1e3, np.inf))
     found: dict[str, Fit] = {
-        "em-tau, full": partial(of_policy, "em-tau", "full", 2, rows=with_outlier()),
-        "em-tau, full, one value moved by one ulp": partial(of_policy, "em-tau", "full", 2, rows=moved),
+        "an outlier": in_memory(with_outlier(), compiled="never"),
+        "an outlier, moved by one ulp": in_memory(moved, compiled="never"),
     }
     for policy in POLICIES:
         for threads in (1, 2):

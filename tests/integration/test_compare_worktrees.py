@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPARE = ROOT / "benchmarks" / "compare_worktrees.py"
-FITS = ["by NumPy", "by NumPy, em-tau"]
 PLANTED = """
 
 def _planted():
@@ -60,16 +59,16 @@ def trees(comparing):
 
 
 def test_a_worktree_is_the_same_as_itself():
-    done = compare(ROOT, ROOT, "--only", "digests", "--fits", *FITS)
+    done = compare(ROOT, ROOT, "--only", "digests", "--fits", "an outlier")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in FITS:
+    for name in ("an outlier", "an outlier, moved by one ulp"):
         assert f"| {name} | same | same | same | same | same | same |" in done.stdout
     assert done.stdout.count("moved by one ulp changes parameters, bounds") == 2
     assert "differs" not in done.stdout
 
 
 def test_a_difference_of_one_ulp_is_named(planted):
-    done = compare(ROOT, planted, "--only", "digests", "--fits", *FITS)
+    done = compare(ROOT, planted, "--only", "digests", "--fits", "by NumPy", "by NumPy, em-tau")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "| by NumPy | **differs** | same |" in done.stdout
     assert "| by NumPy, em-tau | same | same |" in done.stdout
