@@ -161,6 +161,7 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict[str, Any]]]:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--every", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--folder", type=Path, help="where the data and the checkpoints go")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--fit", help="one fit in this process, as JSON; for internal use")
     options = parser.parse_args(arguments)
     if options.fit:
@@ -203,6 +204,11 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict[str, Any]]]:
             print("iteration   active rows   bytes stored")
             for number, active in enumerate(one["active"], 1):
                 print(f"{number:9}   {active:11,}   {one['stored'][number + 1]:12,}")
+        if options.json:
+            seconds = {kind: statistics.median(one["seconds"] for one in found[kind]) for kind in kinds}
+            every = {f"checkpoint_every {kind or 'none'}, s": seconds[kind] for kind in kinds}
+            stored = {f"checkpoint_every {kind}, bytes": sum(found[kind][0]["stored"]) for kind in kinds[1:]}
+            options.json.write_text(json.dumps(every | stored))
         return found
 
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import dask
 import numpy as np
-from scipy.stats import binom
+from order_statistics import interval
 
 from emtau_dask import FullEM, GaussianMixture
 from emtau_dask.io.sources.digest import GrowingDigest
@@ -59,12 +59,6 @@ def pair(rows: np.ndarray, means: np.ndarray, *, first: bool) -> tuple[float, fl
             with without_digests():
                 found[False] = iteration_seconds(rows, means)
     return found[True], found[False]
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Return the order statistics between which the median is with a probability of 95%."""
-    ordered, beyond = sorted(values), int(binom.ppf(0.025, len(values), 0.5))
-    return ordered[beyond], ordered[-1 - beyond]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,6 +10,7 @@ was ever resident since the program began. (`ru_maxrss` would not do: a process 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -112,6 +113,7 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
     )
     parser.add_argument("--read-ahead-bytes", default="64 MiB", help="chunks that may be held read ahead")
     parser.add_argument("--folder", type=Path, help="keep the data here; by default a temporary folder")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -122,6 +124,13 @@ def main(arguments: list[str] | None = None) -> list[Peak]:
             f"{peak.rows:>12,} rows: peak {peak.megabytes:7.0f} MB resident, predicted at most"
             f" {peak.predicted:7.0f} MB, {peak.seconds:7.1f} s"
         )
+    if options.json:
+        found = {
+            f"{peak.rows:,} rows, {what}": value
+            for peak in peaks
+            for what, value in (("MB", peak.megabytes), ("predicted MB", peak.predicted), ("s", peak.seconds))
+        }
+        options.json.write_text(json.dumps(found))
     print(f"ratio {peaks[1].megabytes / peaks[0].megabytes:.3f}")
     return peaks
 

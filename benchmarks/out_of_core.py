@@ -265,6 +265,17 @@ def report(found: Measured) -> None:
         )
 
 
+def figures(found: Measured) -> dict[str, float]:
+    """Return what is less where more is reached."""
+    kinds = [kind for kind in KINDS if kind not in ("files", "decoding")]
+    return {
+        **{f"rows in {kind}, s per million": 1e6 / found.rows[kind] for kind in kinds},
+        **{f"rows in {kind}, core-s per million": 1e6 * found.core_seconds[kind] for kind in kinds},
+        "limit of plain / reached": found.plain_limit / found.rows["plain"],
+        "limit of zstd / reached": found.zstd_limit / found.rows["zstd"],
+    }
+
+
 def main(arguments: list[str] | None = None) -> Measured | None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", default="600MB", help="that a fit may use")
@@ -275,6 +286,7 @@ def main(arguments: list[str] | None = None) -> Measured | None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the data are; by default a temporary folder")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--measure", choices=KINDS, help="one measurement in this process; for internal use")
     options = parser.parse_args(arguments)
     if options.measure:
@@ -315,6 +327,8 @@ def main(arguments: list[str] | None = None) -> Measured | None:
         min(options.threads, len(os.sched_getaffinity(0))),
     )
     report(found)
+    if options.json:
+        options.json.write_text(json.dumps(figures(found)))
     return found
 
 

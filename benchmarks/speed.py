@@ -364,6 +364,15 @@ def print_differences(found: list[Measured], peers: list[str]) -> None:
     table(title, ["work", *names], lines)
 
 
+def figures(found: list[Measured]) -> dict[str, float]:
+    return {
+        f"{measured.work}, {name}, {threads} threads, ms": 1e3 * statistics.median(seconds)
+        for measured in found
+        for (name, threads), seconds in measured.seconds.items()
+        if name.startswith("ours")
+    }
+
+
 def interpreter(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if name not in PEERS or not path:
@@ -406,6 +415,7 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
     parser.add_argument("--mnist", type=Path, help="as `emtau dataset mnist --source`")
     parser.add_argument("--python", type=interpreter, action="append", default=[], metavar="PEER=PATH")
     parser.add_argument("--folder", type=Path, help="where the temporary files go")
+    parser.add_argument("--json", type=Path, help="write our figures to this file, too")
     options = parser.parse_args(arguments)
     options.python = defaultdict(lambda: sys.executable, options.python)
     if options.mnist is None and "mnist" in options.work:
@@ -430,6 +440,8 @@ def main(arguments: list[str] | None = None) -> list[Measured]:
     print_conditions(found, options.threads)
     print_float32(found, options.threads)
     print_differences(found, peers)
+    if options.json:
+        options.json.write_text(json.dumps(figures(found)))
     return found
 
 

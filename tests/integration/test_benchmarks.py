@@ -108,7 +108,11 @@ def test_a_peer_that_is_not_installed_is_left_out(speed, tmp_path, capsys):
     with pytest.raises(SystemExit):
         speed(["--python", "nobody=python"])
     interpreters = ["--python", f"scikit-learn={bare}"]
-    (measured,) = speed([*TINY, *PEERS, *interpreters, "--threads", "1", "--work", "tied-d16"])
+    json_file = tmp_path / "found.json"
+    told = ["--threads", "1", "--work", "tied-d16", "--json", str(json_file)]
+    (measured,) = speed([*TINY, *PEERS, *interpreters, *told])
+    (milliseconds,) = json.loads(json_file.read_text()).values()
+    assert milliseconds == 1e3 * measured.median("ours", 1)
     assert "scikit-learn is left out: pip install scikit-learn" in capsys.readouterr().out
     assert measured.rate(1) > 0
     assert measured.log_likelihoods.keys() == {"ours"}
@@ -255,8 +259,13 @@ def test_checkpoint_cost(main_of, monkeypatch, capsys, tmp_path):
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     monkeypatch.setitem(main.__globals__, "run", run)
-    found = main(arguments)
+    found = main([*arguments, "--json", str(tmp_path / "found.json")])
     (plain,), (kept,) = found[0], found[1]
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        "checkpoint_every none, s": plain["seconds"],
+        "checkpoint_every 1, s": kept["seconds"],
+        "checkpoint_every 1, bytes": sum(kept["stored"]),
+    }
     assert plain["parts"] == {"commits": 0, "fingerprint": 0}
     assert plain["stored"] == []
     assert 0 < kept["parts"]["commits"] + kept["parts"]["fingerprint"] < kept["seconds"]
@@ -273,7 +282,9 @@ def test_digest_cost(main_of, monkeypatch, capsys):
     assert printed.count("| 4,000 x 4, 2 |") == 2
 
 
-def test_out_of_core_prints_both_ratios_and_what_they_are_compared_with(main_of, monkeypatch, capsys):
+def test_out_of_core_prints_both_ratios_and_what_they_are_compared_with(
+    main_of, monkeypatch, capsys, tmp_path
+):
     main = main_of("out_of_core")
 
     def run(kind, folder, arguments, inside):
@@ -283,7 +294,10 @@ def test_out_of_core_prints_both_ratios_and_what_they_are_compared_with(main_of,
 
     monkeypatch.setitem(main.__globals__, "run", run)
     size = ["--memory", "50kB", "--chunk-rows", "300", "--features", "4", "--components", "2"]
-    found = main([*size, "--repeats", "1"])
+    found = main([*size, "--repeats", "1", "--json", str(tmp_path / "found.json")])
+    figures = json.loads((tmp_path / "found.json").read_text())
+    assert figures["rows in plain, s per million"] == 1e6 / found.rows["plain"]
+    assert figures["limit of zstd / reached"] == found.zstd_limit / found.rows["zstd"]
     assert found.plain_limit == min(found.rows["memory"], found.rows["files"])
     assert all(rate > 0 for rate in (*found.rows.values(), *found.core_seconds.values()))
     *_, plain, zstd = capsys.readouterr().out.splitlines()
@@ -434,3 +448,12 @@ def test_the_first_compilation_is_loaded_later(capsys):
     ((_, _, functions),) = found["em"]
     assert functions >= 1
     assert f"{functions} functions compiled" in capsys.readouterr().out
+
+
+def test_first_result(main_of, tmp_path):
+    """Every line is timed; nothing is said of how long it took."""
+    json_file = tmp_path / "found.json"
+    found = main_of("first_result")(["--rows", "4000", "--json", str(json_file)])
+    assert len(found) == 5
+    assert min(found.values()) > 0
+    assert json.loads(json_file.read_text()) == found
