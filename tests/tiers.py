@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+TIERS = {"exhaustive", "kills", "cluster", "sample", "docs", "soak"}
+
 
 def some(cases, *kept):
     """Cases for `parametrize`: those at the places ``kept`` are in the default run."""
@@ -33,8 +35,8 @@ def beyond_each_value_once(values):
     Returns
     -------
     list
-        The cases but some in which each value occurs. Chosen is, again and again, the case with the most values
-        that did not occur before; of several the one whose values occurred least.
+        The cases but some in which each value occurs. Again and again, the case with the most values that did
+        not occur before is chosen; of several the one whose values occurred least.
     """
     rest, used = list(values), Counter()
     missing = {value for case in rest for value in values[case]}
@@ -49,7 +51,7 @@ def beyond_each_value_once(values):
 
 
 def axes_of(item):
-    """What a case of a test has of each axis of a product: of each `parametrize`, and of each fixture with several."""
+    """The values of a case: one for each `parametrize`, and for each fixture that has several."""
     params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     axes = []
     for marker in item.iter_markers("parametrize"):
@@ -63,8 +65,9 @@ def mark_products(items):
     """Mark what the default run leaves out of tests that go over a product."""
     products = {}
     for item in items:
-        if len(axes := axes_of(item)) > 1 and not item.get_closest_marker("exhaustive"):
-            products.setdefault(item.nodeid.partition("[")[0], {})[item] = axes
+        if len(axes := axes_of(item)) > 1:
+            tiers = frozenset(marker.name for marker in item.iter_markers()) & TIERS
+            products.setdefault((item.nodeid.partition("[")[0], tiers), {})[item] = axes
     for cases in products.values():
         for item in beyond_each_value_once(cases):
             item.add_marker(pytest.mark.exhaustive)
