@@ -10,18 +10,16 @@ import pytest
 TIERS = {"exhaustive", "kills", "cluster", "sample", "docs", "soak"}
 
 
-def some(cases, *kept):
-    """Cases for `parametrize`: those at the places ``kept`` are in the default run."""
-    return [
-        case if place in kept else pytest.param(case, marks=pytest.mark.exhaustive)
-        for place, case in enumerate(cases)
-    ]
+def exhaustive_but(kept, cases):
+    """Cases for `parametrize`, of which the default run has those that are in ``kept``."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.exhaustive) for case in cases]
 
 
-def every(step, cases):
-    """Cases for `parametrize`: the first, the last and every so many between are in the default run."""
-    cases = list(cases)
-    return some(cases, *range(0, len(cases), step), len(cases) - 1)
+def exhaustive_but_each_value_once(cases):
+    """Tuples for `parametrize`, of which the default run has some: each value of each place is in one."""
+    return exhaustive_but(
+        set(cases) - set(beyond_each_value_once({c: list(enumerate(c)) for c in cases})), cases
+    )
 
 
 def beyond_each_value_once(values):

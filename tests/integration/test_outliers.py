@@ -109,6 +109,7 @@ class TestQuantile:
             exact_quantile(da.from_array(np.empty(0), chunks=1), 0.1)
 
 
+@pytest.mark.exhaustive
 @parametrize_with_checks([MixtureOutlierDetector(GaussianMixture(random_state=0), contamination=0.1)])
 def test_estimator_checks(estimator, check):
     check(estimator)
