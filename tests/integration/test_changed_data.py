@@ -109,6 +109,7 @@ def test_shifted_rows_in_chunks_that_are_not_sampled(make, tmp_path):
     assert bits(resumed) == bits(fit(same, None, max_iter=6))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("make", [stored_as_zarr, computed])
 def test_a_worker_of_a_cluster_refuses_them_too(make, zygote, tmp_path):
     fit(make(ROWS, folder(tmp_path / "then")), tmp_path / "run.zarr")
@@ -272,6 +273,7 @@ def test_one_row_that_changes_in_the_middle_of_a_fit(make, scheduler, tmp_path):
         assert bits(resumed) == bits(fit(X, None, max_iter=6))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("make", [changed_zarr, changed_npy, changed_parquet, changed_graph])
 def test_on_a_cluster_too(make, zygote, tmp_path):
     X, change = make(ROWS, tmp_path)
@@ -284,6 +286,7 @@ def test_on_a_cluster_too(make, zygote, tmp_path):
         fit(X, None, acting(lambda: change(1234)), max_iter=6)
 
 
+@pytest.mark.cluster
 def test_rows_in_memory_are_no_graph_on_a_cluster(zygote, tmp_path):
     """They are sent to workers as blocks; what another machine scored must be the same all the same."""
     with (

@@ -318,6 +318,7 @@ def certificate(folder):
     return security, {name: str(folder / name) for name in contents}
 
 
+@pytest.mark.cluster
 def test_a_cluster_behind_tls_takes_its_own_certificate_alone_and_gives_the_same_bits(
     data, undisturbed, tmp_path
 ):

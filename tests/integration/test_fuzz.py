@@ -65,6 +65,7 @@ def defective():
         yield zygote
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_defects_are_found(defective, name, tmp_path):
     totals = running.attempted(defective, name, range(PLANTED_INPUTS), tmp_path / "fuzz", keep=False)

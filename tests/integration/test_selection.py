@@ -276,6 +276,7 @@ def test_threads_change_no_bit(scheduler, stored, selection):
     assert values(found) == values(selection)
 
 
+@pytest.mark.cluster
 def test_a_cluster_scores_and_changes_no_bit(zygote, tmp_path, stored, selection):
     with processes(zygote, tmp_path / "cluster", 2) as cluster, cluster.client() as client:
         found = chosen(str(stored), [2, 3], covariance_types=("diag", "full"))
@@ -334,6 +335,7 @@ def killed(stored, place, when):
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(
     ("when", "left"),
     [
