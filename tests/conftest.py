@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+import tiers
 from hypothesis import settings
 
 settings.register_profile("emtau", deadline=None)  # a slow machine is no failure
@@ -15,3 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A suite that a shell runs in the background ignores SIGINT, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    tiers.mark_products(items)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from tiers import exhaustive_but
 
 from emtau_dask.io.sources.dask_arrays import GraphSource
 from emtau_dask.io.sources.opening import as_source, open_source
@@ -259,9 +260,25 @@ MAKERS = [
     feature_split_graph_with_empty_chunks,
     addressable_with_empty_chunks,
 ]
+USUAL = {
+    numpy_array,
+    npy_file,
+    zarr_path,
+    sharded_zarr,
+    zarr_with_chunks_never_written,
+    zarr_read_across_its_chunks,
+    parquet_folder,
+    csv_table,
+    files_of_zarr_read_across,
+    computed_graph,
+    persisted_blocks,
+    feature_split_graph_with_empty_chunks,
+    addressable_with_empty_chunks,
+}
+"""Of each class of sources one, and of each kind of chunks."""
 
 
-@pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__)
+@pytest.fixture(params=exhaustive_but(USUAL, MAKERS), ids=lambda maker: maker.__name__)
 def made(request, tmp_path, monkeypatch):
     monkeypatch.setattr("emtau_dask.io.formats.csv.CHUNK_BYTES", 750)
     return request.param(tmp_path / "rows")

@@ -22,7 +22,9 @@ from emtau_dask.io.sources import GraphSource
 FAN_IN = 8
 EXECUTORS = ["threads", "one thread", "processes", "cluster"]
 OWN = "processes of the pass"
-and_processes_of_the_pass = pytest.mark.parametrize("executor", [*EXECUTORS, OWN], indirect=True)
+and_processes_of_the_pass = pytest.mark.parametrize(
+    "executor", [*EXECUTORS, pytest.param(OWN, marks=pytest.mark.cluster)], indirect=True
+)
 """For what depends on how processes begin and end; the others share a pool, as starting one takes seconds."""
 
 

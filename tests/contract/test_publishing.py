@@ -130,6 +130,8 @@ class TestAlone:
             raise AssertionError("the block has begun")
 
 
+@pytest.mark.kills
+@pytest.mark.sample
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_process_killed_at_any_step_leaves_the_old_or_the_new(zygote, place, overwrite):
     """At the place, or for the next one to put back there, which also removes what was left."""
@@ -159,6 +161,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_or_the_new(zygote, place, o
     assert put_back == overwrite
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_one_that_was_stopped_while_another_ran_to_its_end(zygote, place, overwrite):
     """One of the two is there, whole; without overwriting the other one is told."""

@@ -13,6 +13,7 @@ from emtau_dask.fit import resolving
 from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.objects.beginning import open_log
 
+pytestmark = pytest.mark.kills
 ROWS, _ = starts.mixture(2200, 3, 2, separation=2.0, seed=7)
 WEIGHTS = np.random.default_rng(2).integers(0, 3, len(ROWS)).astype(float)
 CHUNKS = (700, 0, 900, 600)
@@ -157,7 +158,12 @@ def test_the_cases_have_every_stage(undisturbed):
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    [("auto", "contest"), ("auto", "sample 1"), ("auto", "cycle"), ("em-sampled", "refused")],
+    [
+        pytest.param("auto", "contest", marks=pytest.mark.sample),
+        ("auto", "sample 1"),
+        ("auto", "cycle"),
+        ("em-sampled", "refused"),
+    ],
 )
 def test_killed_while_it_makes_an_iteration_and_resumed_it_has_the_same_bits(
     name, stage, undisturbed, tmp_path

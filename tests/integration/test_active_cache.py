@@ -234,6 +234,7 @@ class TestFailures:
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cluster
 def test_workers_keep_what_they_read_until_the_end(zygote, path, tmp_path):
     def kept():
         return len(rowcache._store()._tokens), rowcache._store()._bytes

@@ -95,6 +95,7 @@ class TestFits:
         assert_same_bits(found, without)
         assert sum(one.bytes_read for one in found.history_) < sum(one.bytes_read for one in without.history_)
 
+    @pytest.mark.cluster
     def test_on_a_cluster_may_keep_a_fifth_of_what_the_smallest_worker_may_use(self, stored, limits):
         with dask.config.set({"emtau.cache-bytes": 0, "scheduler": "threads"}):
             without = fit(stored)
@@ -117,6 +118,7 @@ class TestFits:
             assert limits == [320_000_000, 3 * MiB]
         assert_same_bits(found, without)
 
+    @pytest.mark.cluster
     def test_on_workers_without_a_limit_share_the_memory(self):
         with (
             LocalCluster(
@@ -179,6 +181,7 @@ def test_a_run_keeps_what_its_plan_says(stored, tmp_path, limits, scheduler):
     assert limits == [{"threads": 200_000_000, "processes": 160_000_000}[scheduler]]
 
 
+@pytest.mark.exhaustive
 def test_a_process_stays_within_a_limit_that_its_cache_fills(tmp_path):
     path, run = tmp_path / "rows.zarr", runpy.run_path(str(BENCHMARKS / "memory.py"))["run"]
     array = zarr.create_array(

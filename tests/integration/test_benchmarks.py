@@ -14,6 +14,7 @@ import pytest
 import zarr
 from threadpoolctl import threadpool_limits
 
+pytestmark = pytest.mark.docs
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = [
     "--scale",

@@ -88,7 +88,7 @@ def wait_for_commit(run, number, process):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.kills)])
 def test_an_interrupted_fit_says_how_to_go_on_and_that_ends_with_the_same_bits(
     number, data, undisturbed, tmp_path
 ):
@@ -123,7 +123,7 @@ def wait_for_the_end_of_group(number):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+@pytest.mark.parametrize("scheduler", ["threads", pytest.param("processes", marks=pytest.mark.cluster)])
 def test_ctrl_c_in_a_terminal_ends_a_fit_with_one_line(scheduler, data, tmp_path):
     """A terminal sends it to all processes of the group, those of a local cluster too."""
     options = ["--set", "stop.max_iter=100000", "--scheduler", scheduler, "--workers", "2"]
@@ -148,6 +148,7 @@ def test_ctrl_c_in_a_terminal_ends_a_fit_with_one_line(scheduler, data, tmp_path
         wait_for_the_end_of_group(process.pid)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(
     "beside", ["", "import threading; threading.Thread(target=threading.Event().wait).start();"]
 )
@@ -275,6 +276,7 @@ def listen_at(listener, port):
             time.sleep(0.05)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_dashboard_of_a_local_cluster_is_named_and_a_busy_port_is_no_trouble(busy, data, tmp_path):
     with socket.socket() as other:
@@ -318,6 +320,7 @@ def certificate(folder):
     return security, {name: str(folder / name) for name in contents}
 
 
+@pytest.mark.cluster
 def test_a_cluster_behind_tls_takes_its_own_certificate_alone_and_gives_the_same_bits(
     data, undisturbed, tmp_path
 ):

@@ -21,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 
+pytestmark = pytest.mark.cluster
 FITS = {
     "em": (FullEM(), "kmeans"),
     "em-tau": (EMTau(tau=2, revisit=3), "k-means++"),
@@ -68,7 +69,10 @@ def cluster(zygote, tmp_path_factory):
         yield cluster
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.soak), 4])
+@pytest.fixture(
+    scope="module",
+    params=[1, pytest.param(2, marks=pytest.mark.soak), pytest.param(4, marks=pytest.mark.sample)],
+)
 def client(request, cluster):
     while len(cluster.workers) < request.param:
         cluster.start_worker()
@@ -114,6 +118,7 @@ def test_multiprocessing_gives_the_bits_of_threads(stored, threaded, tmp_path):
 
 
 class TestWhoReads:
+    @pytest.mark.sample
     def test_chunks_and_row_state_are_read_by_workers_alone_but_for_a_few_samples(
         self, one, stored, tmp_path
     ):
@@ -197,6 +202,7 @@ class TestScheduling:
         assert all(notes.get("resources") == {"SLOT": 1} for _, _, notes in ran)
         assert len({worker for _, worker, _ in ran}) == 1
 
+    @pytest.mark.sample
     def test_a_fit_inside_a_task_of_the_only_thread(self, zygote, one, stored, threaded, tmp_path):
         path, expected = str(stored.store.root), threaded["em-tau"]
         settings = expected.get_params(deep=False)
@@ -228,6 +234,7 @@ class TestScheduling:
         for name in ("em-tau", "em-star"):
             assert_same_bits(found[name], threaded[name])
 
+    @pytest.mark.sample
     @pytest.mark.parametrize("name", ["em", "em-tau"])
     def test_nothing_is_left_on_the_scheduler(self, one, stored, name):
         fit(stored, name)

@@ -19,6 +19,8 @@ from emtau_dask.cluster import access
 from emtau_dask.cluster.environment import numerical_environment
 from emtau_dask.versions import software
 
+pytestmark = pytest.mark.cluster
+
 
 def fit(X, algorithm="em-tau", **settings):
     mixture = GaussianMixture(
@@ -89,6 +91,7 @@ class TestAWorkerElsewhere:
             fit_estimator(GaussianMixture(3, checkpoint=here / "old"), everywhere, None, None, overwrite=True)
         assert files(here / "old") == before
 
+    @pytest.mark.sample
     @pytest.mark.parametrize("name", ["rows.zarr", "rows.npy"])
     @pytest.mark.parametrize("algorithm", ["em", "em-tau"])
     def test_data_that_it_cannot_see_is_refused(self, client, blind, here, algorithm, name):
@@ -199,14 +202,17 @@ def proved(*rounds):
     return access.prove_access(Answers(*rounds), None, {})
 
 
+@pytest.mark.sample
 def test_a_worker_that_dies_while_it_is_asked_is_left_out():
     assert proved({"a": SIGHT, "b": ConnectionResetError("gone")}, {"a": SIGHT}) == []
 
 
+@pytest.mark.sample
 def test_a_worker_that_answers_when_asked_again_will_do():
     assert proved({"a": OSError("timed out")}, {"a": SIGHT}) == []
 
 
+@pytest.mark.sample
 def test_a_worker_that_stays_without_answering_is_named():
     with pytest.raises(ClusterError, match="the worker a does not answer"):
         proved(*[{"a": OSError("timed out")}] * 4)

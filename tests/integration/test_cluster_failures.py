@@ -28,6 +28,7 @@ from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
 from emtau_dask.io.sources.opening import as_source
 
+pytestmark = pytest.mark.cluster
 ITERATIONS = 12
 
 
@@ -104,6 +105,7 @@ def replaced(cluster):
         thread.join()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("source", "kept"), [("stored", True), ("in memory", False)])
 def test_killed_workers_change_no_bit(zygote, stored, undisturbed, after_iterations, tmp_path, source, kept):
     (tmp_path / "events").mkdir()
@@ -416,6 +418,7 @@ def test_an_interrupt_releases_everything(zygote, stored, tmp_path, source):
             assert np.array_equal(mixture.fit(X).means_, answer["means"])
 
 
+@pytest.mark.sample
 def test_a_connection_that_is_not_made_in_time_is_an_error_of_the_cluster():
     """Distributed raises Python's own OSError and TimeoutError for it."""
     from distributed.comm import connect
@@ -438,6 +441,7 @@ def test_a_connection_that_is_not_made_in_time_is_an_error_of_the_cluster():
             assert isinstance(raised.value.__cause__, OSError)
 
 
+@pytest.mark.sample
 def test_a_timeout_of_a_task_stays_what_it_is():
     def wait_too_long():
         raise TimeoutError("of the task")

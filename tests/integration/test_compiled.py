@@ -9,7 +9,6 @@ import pytest
 import zarr
 from clusters import processes
 from fits import ROWS, START, assert_same_bits, mixture, quietly
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Judge
 
 from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
@@ -122,14 +121,6 @@ def test_schedulers_and_numbers_of_threads_change_no_bit(longer, policy):
         assert_same_bits(other, fits[0])
 
 
-def test_a_run_that_goes_on_from_its_checkpoint_has_the_same_bits(stored, tmp_path):
-    whole = fit(stored, checkpoint=str(tmp_path / "whole"))
-    fit(stored, checkpoint=str(tmp_path / "parts"), max_iter=3)
-    with dask.config.set({"emtau.compiled": "always"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        assert_same_bits(GaussianMixture.resume(tmp_path / "parts", stored, max_iter=8), whole)
-
-
 def test_going_on_without_what_was_compiled_is_noted(stored, tmp_path):
     fit(stored, checkpoint=str(tmp_path / "run"), max_iter=3)
     with dask.config.set({"emtau.compiled": "never"}), warnings.catch_warnings(record=True) as warned:
@@ -141,6 +132,7 @@ def test_going_on_without_what_was_compiled_is_noted(stored, tmp_path):
 
 
 class TestCluster:
+    @pytest.mark.cluster
     def test_it_changes_no_bit_either(self, zygote, longer, tmp_path):
         expected = fit(longer)
         with processes(zygote, tmp_path / "cluster") as cluster:
@@ -149,6 +141,7 @@ class TestCluster:
             with cluster.client():
                 assert_same_bits(fit(longer), expected)
 
+    @pytest.mark.cluster
     def test_where_a_worker_cannot_compile_none_does_by_default(self, zygote, stored, tmp_path, monkeypatch):
         monkeypatch.setattr(compiling, "WORTH_IT", 1)
         compiled, expected = fit(stored), fit(stored, compiled="never")
@@ -160,6 +153,7 @@ class TestCluster:
                 cluster.wait(client)
                 assert_same_bits(fit(stored, compiled="auto"), expected)
 
+    @pytest.mark.cluster
     def test_a_worker_that_cannot_compile_is_an_error_that_says_what_to_do(self, zygote, stored, tmp_path):
         with processes(zygote, tmp_path / "cluster") as cluster:
             cluster.start_worker(before=(("forget_package", "numba"),))

@@ -277,11 +277,13 @@ def results(cluster: Processes) -> tuple[GaussianMixture, np.ndarray[Any, Any]]:
     return GaussianMixture.load(str(run / "model.zarr")), np.asarray(labels[...])
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("service", ["scheduler", "worker"])
 def test_a_health_check_fails_where_nothing_runs(tmp_path: Path, service: str) -> None:
     assert not Processes(tmp_path).is_healthy(service, free_port())
 
 
+@pytest.mark.cluster
 def test_healthy_workers_are_in_the_cluster_with_their_limits(client: Client) -> None:
     # Both are of one host here, so that the check of either is content with one of them.
     client.wait_for_workers(2, timeout=GUARD)
@@ -289,6 +291,7 @@ def test_healthy_workers_are_in_the_cluster_with_their_limits(client: Client) ->
     assert [(worker["nthreads"], worker["memory_limit"]) for worker in workers] == [(1, 2**30)] * 2
 
 
+@pytest.mark.cluster
 def test_the_settings_of_dask_arrive(cluster: Processes, client: Client) -> None:
     def failures(dask_scheduler: Any) -> int:
         return int(dask_scheduler.allowed_failures)
@@ -301,6 +304,7 @@ def test_the_settings_of_dask_arrive(cluster: Processes, client: Client) -> None
     assert all(Path(path).is_relative_to(scratch) for path in client.run(folder).values())
 
 
+@pytest.mark.cluster
 def test_fit_ends_with_a_model_and_labels(fitted: tuple[GaussianMixture, np.ndarray[Any, Any]]) -> None:
     model, labels = fitted
     assert model.converged_
@@ -308,6 +312,7 @@ def test_fit_ends_with_a_model_and_labels(fitted: tuple[GaussianMixture, np.ndar
     assert set(np.unique(labels)) == set(range(COMPONENTS))
 
 
+@pytest.mark.cluster
 def test_the_cluster_computed_the_fit(
     client: Client, fitted: tuple[GaussianMixture, np.ndarray[Any, Any]]
 ) -> None:
@@ -317,6 +322,7 @@ def test_the_cluster_computed_the_fit(
     assert client.run_on_scheduler(transitions_of_tasks) > fitted[0].n_iter_
 
 
+@pytest.mark.cluster
 def test_resume_ends_a_fit_that_was_killed_as_if_it_had_not_been(
     cluster: Processes, fitted: tuple[GaussianMixture, np.ndarray[Any, Any]]
 ) -> None:

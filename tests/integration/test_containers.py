@@ -64,7 +64,7 @@ def missing() -> str:
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ from reliability.campaigns import Bench
 from reliability.scenarios import Scenario
 from reliability.zygote import Zygote
 
+pytestmark = pytest.mark.kills
 EACH = 25
 BATCHES = 2
 
@@ -28,6 +29,7 @@ def half(bench):
     return run
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("lies", [False, True], ids=["damaged", "consistent lies"])
 def test_what_was_altered_is_noticed(bench, half, lies, batch):

@@ -18,6 +18,7 @@ from disks import SmallDisk
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.cli.main import main
 
+pytestmark = pytest.mark.kills
 LONG = "n" * 300
 X = np.random.default_rng(0).normal(size=(20_000, 2))
 OURS = "(use --debug for the traceback)"
@@ -92,6 +93,7 @@ def read_only(disk):
             disk.folder.mkdir()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("fault", [full, read_only])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_disk_that_refuses(base, disk, writer, fault):
@@ -140,6 +142,7 @@ USES = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("use", USES)
 def test_too_many_open_files(base, tmp_path, use):
     model = GaussianMixture(2, tol=100.0).fit(X)
@@ -179,6 +182,7 @@ def test_reading_below_a_file(base, reader):
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 
 
+@pytest.mark.sample
 def test_a_log_on_a_full_disk_ends_no_work(tmp_path):
     """/dev/full takes nothing; the results are those of a run whose log is read."""
     with Path("/dev/full").open("w") as log:
@@ -197,6 +201,7 @@ def test_an_observer_of_a_fit_whose_stream_fails():
         )  # What it holds still can be written at its end.
 
 
+@pytest.mark.sample
 def test_standard_output_on_a_full_disk_is_said(tmp_path):
     with Path("/dev/full").open("w") as output:
         done = subprocess.run(

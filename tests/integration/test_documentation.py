@@ -10,6 +10,7 @@ from documentation import PAGES, ROOT, Reader, blocks_of
 
 from emtau_dask import ConfigError
 
+pytestmark = pytest.mark.docs
 RUN = {page: [block for block in blocks_of(page) if block.reason is None] for page in PAGES}
 LEFT_OUT = [block for page in PAGES for block in blocks_of(page) if block.reason is not None]
 

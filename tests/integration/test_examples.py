@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 

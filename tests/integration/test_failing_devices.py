@@ -22,6 +22,7 @@ from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
 
+pytestmark = pytest.mark.kills
 FAILED = "Input/output error.*device failed"
 
 
@@ -138,6 +139,7 @@ def test_data_that_cannot_be_looked_at_from_some_moment_on(place, failing, call,
         quietly(GaussianMixture(**settings(max_iter=1)).fit, place)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("pattern", "call", "place"),
     [
@@ -157,6 +159,7 @@ def test_a_folder_that_may_hold_what_a_pattern_means(tmp_path, failing, pattern,
         GaussianMixture(**settings()).fit(str(tmp_path / pattern))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_folder_of_parquet_files_of_which_one_cannot_be_listed(tmp_path, failing, number):
     for folder in ("a", "b"):

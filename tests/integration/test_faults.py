@@ -23,6 +23,7 @@ from reliability.zygote import Zygote
 
 from emtau_dask import GaussianMixture, StorageError
 
+pytestmark = pytest.mark.kills
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 
 
@@ -60,6 +61,7 @@ def test_an_object_or_a_folder_that_cannot_be_read_once(bench):
     assert tally.counts["resumed"] > 20
 
 
+@pytest.mark.sample
 def test_a_folder_that_vanishes(bench):
     steps = [step for step in spread(bench.steps, 8, offset=2) if step > 3]
     tally = campaign((f"step {step}", partial(bench.vanished_at, step)) for step in steps)
@@ -73,6 +75,7 @@ def disk(tmp_path):
     made.close()
 
 
+@pytest.mark.sample
 def test_a_full_disk(bench, disk):
     run = str(disk.folder / "run.zarr")
     at = None if disk.real else At(bench.steps // 2, error=errno.ENOSPC, refused=FULL.refused)
@@ -86,6 +89,7 @@ def test_a_full_disk(bench, disk):
     assert not bench.recovered(run).problem
 
 
+@pytest.mark.sample
 def test_a_disk_that_is_mounted_read_only(bench, disk):
     run = str(disk.folder / "run.zarr")
     disk.remount("nr_inodes=10000")
@@ -133,6 +137,7 @@ ELSEWHERE = "dask's temporary-directory", "DASK_TEMPORARY_DIRECTORY=", "dask.con
 """Where the folder for row state is set, on the command line and in Python."""
 
 
+@pytest.mark.sample
 def test_row_state_that_does_not_fit_is_said_by_the_command_line(small_disk, tmp_path):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(30_000, 2)))
     command = [*EMTAU, "fit", "rows.npy", "-k", "3", "--algorithm", "em-tau", "-o", "out"]
@@ -178,6 +183,7 @@ def test_row_state_without_a_checkpoint_on_a_full_disk(small_disk):
         assert list(small_disk.folder.iterdir()) == []
 
 
+@pytest.mark.sample
 def test_a_file_system_without_hard_links(bench, tmp_path):
     """Files are renamed to free names instead."""
     run = str(tmp_path / "run")

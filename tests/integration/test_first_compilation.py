@@ -51,12 +51,14 @@ def in_a_process(shapes, cache):
     return json.loads(ended.stdout)
 
 
+@pytest.mark.exhaustive
 def test_a_later_process_finds_what_was_compiled(tmp_path):
     shapes = [("full", 2, 3, "f8")]
     assert in_a_process(shapes, tmp_path) == [[1, [1, 0, 0, 0], [1, 0, 0, 0]]]
     assert in_a_process(shapes, tmp_path) == [[0, [1, 0, 0, 0], [1, 0, 0, 0]]]
 
 
+@pytest.mark.exhaustive
 def test_what_is_compiled_ahead_is_what_a_fit_uses():
     cache = os.environ.get("NUMBA_CACHE_DIR", "")
     shapes = [
@@ -93,6 +95,7 @@ print(json.dumps([len(begun), loaded, len(mixed.loops.accumulate.signatures)]))
 """
 
 
+@pytest.mark.exhaustive
 def test_loops_for_ill_conditioned_components_are_loaded_ahead_but_not_compiled(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", ONE_ILL_CONDITIONED]

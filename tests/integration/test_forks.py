@@ -86,9 +86,9 @@ def answers(script, *arguments):
     ("kind", "algorithm"),
     [
         ("array", "em"),
-        ("array", "emtau"),
-        ("dask", "em"),
-        ("graph", "em"),
+        pytest.param("array", "emtau", marks=pytest.mark.exhaustive),
+        pytest.param("dask", "em", marks=pytest.mark.exhaustive),
+        pytest.param("graph", "em", marks=pytest.mark.exhaustive),
         ("zarr", "emtau"),
         ("parquet", "em"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from reliability.fuzz import running
 from reliability.fuzz.oracle import CODE, FOREIGN, HUNG, MEMORY, WRONG
 from reliability.zygote import Zygote
+from tiers import exhaustive_but
 
 INPUTS = 520
 DEEP = 0.1
@@ -22,7 +23,7 @@ def fuzzers():
         yield zygote
 
 
-@pytest.mark.parametrize("name", running.KINDS)
+@pytest.mark.parametrize("name", exhaustive_but({"zarr 3", "config", "checkpoint"}, running.KINDS))
 def test_altered_inputs_are_refused_or_right(fuzzers, name, tmp_path):
     inputs = running.shares(INPUTS)[name]
     totals = running.attempted(fuzzers, name, range(inputs), tmp_path / "fuzz", keep=False)
@@ -65,6 +66,7 @@ def defective():
         yield zygote
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_defects_are_found(defective, name, tmp_path):
     totals = running.attempted(defective, name, range(PLANTED_INPUTS), tmp_path / "fuzz", keep=False)

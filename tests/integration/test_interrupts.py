@@ -16,6 +16,7 @@ import pytest
 from reliability.terminations import INTERRUPTED, bits, make_rows, terminated, undisturbed
 from reliability.zygote import Zygote
 
+pytestmark = pytest.mark.kills
 COMMON = """
 import json, shutil, signal, sys, time, warnings
 import dask, dask.array as da
@@ -303,6 +304,7 @@ def test_a_command_that_an_interrupt_does_not_end_is_ended():
             assert re.fullmatch(RESUMED_BY, errors.splitlines()[-1]), name
 
 
+@pytest.mark.sample
 def test_a_second_interrupt_ends_a_command_at_once():
     process = begun(DEAF["swallows it"])
     process.send_signal(signal.SIGINT)
@@ -334,6 +336,7 @@ def test_what_libraries_log_of_an_interrupt_is_not_shown():
     assert said == "emtau: interrupted before the first commit; there is nothing to resume"
 
 
+@pytest.mark.sample
 def test_a_signal_to_a_forked_process_does_not_interrupt_its_parent():
     process = begun(FORKS)
     assert process.wait(30) == 0
@@ -394,7 +397,7 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize(
     ("way", "stage", "begun_as_a_users"),
     [
-        ("two threads", "fingerprint", True),
+        pytest.param("two threads", "fingerprint", True, marks=pytest.mark.sample),
         ("auto", "k-means", False),
         ("one thread", "an iteration", False),
         ("two threads", "first iterations", False),

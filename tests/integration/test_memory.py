@@ -27,6 +27,7 @@ def test_the_plan_is_an_upper_bound_and_at_most_twice_what_is_needed(peaks):
         assert peak.megabytes <= peak.predicted <= 2 * peak.megabytes
 
 
+@pytest.mark.exhaustive
 def test_the_rows_take_a_few_chunks_of_memory(peaks, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("DASK_EMTAU__COMPILED", "always")  # as the others were, by their size
     main = runpy.run_path(str(BENCHMARK))["main"]

@@ -326,6 +326,7 @@ class TestPredictions:
         assert detector.offset_ == np.quantile(one_model.score_samples(ROWS), 0.1)
 
 
+@pytest.mark.exhaustive
 @parametrize_with_checks([GaussianMixture(algorithm="em", missing="marginalise")])
 def test_estimator_checks(estimator, check):
     check(estimator)

@@ -252,6 +252,7 @@ class TestFits:
         model = quietly(mixture(max_iter=3), ROWS)
         assert np.array_equal(model.predict(upload(s3, made)).compute(), model.predict(ROWS))
 
+    @pytest.mark.cluster
     def test_on_workers_of_a_cluster(self, s3, tmp_path):
         for name in SOME:
             KINDS[name](tmp_path / name)

@@ -25,6 +25,7 @@ from emtau_dask import ClusterError, EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
 
+pytestmark = pytest.mark.cluster
 OTHER = "2.99.9"
 BOTH = rf"zarr {OTHER}, the process that fits {zarr.__version__}"
 LACKS = {

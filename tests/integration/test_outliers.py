@@ -106,6 +106,7 @@ class TestQuantile:
             score_quantile(in_chunks(np.empty(0), 1), 0.1)
 
 
+@pytest.mark.exhaustive
 @parametrize_with_checks([MixtureOutlierDetector(GaussianMixture(random_state=0), contamination=0.1)])
 def test_estimator_checks(estimator, check):
     check(estimator)

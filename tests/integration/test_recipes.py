@@ -11,6 +11,7 @@ import pytest
 from contract import test_objects, test_policy_contract, test_sources
 from contract.conftest import ROWS, D, Made, N, decoded
 
+pytestmark = pytest.mark.docs
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 FENCE = re.compile(r"^```(.*)$")
 

@@ -52,6 +52,7 @@ def test_a_full_disk(disk, room):
     assert_saved(path, large)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("wanted", [4, pytest.param(10**6, marks=pytest.mark.soak)], ids=["some", "every"])
 @pytest.mark.parametrize("fault", [FULL, READ_ONLY], ids=["full", "read-only"])
 def test_every_step_fails(zygote, tmp_path, fault, wanted):

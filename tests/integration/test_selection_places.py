@@ -114,6 +114,7 @@ def written(s3):
     return Counter(path.rpartition("/")[2] for path in paths if path.endswith(".json") and "zarr" not in path)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(
     ("name", "count", "left"),
     [
@@ -239,6 +240,7 @@ def test_secrets_of_a_place_are_not_shown(stored):
     assert "hunter2" not in str(failed.value)
 
 
+@pytest.mark.cluster
 def test_a_place_that_workers_cannot_reach_is_refused_before_anything_is_fitted(
     zygote, tmp_path, stored, fitted
 ):

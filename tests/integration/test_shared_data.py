@@ -19,6 +19,7 @@ from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
 from emtau_dask.io.sources.opening import open_source
 
+pytestmark = pytest.mark.cluster
 WEIGHTS = np.linspace(0.5, 1.5, len(ROWS))
 KINDS = ("rows.zarr", "rows.npy", "rows.parquet")
 
@@ -146,6 +147,7 @@ class TestAnotherMachine:
         with swapped.client() as client:
             yield addresses(client)
 
+    @pytest.mark.sample
     @pytest.mark.parametrize("name", KINDS)
     def test_rows(self, elsewhere, folders, name):
         (address,) = elsewhere.values()

@@ -11,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
 
+pytestmark = pytest.mark.cluster
 LIMIT = 640_000_000
 CHUNKS, CHUNK_ROWS, FEATURES = 120, 32_768, 16
 """500 MB of rows: with what a worker takes by itself, more than its limit."""

@@ -35,12 +35,6 @@ def emtau(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def process(*arguments):
-    """Nobody sits at its terminal."""
-    command = [*EMTAU, *map(str, arguments)]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-
-
 def tree(folder):
     """Every file below a folder, with its contents."""
     return {
@@ -89,7 +83,7 @@ def made_up(begun, tmp_path):
 
 def refused_for(result, *keys):
     """The words that the refusal says would allow it."""
-    assert (result.returncode if hasattr(result, "returncode") else result.exit_code) == BAD_USAGE
+    assert result.exit_code == BAD_USAGE
     line = result.stderr.strip().splitlines()[-1]
     assert line.startswith("emtau: ")
     words = re.search(r"If you want it, add: (--set .*)$", line)[1]
@@ -123,7 +117,7 @@ class TestAScheduler:
         with listening() as (port, came):
             run = made_up(cluster={"scheduler": f"tcp://127.0.0.1:{port}"})
             before = tree(run.parent)
-            words = refused_for(process("resume", run, *MORE), "cluster.scheduler")
+            words = refused_for(emtau("resume", run, *MORE), "cluster.scheduler")
             assert words == ["--set", f"cluster.scheduler=tcp://127.0.0.1:{port}"]
             assert came == []
         assert tree(run.parent) == before
@@ -228,7 +222,7 @@ class TestData:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             url = f"http://127.0.0.1:{server.server_port}/rows.npy"
             run = made_up(data={"path": url, "weights": f"simplecache::{url}", "labels": url})
-            refused_for(process("resume", run, *MORE), "data.path", "data.weights", "data.labels")
+            refused_for(emtau("resume", run, *MORE), "data.path", "data.weights", "data.labels")
             shutil.rmtree(run.parent)
             several = ["rows of mine.npy", url.replace("rows", "*")]
             words = refused_for(emtau("resume", made_up(data={"path": several}), *MORE), "data.path")

@@ -17,6 +17,7 @@ from emtau_dask.config.schema import RunConfig, checked_config
 from emtau_dask.em import SilentObserver
 from emtau_dask.runs.clusters import computing
 
+pytestmark = pytest.mark.cluster
 SCRIPT = Path(__file__).parents[2] / "containers" / "certificates.sh"
 
 

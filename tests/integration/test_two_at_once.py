@@ -17,6 +17,8 @@ from emtau_dask.io.objects import LocalObjects
 from emtau_dask.io.objects.beginning import open_log
 from emtau_dask.io.objects.commits import CommitLog
 
+pytestmark = pytest.mark.kills
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
@@ -29,6 +31,7 @@ def assert_as_it_should_be(cases):
     assert not tally.problems, "\n".join(tally.problems)
 
 
+@pytest.mark.sample
 def test_of_two_that_read_the_same_commit_one_finishes(bench):
     half = bench.half_done(bench.steps * 3 // 4)
     assert_as_it_should_be((f"delays {seed}", partial(bench.met, half, seed)) for seed in range(3))
@@ -127,6 +130,7 @@ def test_nothing_that_a_kept_commit_refers_to_is_removed_and_nothing_else_piles_
     assert max(sizes) == 0
 
 
+@pytest.mark.sample
 def test_row_state_between_commits_does_not_pile_up(tmp_path, appended):
     """With a commit in every fifth iteration, what the other four wrote goes with the next one."""
     path = tmp_path / "run.zarr"

@@ -163,6 +163,7 @@ else:
 """
 
 
+@pytest.mark.kills
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("checkpoint", ["", "run.zarr"])
 @pytest.mark.parametrize("where", ["", "rows.zarr"])

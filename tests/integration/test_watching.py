@@ -57,6 +57,7 @@ def test_progress_moves_with_chunks_on_threads():
     assert reports == [1] * CHUNKS
 
 
+@pytest.mark.cluster
 def test_progress_moves_with_chunks_on_a_cluster(zygote, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_progress, "LOOK_SECONDS", 0.02)
     with processes(zygote, tmp_path / "cluster") as cluster:

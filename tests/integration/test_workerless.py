@@ -21,6 +21,7 @@ from emtau_dask.cluster import waiting
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting as fits
 
+pytestmark = pytest.mark.cluster
 NONE = "has no workers"
 NOT_CONVERGED = 3
 
@@ -137,6 +138,7 @@ def test_a_fit_that_loses_its_only_worker_tells_of_it(zygote, stored, fitted, tm
     assert_same_bits(result, fitted[0])
 
 
+@pytest.mark.sample
 def test_lazy_predictions_are_told_of_at_once(zygote, stored, fitted, tmp_path):
     model, _ = fitted
     with processes(zygote, tmp_path / "cluster") as cluster, Client(cluster.address) as client:

@@ -22,6 +22,7 @@ from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.em.observer import SilentObserver
 from emtau_dask.estimator import fitting
 
+pytestmark = pytest.mark.kills
 DAY = 86_400
 JUMPS = {2: DAY, 3: -400 * DAY, 5: 20 * 365 * DAY, 7: -DAY, 9: 0}
 """Seconds that the clock differs by from the end of an iteration on."""

@@ -296,6 +296,7 @@ print(sum(multiply.stats.cache_hits.values()), out[0, 0])
 """
 
 
+@pytest.mark.exhaustive
 def test_what_numba_kept_of_other_sources_is_not_used(tmp_path):
     """Not even where the file of the function is the same: others are compiled in, and types may be gone."""
     package = Path(tiling.__file__).parents[2]
@@ -344,6 +345,7 @@ for dtype in ("f4", "f8"):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("variable", "value", "width"),
     [("NUMBA_ENABLE_AVX", "0", 16), ("NUMBA_CPU_FEATURES", "+avx,+avx2,+fma", 32)],
