@@ -151,6 +151,15 @@ def test_nor_inside_of_shards(trap, inner):
         open_source(str(trap / "rows.zarr"))
 
 
+@pytest.mark.parametrize("codecs", [[], [{"name": "crc32c"}]], ids=str)
+def test_nor_an_index_of_shards_that_is_not_encoded(trap, codecs):
+    sharding = {"chunk_shape": [2, 2], "codecs": [BYTES], "index_codecs": codecs, "index_location": "end"}
+    shards = [{"name": "sharding_indexed", "configuration": sharding}]
+    hostile.written(trap / "rows.zarr", hostile.document([4, 2], [4, 2], shards), b"")
+    with pytest.raises(InvalidDataError, match=r"rows\.zarr"):
+        open_source(str(trap / "rows.zarr")).reader.read(0, 4)
+
+
 HANDED_OVER = {
     "array": lambda path: zarr.open_array(path, mode="r"),
     "dask array": lambda path: da.from_zarr(zarr.open_array(path, mode="r")),

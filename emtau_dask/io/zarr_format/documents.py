@@ -255,7 +255,9 @@ class ArrayDocument:
             document["codecs"] = self._bounded(codecs, chunk, values)
         else:
             sharding = codecs[0]["configuration"]
-            checked_chain(sharding["index_codecs"], INDEX, chunk, values, self.where)
+            index = checked_chain(sharding["index_codecs"], INDEX, chunk, values, self.where)
+            if not index or index[0][0] != "bytes":
+                raise ValueError("index_codecs must begin with bytes")
             document["codecs"] = [
                 ShardingCodec(
                     chunk_shape=self.chunks,

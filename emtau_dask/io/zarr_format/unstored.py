@@ -11,7 +11,8 @@ import numpy as np
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer
 
-from emtau_dask.io.zarr_format.documents import StoredArray
+from emtau_dask.io.zarr_format.codecs import allowed
+from emtau_dask.io.zarr_format.documents import INDEX, StoredArray
 from emtau_dask.io.zarr_format.memory import ZarrLayout, n_parts
 from emtau_dask.mixture.numerics import Bools
 
@@ -37,7 +38,7 @@ class ShardIndex:
         if described.shards is None:
             return None
         sharding = described.document["codecs"][0]["configuration"]
-        codecs = {codec["name"]: codec.get("configuration") or {} for codec in sharding["index_codecs"]}
+        codecs = dict(allowed(codec, INDEX, described.where) for codec in sharding["index_codecs"])
         shape = tuple(shard // chunk for shard, chunk in zip(described.shards, described.chunks, strict=True))
         return cls(
             shape,
