@@ -172,7 +172,7 @@ class TestPlans:
         assert "chunks of at most" in refused.stderr or "raise it" in refused.stderr
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+@pytest.mark.parametrize("scheduler", ["threads", pytest.param("processes", marks=pytest.mark.cluster)])
 def test_a_run_keeps_what_its_plan_says(stored, tmp_path, limits, scheduler):
     arguments = ["fit", tmp_path / "rows.zarr", "-k", 3, "-o", tmp_path / "out", "--workers", 1]
     arguments += ["--set", f"cluster.scheduler={scheduler}", "--set", "cluster.memory_limit=1GB"]

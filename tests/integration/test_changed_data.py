@@ -144,8 +144,12 @@ def test_one_value_of_one_row(make, row, tmp_path):
 @pytest.mark.parametrize(
     ("init_params", "algorithm", "max_iter"),
     [
-        *((name, "em-tau", 3) for name in ("kmeans", "k-means++", "random", "random_from_data")),
-        *((name, "auto", 60) for name in ("kmeans", "random_from_data")),
+        ("kmeans", "em-tau", 3),
+        pytest.param("kmeans", "auto", 60, marks=pytest.mark.exhaustive),
+        pytest.param("k-means++", "em-tau", 3, marks=pytest.mark.exhaustive),
+        pytest.param("random", "em-tau", 3, marks=pytest.mark.exhaustive),
+        pytest.param("random_from_data", "em-tau", 3, marks=pytest.mark.exhaustive),
+        ("random_from_data", "auto", 60),
     ],
 )
 def test_no_later_start_comes_of_other_rows(init_params, algorithm, max_iter, tmp_path, monkeypatch):
@@ -299,6 +303,7 @@ def test_rows_in_memory_are_no_graph_on_a_cluster(zygote, tmp_path):
     assert open_saved(tmp_path / "run.zarr").contents.keys() == {("X", ""), ("sample_weight", "")}
 
 
+@pytest.mark.exhaustive
 def test_in_a_bucket_too(s3, tmp_path):
     """During the fit, and again between a stop and a resume."""
     _, change = changed_zarr(ROWS, tmp_path)

@@ -89,7 +89,7 @@ def answers(script, *arguments):
         pytest.param("array", "emtau", marks=pytest.mark.exhaustive),
         pytest.param("dask", "em", marks=pytest.mark.exhaustive),
         pytest.param("graph", "em", marks=pytest.mark.exhaustive),
-        ("zarr", "emtau"),
+        pytest.param("zarr", "emtau", marks=pytest.mark.exhaustive),
         ("parquet", "em"),
     ],
 )

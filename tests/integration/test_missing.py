@@ -401,6 +401,7 @@ print(1024 * next(int(line.split()[1]) for line in status.splitlines() if line.s
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux alone says what a process took")
 def test_a_plan_is_an_upper_bound(tmp_path):
     rows = np.random.default_rng(0).normal(size=(120_000, 12))

@@ -223,6 +223,7 @@ def blas_threads(found):
     return np.full(len(found.rows), max(threads))
 
 
+@pytest.mark.cluster
 def test_blas_has_one_thread_where_other_processes_score(model, stored):
     counted = predict.Scoring("threads", blas_threads, np.dtype(int), lambda n_components: ())
     with dask.config.set(scheduler="processes", num_workers=2):
@@ -231,6 +232,7 @@ def test_blas_has_one_thread_where_other_processes_score(model, stored):
     assert {int(threads) for part in parts for (found,) in part for threads in found} == {1}
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="a path that is another one in each process")
 def test_a_worker_that_sees_other_rows_labels_none(model, stored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

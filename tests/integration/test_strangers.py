@@ -264,7 +264,7 @@ def at_a_terminal(command, answers):
     return child.wait(60), said.decode()
 
 
-@pytest.mark.parametrize("answers", [["n"], ["y"]])
+@pytest.mark.parametrize("answers", [["n"], pytest.param(["y"], marks=pytest.mark.exhaustive)])
 def test_a_person_at_a_terminal_is_asked(answers, made_up, tmp_path):
     results = tmp_path / "results"
     run = made_up(output={"directory": str(results)})
