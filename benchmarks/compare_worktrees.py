@@ -44,9 +44,9 @@ REPEATED = CONTROL[0], "auto, full, 2 thread(s)", "em-tau, full, 2 thread(s)"
 """Fits that are run twice in one worktree, if they are among those that are run."""
 BENCHMARKS = {
     "speed": "--work full-d4 full-d16 tied-d16 --scale 4 --peers --threads 2 --repeats 1 --product 200",
-    "out_of_core": "--memory 40MB --chunk-rows 20000 --repeats 1",
+    "out_of_core": "--memory 20MB --chunk-rows 20000 --repeats 1",
     "memory": "--rows 200000 800000 --chunk-rows 50000",
-    "checkpoint_cost": "--rows 800000 --chunk-rows 100000 --repeats 1 --every 1",
+    "checkpoint_cost": "--rows 400000 --chunk-rows 50000 --repeats 1 --every 1",
     "first_result": "",
 }
 """With options for which a run takes some seconds."""
@@ -170,28 +170,27 @@ def figures_of(tree: Tree, benchmark: str, folder: Path) -> dict[str, float]:
 
 
 def print_pairs(trees: tuple[Tree, Tree], benchmarks: list[str], pairs: int) -> None:
-    baseline, new = trees
     print(f"## Pairs: {pairs} of each, in turn\n")
     lines = []
     for benchmark in benchmarks:
         began = time.monotonic()
-        found: dict[Tree, list[dict[str, float]]] = {baseline: [], new: []}
+        found: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
         with tempfile.TemporaryDirectory() as folder:
             for tree in trees:
                 figures_of(tree, benchmark, Path(folder))  # compiles, and fills the page cache
             for number in range(pairs):
-                for tree in trees if number % 2 == 0 else trees[::-1]:
-                    found[tree].append(figures_of(tree, benchmark, Path(folder)))
+                for place in (0, 1) if number % 2 == 0 else (1, 0):
+                    found[place].append(figures_of(trees[place], benchmark, Path(folder)))
                 print(f"{benchmark}, pair {number + 1} of {pairs}", file=sys.stderr)
-        for figure in found[new][0]:
-            values = [[run[figure] for run in found[tree]] for tree in trees]
+        for figure in found[1][0]:
+            values = [[run[figure] for run in of_tree] for of_tree in found]
             ratios = [after / before for before, after in zip(*values, strict=True)]
             low, high = interval(ratios)
             medians = [f"{statistics.median(of_tree):.4g}" for of_tree in values]
             ratio = f"{statistics.median(ratios):.3f}"
             lines.append([f"{benchmark}: {figure}", *medians, ratio, f"{low:.3f} to {high:.3f}"])
         print(f"{benchmark}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    table(["figure", baseline.name, new.name, "ratio", "interval"], lines)
+    table(["figure", *(tree.name for tree in trees), "ratio", "interval"], lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
