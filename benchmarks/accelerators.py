@@ -17,13 +17,14 @@ import numpy as np
 from scipy.optimize import brentq
 from threadpoolctl import threadpool_limits
 
-from emtau_dask.ascent import MomentSpace
-from emtau_dask.em import worth_compiling
+from emtau_dask.data.row_random import hashed_uniforms
+from emtau_dask.em.compiling import worth_compiling
+from emtau_dask.em.moments import MomentSpace
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.compiled import Kernels
-from emtau_dask.mixture.estep import plan_kernel
-from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics, m_step, merged
-from emtau_dask.mixture.numerics import hashed_uniforms
+from emtau_dask.kernels.dispatch import Kernels
+from emtau_dask.mixture.parameters import MixtureParameters, m_step
+from emtau_dask.mixture.plan import plan_kernel
+from emtau_dask.mixture.statistics import SufficientStatistics, merged
 
 CHUNK_ROWS = 65_536
 FALL = 1e-13

@@ -20,7 +20,7 @@ import numpy as np
 from speed import WORK, Work, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
-from emtau_dask.mixture.estep import plan
+from emtau_dask.mixture import plan
 
 CHUNKS = 8
 ROWS_OF_WORK = {

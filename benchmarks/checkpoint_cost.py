@@ -35,12 +35,12 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.config.data import MixtureOptions
-from emtau_dask.datasets.registry import make_dataset
-from emtau_dask.em.observer import SilentObserver
+from emtau_dask.config.schema import MixtureOptions
+from emtau_dask.datasets import make_dataset
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.estimator import fitting
-from emtau_dask.io.objects import LocalObjects
-from emtau_dask.io.objects.commits import CommitLog
+from emtau_dask.storage.commits import CommitLog
+from emtau_dask.storage.stores import LocalObjects
 
 SIZES = ("rows", "chunk_rows", "features", "components", "iterations", "tau", "threads")
 

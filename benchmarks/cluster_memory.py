@@ -26,13 +26,11 @@ from typing import Any
 import dask
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.cluster.scheduler import active_client
 from emtau_dask.config.schema import RunConfig, load_config
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.runs.clusters import computing
-from emtau_dask.runs.estimator import estimator_of
-from emtau_dask.runs.inputs import open_inputs
-from emtau_dask.runs.plan import plan_of
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.execution.scheduler import active_client
+from emtau_dask.runs.fit import plan_of
+from emtau_dask.runs.inputs import computing, estimator_of, open_inputs
 
 CONFIG = """
 data:

@@ -29,11 +29,11 @@ from side_by_side import known_start
 from speed import WORK, Work, chunks_of, drawn, scaled, table
 
 from emtau_dask import FullEM, GaussianMixture
-from emtau_dask.execution.blas import threads_side_by_side
-from emtau_dask.mixture.compiled.layout import lines, rows_of_tile
-from emtau_dask.mixture.compiled.products import multiply, multiply_transposed
-from emtau_dask.mixture.compiled.tiles import Kernels
-from emtau_dask.mixture.estep.plan import Form, KernelPlan, plan_kernel
+from emtau_dask.kernels.dispatch import Kernels
+from emtau_dask.kernels.products import multiply, multiply_transposed
+from emtau_dask.kernels.tiling import lines, rows_of_tile
+from emtau_dask.mixture.plan import Form, KernelPlan, plan_kernel
+from emtau_dask.process import threads_side_by_side
 
 THREADS = (1, 2)
 SHAPES = [

@@ -20,7 +20,7 @@ import numpy as np
 from order_statistics import interval
 
 from emtau_dask import FullEM, GaussianMixture
-from emtau_dask.io.sources.digest import GrowingDigest
+from emtau_dask.data.source import GrowingDigest
 
 SHAPES = {"d4": (1_000_000, 4, 8), "d16": (400_000, 16, 16)}
 ITERATIONS = 22

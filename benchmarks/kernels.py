@@ -24,13 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep.block_kernel import BlockKernel
-from emtau_dask.mixture.estep.features import frames_of
-from emtau_dask.mixture.estep.plan import Form, KernelPlan, block_rows, even_length, plan_kernel
-from emtau_dask.mixture.estep.responsibilities import exponentials
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.mixture.numerics.products import perform, product, summed_product
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.estep import BlockKernel, exponentials
+from emtau_dask.mixture.features import frames_of
+from emtau_dask.mixture.linalg import perform, product, summed_product
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import Form, KernelPlan, block_rows, even_length, plan_kernel
 
 CHUNK_ROWS = 4096
 PRODUCTS = 20

@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from emtau_dask import GaussianMixture
-from emtau_dask.compare.results import classification_error, confusion
+from emtau_dask.compare import classification_error, confusion
 
 PAPER = np.array(
     [

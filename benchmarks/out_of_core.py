@@ -44,12 +44,12 @@ from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
+from emtau_dask.dask_config import read_settings
+from emtau_dask.data.opening import as_source, open_source
+from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.compiling import worth_compiling
-from emtau_dask.fit.memory_estimate import FitOutline, demand
-from emtau_dask.io.files.direct import passes_cache, read_directly
-from emtau_dask.io.formats.base import chunk_ranges
-from emtau_dask.io.sources.opening import as_source, open_source
-from emtau_dask.settings import read_settings
+from emtau_dask.em.memory import FitOutline, demand
+from emtau_dask.storage.direct_reads import passes_cache, read_directly
 
 PLAIN, ZSTD = "plain.zarr", "zstd.zarr"
 KINDS = ("memory", "files", "decoding", "plain", "plain, nothing ahead", "zstd", "zstd, nothing ahead")

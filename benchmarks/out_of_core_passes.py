@@ -37,7 +37,7 @@ from out_of_core import cgroup, entering
 from passes_data import MIXTURES
 
 from emtau_dask import GaussianMixture
-from emtau_dask.rows import ChunkLoader, LoadedChunk
+from emtau_dask.data.chunk import ChunkLoader, LoadedChunk
 
 
 @dataclass(frozen=True)

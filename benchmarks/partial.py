@@ -25,9 +25,9 @@ import zarr
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
-from emtau_dask.io.formats.base import RangeSource
-from emtau_dask.io.sources.opening import as_source
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.source import RangeSource
+from emtau_dask.policies.policy import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
 
 PARTIAL = 3
 """Partial iterations between two full ones."""

@@ -50,9 +50,9 @@ from passes_fits import (
 )
 
 from emtau_dask import GaussianMixture
+from emtau_dask.em.settings import NAMED_TOL
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.fit import NAMED_TOL
-from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.parameters import MixtureParameters
 
 LEAST_TRUE_GAP = 1e-10
 """Below that a gap says more of rounding than of the fit."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import MixtureParameters, block_statistics, free_parameters, m_step
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters, free_parameters, m_step
+from emtau_dask.mixture.statistics import block_statistics
 
 START_ROWS = 20_000
 LEAST_ROWS = 200
@@ -124,7 +125,7 @@ def made(name: str, scale: int, mnist: Path | None) -> Data | None:
         return DATA[name](scale)
     if mnist is None:
         return None
-    from emtau_dask.datasets.mnist import mnist_components
+    from emtau_dask.datasets import mnist_components
 
     rows, _ = mnist_components(str(mnist))
     return Data("D", "MNIST, digits 1, 2, 4, 5, 6", np.ascontiguousarray(rows[::scale]), 5)

@@ -19,11 +19,12 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from threadpoolctl import threadpool_limits
 
 from emtau_dask import GaussianMixture
-from emtau_dask.em import IterationRecord, SilentObserver
+from emtau_dask.em import IterationRecord
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.em.settings import NAMED_TOL, automatic, tolerances
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.estimator.fitting import fit_estimator
-from emtau_dask.fit import NAMED_TOL, automatic, tolerances
-from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.parameters import MixtureParameters
 
 CHUNK_BYTES = 2**22
 TIGHT = 1e-12
@@ -117,7 +118,7 @@ class Recorder(SilentObserver):
                 sampled.append((len(X), int(self.n_iter_)))
                 return found
 
-        with patch("emtau_dask.init.kmeans.KMeans", Counted):
+        with patch("emtau_dask.em.starts.KMeans", Counted):
             yield
 
 

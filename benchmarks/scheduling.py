@@ -39,9 +39,9 @@ from distributed import Client, LocalCluster, get_task_stream
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.io.formats.base import RangeSource
-from emtau_dask.io.sources.opening import as_source
-from emtau_dask.policies.base import ActivityPolicy, Evidence, PassSummary, RowArray, RowState, Schedule
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.source import RangeSource
+from emtau_dask.policies.policy import ActivityPolicy, Evidence, PassSummary, RowArray, RowState, Schedule
 
 ALGORITHMS = {"em": FullEM(), "em-tau": EMTau(tau=100, revisit=None)}
 KEY = re.compile(r"emtau-(?P<name>[a-z]+)-(?P<token>[0-9a-f]{32})")

@@ -26,7 +26,7 @@ from passes_fits import ENGINE, Fit, Setting, fit_engine, given
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from threadpoolctl import threadpool_limits
 
-from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.parameters import MixtureParameters
 
 TIMED = 3
 

@@ -32,8 +32,8 @@ import psutil
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.io.objects import LocalObjects
 from emtau_dask.policies import PassSummary, Schedule
+from emtau_dask.storage.stores import LocalObjects
 
 MARKS: list[tuple[float, float]] = []
 """The clocks, of the wall and of the processor, when the policy of the fit in this process decided."""

@@ -153,9 +153,9 @@ def drawn(work: Work) -> tuple[np.ndarray, np.ndarray]:
 def digits(work: Work, source: Path | None, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     import zarr
 
-    from emtau_dask.config.data import MnistOptions
-    from emtau_dask.datasets.registry import make_dataset
-    from emtau_dask.em.observer import SilentObserver
+    from emtau_dask.config.schema import MnistOptions
+    from emtau_dask.datasets import make_dataset
+    from emtau_dask.em.history import SilentObserver
 
     make_dataset(MnistOptions(source=str(source)), folder / "mnist.zarr", observer=SilentObserver())
     group = zarr.open_group(str(folder / "mnist.zarr"), mode="r")

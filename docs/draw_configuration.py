@@ -18,10 +18,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from emtau_dask.config import RunConfig, in_yaml
-from emtau_dask.config.algorithms import DEFAULT
-from emtau_dask.config.fields import Allowed
-from emtau_dask.policies import ALGORITHMS
+from emtau_dask.config.schema import DEFAULT, RunConfig
+from emtau_dask.config.sections import Allowed
+from emtau_dask.config.yaml import in_yaml
+from emtau_dask.policies.registry import ALGORITHMS
 
 PAGE = Path(__file__).parent / "configuration.md"
 COMPLETED = {"output.directory": "`runs/` and the name of the config", "algorithm.name": f"`{DEFAULT}`"}

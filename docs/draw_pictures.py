@@ -17,9 +17,9 @@ import matplotlib
 from PIL import Image
 
 from emtau_dask import GaussianMixture
-from emtau_dask.config import MixtureOptions
+from emtau_dask.config.schema import MixtureOptions
 from emtau_dask.datasets import make_dataset
-from emtau_dask.em import SilentObserver
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, SelectionDisplay, UncertaintyDisplay
 
 FOLDER = Path(__file__).parent / "pictures"

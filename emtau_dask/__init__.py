@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from emtau_dask.estimator import GaussianMixture
-    from emtau_dask.outliers import MixtureOutlierDetector
+    from emtau_dask.estimator.outliers import MixtureOutlierDetector
     from emtau_dask.policies import EMLazy, EMSampled, EMStar, EMTau, FullEM
     from emtau_dask.selection import select_components
 

@@ -1,13 +1,46 @@
-"""What a process keeps for all fits whose tasks it runs: one object of each kind, found in one place."""
+"""What holds for a whole process: BLAS on one thread, objects shared by its tasks, versions.
+
+BLAS has one thread: results must not depend on how many it happens to use, and
+the parallelism is over chunks. (OpenMP's limit is a thread's own: the one library
+call that uses OpenMP takes it there, see `em.starts`.) And the interpreter's switch
+interval is short. A thread that waits for the interpreter's lock needs some 50 µs
+to wake up, in which the other may have finished a call of NumPy and have taken the
+lock again; so it goes on, until after the interval the waiting thread gets the lock
+for certain. Where malloc is glibc's, it keeps what arrays leave for the next ones.
+
+All are process-wide. The first two are set by the first of those who hold them, and set back after
+the last, whatever thread that is. After an interrupt just there they may stay set until the next
+holder is done.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, metadata, version
 from typing import Any, TypeVar, cast
+from uuid import uuid4
+from weakref import WeakSet
+
+import numpy as np
+import scipy.linalg
+from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_info
 
 T = TypeVar("T")
+OWN = "emtau_dask"
+READERS = (OWN, "zarr", "numcodecs", "dask", "distributed", "fsspec", "pyarrow")
+REMEMBERED = 256
+"""Proofs that a process remembers; one that it has forgotten is made again."""
+SWITCH_INTERVAL = 5e-5
+"""Seconds after which a thread that waits for the interpreter's lock asks for it; Python's own are 5e-3."""
+KEPT_BYTES = 2**25 - 2**16
+"""Size of the largest array whose memory glibc may keep: it counts no array of more than 32 MiB."""
+_IMPORTED = uuid4().hex
 
 
 class ProcessObjects:
@@ -46,3 +79,247 @@ def of_process(make: Callable[[], T]) -> T:
         A class, or a function of a module; called once in a process.
     """
     return _OBJECTS.of(make)
+
+
+def _version(package: str) -> str | None:
+    imported = getattr(sys.modules.get(package), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def documentation() -> str:
+    """Return the address of the documentation that the installed package names; "" where it names none."""
+    try:
+        named = metadata(OWN).get_all("Project-URL") or ()
+    except PackageNotFoundError:
+        return ""
+    addresses = dict(line.split(", ", 1) for line in named)
+    return str(addresses.get("Documentation", "")).rstrip("/")
+
+
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    found = ((package, _version(package)) for package in READERS)
+    return tuple((package, number) for package, number in found if number is not None)
+
+
+def software() -> dict[str, str]:
+    """Return the versions of this process's packages, by name; of those that it has."""
+    return dict(_versions())
+
+
+def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return why a process with ``mine`` may fail where one with ``theirs`` does not; "" if they are alike.
+
+    Both are `software`. The sentence ends in a space, to be followed by other remedies.
+    """
+    found = differences(mine, theirs, "the process that fits")
+    return f"It has other versions of packages ({found}): install the same there. " if found else ""
+
+
+def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "here") -> str:
+    """Return in what two processes differ, such as ``"zarr 3.0.1, here 3.1.3"``; "" where in nothing.
+
+    Both have versions and the like by name; ``here`` is what the second process is called.
+    """
+    names = [*mine, *(name for name in its if name not in mine)]
+    return ", ".join(
+        f"{name} {its.get(name, 'missing')}, {here} {mine.get(name, 'missing')}"
+        for name in names
+        if its.get(name) != mine.get(name)
+    )
+
+
+class Proofs:
+    """What this process has proved."""
+
+    def __init__(self) -> None:
+        self._settled: dict[str, None] = {}
+        self._settling = threading.RLock()
+
+    def once(self, token: str, prove: Callable[[], None]) -> None:
+        """Call ``prove`` unless it has returned before for this token; other threads wait meanwhile.
+
+        Whatever ``prove`` raises is passed on, and the next call tries again.
+        """
+        if token in self._settled:
+            return
+        with self._settling:
+            if token not in self._settled:
+                prove()
+                self.settle(token)
+
+    def settle(self, token: str) -> None:
+        """Remember what ``token`` stands for as proved."""
+        with self._settling:
+            self._settled[token] = None
+            while len(self._settled) > REMEMBERED:
+                del self._settled[next(iter(self._settled))]
+
+
+def this_process() -> str:
+    """Return the name of this process in messages: a worker's is its address."""
+    distributed = sys.modules.get("distributed")
+    if distributed is not None:
+        with suppress(ValueError):
+            return f"the worker {distributed.get_worker().address}"
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+def process_id() -> str:
+    """Return a name that no other process has, on whatever host."""
+    return f"{_IMPORTED}-{os.getpid()}"
+
+
+def _keep_memory() -> None:
+    """Let malloc keep some 64 MiB for each thread of what arrays leave when they are gone.
+
+    glibc gives free memory back to the system where that is more than twice as much as the largest array took
+    that has gone before, and later gets it anew, page by page, filled with zeros. So a larger array comes and
+    goes here, of which no page is used. Whoever has set one of its limits, as dask does in workers, has
+    decided otherwise, and nothing changes (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    np.empty(KEPT_BYTES, np.uint8)
+
+
+def _control() -> None:
+    """Let whichever thread comes next control OpenBLAS: since version 3.8 threadpoolctl heeds only one."""
+    if hasattr(OpenBLASController, "clear_controlling_thread"):
+        OpenBLASController.clear_controlling_thread(force=True)
+
+
+class _Setting:
+    """One thread for BLAS and a short switch interval; knows what was there before."""
+
+    def __init__(self) -> None:
+        libraries = ThreadpoolController().lib_controllers
+        self._threads = [(each, each.num_threads) for each in libraries if each.user_api == "blas"]
+        self._usual_interval = self._interval = sys.getswitchinterval()
+
+    def take(self) -> None:
+        """Set both."""
+        _keep_memory()
+        sys.setswitchinterval(min(SWITCH_INTERVAL, self._usual_interval))
+        self._interval = sys.getswitchinterval()
+        _control()
+        for library, _ in self._threads:
+            library.set_num_threads(1)
+
+    def lift(self) -> None:
+        """Set both back; an interval that somebody else has set stays."""
+        if sys.getswitchinterval() == self._interval:
+            sys.setswitchinterval(self._usual_interval)
+        _control()
+        for library, threads in self._threads:
+            library.set_num_threads(threads)
+        _control()
+
+
+class _Holder:
+    """Somebody who wants the setting."""
+
+
+class _Holders:
+    """Those who hold the setting.
+
+    Attributes
+    ----------
+    lock : RLock
+        Of all that follows; held while the setting is taken or lifted. The same thread may take it again: a
+        holder that an interrupt left behind is collected anywhere.
+    holding : WeakSet of _Holder
+    process : _Holder
+        Who holds the setting for the rest of the process.
+    setting : _Setting or None
+        None where it is not in force.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin without holders."""
+        self.lock = threading.RLock()
+        self.holding: WeakSet[_Holder] = WeakSet()
+        self.process = _Holder()
+        self.setting: _Setting | None = None
+
+    def enter(self, holder: _Holder) -> None:
+        """Return once the setting is in force."""
+        with self.lock:
+            self.holding.add(holder)
+            if self.setting is None:
+                self.setting = _Setting()
+                self.setting.take()
+
+    def leave(self, holder: _Holder) -> None:
+        """Lift the setting where nobody else holds it."""
+        with self.lock:
+            self.holding.discard(holder)
+            if self.setting is not None and not self.holding:
+                self.setting.lift()
+                self.setting = None
+
+    def forget(self) -> None:
+        """Begin anew in a forked process, which holds nothing."""
+        setting = self.setting
+        self.begin()
+        if setting is not None:
+            setting.lift()
+
+
+_HOLDERS = _Holders()
+# A fork waits until the setting has been taken or lifted whole: its child could do neither.
+os.register_at_fork(
+    before=lambda: _HOLDERS.lock.acquire(),
+    after_in_parent=lambda: _HOLDERS.lock.release(),
+    after_in_child=_HOLDERS.forget,
+)
+
+
+@contextmanager
+def threads_side_by_side() -> Iterator[None]:
+    """Hold BLAS to one thread, and the switch interval short; nested and concurrent holders share them."""
+    holder = _Holder()
+    try:
+        _HOLDERS.enter(holder)
+        yield
+    finally:
+        _HOLDERS.leave(holder)
+
+
+def hold_for_process() -> None:
+    """Hold both for the rest of this process, unless they are in force already.
+
+    Called by tasks in processes other than the fitting one: they take them with the first task. Tasks beside
+    it wait until it has them: one that loads a library meanwhile could wait for ever; see `compiled_loops`.
+    """
+    with _HOLDERS.lock:
+        if _HOLDERS.setting is None:
+            _HOLDERS.enter(_HOLDERS.process)
+
+
+@cache
+def _environment() -> tuple[tuple[str, str], ...]:
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    blas = {f"{library['internal_api']} {library['version']}" for library in libraries}
+    kinds = {str(library.get("architecture", "")) for library in libraries}
+    return (
+        ("python", platform.python_version()),
+        ("numpy", np.__version__),
+        ("scipy", scipy.__version__),
+        ("blas", ", ".join(sorted(blas))),
+        ("cpu", " ".join((platform.machine(), *sorted(kinds))).strip()),
+    )
+
+
+def numerical_environment(*, compiled: bool = False) -> dict[str, str]:
+    """Return what the last bits of a result depend on: library versions and the kind of CPU.
+
+    Of numba only where rows go by ``compiled`` tiles.
+    """
+    return {**dict(_environment()), **({"numba": version("numba")} if compiled else {})}

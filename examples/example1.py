@@ -21,9 +21,9 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.config import Example1Options
+from emtau_dask.config.schema import Example1Options
 from emtau_dask.datasets import make_dataset
-from emtau_dask.em import SilentObserver
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.plot import ComponentsDisplay
 
 WEIGHTS, MEANS, DEVIATIONS = np.array([0.3, 0.7]), np.array([-2.0, 2.0]), np.array([1.0, 1.0])

@@ -13,9 +13,10 @@ import pytest
 from oracles import naive
 
 from emtau_dask import GaussianMixture
-from emtau_dask.em import SilentObserver, loop
+from emtau_dask.em import loop
+from emtau_dask.em import settings as resolving
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.estimator import fitting
-from emtau_dask.fit import resolving
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import pytest
 from dask.callbacks import Callback
 from zarr.storage import WrapperStore
 
-from emtau_dask.execution import merge_tree
-from emtau_dask.mixture.estep import plan
+from emtau_dask.execution import graph as merge_tree
+from emtau_dask.mixture import features, plan
 
 
 class Tasks(Callback):
@@ -71,7 +71,7 @@ def one_chunk_a_task():
 @contextmanager
 def plans_counted():
     """The parameters for which a kernel is planned in this process, in order."""
-    planned, frames_of = [], plan.frames_of
+    planned, frames_of = [], features.frames_of
 
     def noted(parameters):
         planned.append(parameters)

@@ -3,9 +3,9 @@
 import numpy as np
 from scipy.stats import multivariate_normal
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.mixture.model.statistics import block_statistics
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.statistics import block_statistics
 
 LONG = np.longdouble
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_spherical")

@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from emtau_dask import EmtauError, GaussianMixture, InvalidDataError
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
 
 ROWS = np.random.default_rng(0).normal(size=(60, 2))
 ROWS.setflags(write=False)

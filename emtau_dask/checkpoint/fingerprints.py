@@ -11,11 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from emtau_dask.checkpoint.schema import SourceEntry
+from emtau_dask.checkpoint.manifest import SourceEntry
+from emtau_dask.data.chunk import ChunkContents, contents_of
+from emtau_dask.data.source import ChunkRange, ChunkReader, Source, chunk_ranges
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.execution import Executor, Pass, PassObserver
-from emtau_dask.io.sources import ChunkRange, ChunkReader, Source, chunk_ranges
-from emtau_dask.rows import ChunkContents, contents_of
+from emtau_dask.execution.executor import Executor, Pass, PassObserver
 
 MOST_SAMPLES = 16
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20

@@ -17,19 +17,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from emtau_dask.checkpoint.layout import (
+from emtau_dask.checkpoint.manifest import (
     COLUMNS,
+    MAX_CHUNKS,
+    MAX_COUNT,
     PARAMETERS,
     PLACE_COLUMNS,
     STATISTICS,
-    Stored,
-    array_layouts,
-    state_key,
-)
-from emtau_dask.checkpoint.progress import unpacked
-from emtau_dask.checkpoint.schema import (
-    MAX_CHUNKS,
-    MAX_COUNT,
     ArrayRef,
     ConfigEntry,
     FrozenEntry,
@@ -37,25 +31,25 @@ from emtau_dask.checkpoint.schema import (
     ParametersEntry,
     ProgressEntry,
     RunEntry,
+    Stored,
+    array_layouts,
     first_problem,
     references_of,
+    state_key,
+    unpacked,
 )
-from emtau_dask.em import FitState, FrozenRows, IterationRecord, KMeansProgress, Progress, RunState
+from emtau_dask.em.history import IterationRecord
+from emtau_dask.em.starts import GivenParameters
+from emtau_dask.em.state import FitState, KMeansProgress, Progress, RunState
+from emtau_dask.em.sums import FrozenRows
 from emtau_dask.errors import CheckpointCorruptError, EmtauError
-from emtau_dask.execution import threads_side_by_side
-from emtau_dask.init import GivenParameters
-from emtau_dask.io.files import each
-from emtau_dask.io.objects import (
-    ArrayLayout,
-    CommitLog,
-    RowFields,
-    SlotState,
-    StateObject,
-    decode,
-    most_object_rows,
-    read_verified,
-)
-from emtau_dask.mixture.model import MixtureParameters, SufficientStatistics
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.process import threads_side_by_side
+from emtau_dask.storage.commits import CommitLog
+from emtau_dask.storage.files import each
+from emtau_dask.storage.objects import ArrayLayout, decode, read_verified
+from emtau_dask.storage.row_state import RowFields, SlotState, StateObject, most_object_rows
 
 MAX_OBJECT_ROWS = 2**40
 MAX_FIELDS = 16

@@ -13,19 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from emtau_dask.checkpoint.layout import (
+from emtau_dask.checkpoint.manifest import (
     COLUMNS,
+    MAX_CONTENTS,
     PARAMETERS,
     PLACE_COLUMNS,
     STATISTICS,
-    Stored,
-    array_layouts,
-    place_of,
-)
-from emtau_dask.checkpoint.progress import packed
-from emtau_dask.checkpoint.reader import SavedFit
-from emtau_dask.checkpoint.schema import (
-    MAX_CONTENTS,
     ArrayRef,
     AttemptEntry,
     ConfigEntry,
@@ -40,30 +33,24 @@ from emtau_dask.checkpoint.schema import (
     SourceEntry,
     SourceName,
     StartEntry,
+    Stored,
+    array_layouts,
     first_problem,
+    packed,
+    place_of,
     references_of,
 )
-from emtau_dask.cluster import numerical_environment
-from emtau_dask.em import FitState, Progress, RunState
+from emtau_dask.checkpoint.reader import SavedFit
+from emtau_dask.em.contents import Contents
+from emtau_dask.em.starts import KMEANS_PASSES, GivenParameters
+from emtau_dask.em.state import FitState, Progress, RunState
 from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
-from emtau_dask.init import KMEANS_PASSES, GivenParameters
-from emtau_dask.io.files import each
-from emtau_dask.io.objects import (
-    ArrayLayout,
-    CommitLog,
-    ObjectStore,
-    RowFields,
-    RowStateWriter,
-    StateObject,
-    Witness,
-    digest,
-    encode,
-    group_document,
-    new_attempt,
-    rows_layout,
-)
-from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.rows import Contents
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.process import numerical_environment
+from emtau_dask.storage.commits import CommitLog, new_attempt
+from emtau_dask.storage.files import each
+from emtau_dask.storage.objects import ArrayLayout, ObjectStore, digest, encode, group_document
+from emtau_dask.storage.row_state import RowFields, RowStateWriter, StateObject, Witness, rows_layout
 
 STEPS_PER_PASS = 8
 """Upper bound of the objects that a pass and its commit write of one array."""

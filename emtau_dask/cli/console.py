@@ -10,7 +10,7 @@ from typing import IO, Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from emtau_dask.messages import shown
+from emtau_dask.errors import shown
 
 COLUMNS = 80
 """Of a table that does not go to a terminal."""

@@ -17,12 +17,10 @@ from typing import Literal, NamedTuple
 import click
 from packaging.requirements import Requirement
 
-from emtau_dask.cli.exits import FAILED
 from emtau_dask.cli.options import debug_option, json_option
-from emtau_dask.cli.printing import echo, echo_json
-from emtau_dask.errors import EmtauError
-from emtau_dask.messages import shown
-from emtau_dask.versions import OWN
+from emtau_dask.cli.terminal import FAILED, echo, echo_json
+from emtau_dask.errors import EmtauError, shown
+from emtau_dask.process import OWN
 
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
@@ -127,7 +125,8 @@ def _folder(folder: str | None) -> tuple[Status, str]:
 
 def _checkpoint(place: str) -> tuple[Status, str]:
     """Write, read and remove a small object in a place for checkpoints."""
-    from emtau_dask.io.objects import holds_run, object_store, try_store
+    from emtau_dask.storage.commits import holds_run
+    from emtau_dask.storage.stores import object_store, try_store
 
     objects = object_store(place)
     exclusive = try_store(objects)

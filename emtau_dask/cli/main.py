@@ -1,4 +1,4 @@
-"""The command `emtau`.
+"""The commands, imported when they run.
 
 Commands import what they need when they run, so that ``--help`` is fast.
 """
@@ -13,27 +13,126 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emtau_dask.cli.datasets import dataset
 from emtau_dask.cli.doctor import doctor
-from emtau_dask.cli.exits import ExitGroup, remember_no_checkpoint, remember_resume
-from emtau_dask.cli.fitting import FitOption, config_of, fit_options
 from emtau_dask.cli.options import (
+    Command,
+    FitOption,
     config_argument,
+    config_of,
     debug_option,
+    fit_options,
     json_option,
     log_option,
     out_argument,
     overwrite_option,
     run_options,
 )
-from emtau_dask.cli.printing import echo, echo_json
-from emtau_dask.cli.reporting import report
-from emtau_dask.cli.results import show_result
-from emtau_dask.cli.selecting import select
+from emtau_dask.cli.select import select
+from emtau_dask.cli.terminal import (
+    ExitGroup,
+    echo,
+    echo_json,
+    remember_no_checkpoint,
+    remember_resume,
+    show_result,
+)
 from emtau_dask.errors import ConfigError
 
 if TYPE_CHECKING:
-    from emtau_dask.runs import Demand
+    from emtau_dask.runs.permissions import Demand
+
+
+_seed_option = click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+
+
+@click.group()
+def dataset() -> None:
+    """Write a dataset to a zarr group with the arrays X and labels."""
+
+
+def _dataset_options(command: Command) -> Command:
+    """Add the options of every dataset."""
+    chunk_rows = click.option("--chunk-rows", type=click.IntRange(1), help="Rows in a chunk.")
+    return out_argument(chunk_rows(overwrite_option()(debug_option(command))))
+
+
+def _count_option(name: str, default: int) -> Callable[[Command], Command]:
+    return click.option(name, type=click.IntRange(1), default=default, show_default=True)
+
+
+@dataset.command()
+@_dataset_options
+def digits(out: Path, overwrite: bool, **options: Any) -> None:
+    """Handwritten digits that come with scikit-learn (1797 × 64)."""
+    _make("digits", options, out, overwrite)
+
+
+@dataset.command()
+@_dataset_options
+@_seed_option
+def example1(out: Path, overwrite: bool, **options: Any) -> None:
+    """The EM-Tau paper's Example 1: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1)."""
+    _make("example1", options, out, overwrite)
+
+
+@dataset.command()
+@_dataset_options
+@click.option(
+    "--source", metavar="FILE.npz", help="MNIST images (X) and digits (y); else they are downloaded."
+)
+def mnist(out: Path, overwrite: bool, **options: Any) -> None:
+    """The EM-Tau paper's Example 2: MNIST digits 1, 2, 4, 5 and 6, by 42 principal components."""
+    _make("mnist", options, out, overwrite)
+
+
+@dataset.command()
+@_dataset_options
+@_count_option("--rows", 1_000_000)
+@_count_option("--features", 16)
+@_count_option("--components", 16)
+@_seed_option
+def mixture(out: Path, overwrite: bool, **options: Any) -> None:
+    """A synthetic Gaussian mixture of any size, streamed to disk."""
+    _make("mixture", options, out, overwrite)
+
+
+def _make(name: str, options: dict[str, Any], out: Path, overwrite: bool) -> None:
+    from emtau_dask.config.schema import DataSection
+    from emtau_dask.datasets import make_dataset
+    from emtau_dask.progress import watching
+
+    data = DataSection.model_validate({"dataset": name, "dataset_options": options})
+    assert data.dataset_options is not None
+    with watching(sys.stderr) as observer:
+        rows, features = make_dataset(data.dataset_options, out, overwrite=overwrite, observer=observer)
+    echo(f"{rows:,} rows × {features} features written to {out}")
+
+
+@click.command()
+@click.argument("run_or_model")
+@click.argument("out", metavar="OUT.html", type=click.Path(path_type=Path))
+@click.option("--data", metavar="DATA", help="Also show the mixture over these rows (a sample of them).")
+@click.option(
+    "--recorded-data",
+    "recorded",
+    is_flag=True,
+    help="Also show it over the rows that the run names, where they are local files.",
+)
+@click.option("--array", help="Member of DATA, where it is a zarr group.")
+@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet or CSV.")
+@overwrite_option("Replace a report at OUT.html.")
+@debug_option
+def report(run_or_model: str, out: Path, columns: str | None, **options: Any) -> None:
+    """Write a report of RUN_OR_MODEL to OUT.html: what was fitted, how it converged, the components.
+
+    RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
+    report is one page, with its pictures, that loads nothing; data are read only where they are asked for.
+    """
+    from emtau_dask.runs.report import ReportOptions, run_report
+
+    chosen = ReportOptions(columns=columns.split(",") if columns else None, **options)
+    run_report(run_or_model, out, chosen, progress=sys.stderr)
+    echo(f"report written to {out}")
 
 
 @click.group(cls=ExitGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -91,8 +190,8 @@ def fit(
         raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")
     run_config, values = config_of(sources, given, overrides)
     from emtau_dask.cli.console import console_on
-    from emtau_dask.config import save_config
-    from emtau_dask.runs import check_memory, plan_table, resume_arguments, run_fit, run_plan
+    from emtau_dask.config.yaml import save_config
+    from emtau_dask.runs.fit import check_memory, plan_table, resume_arguments, run_fit, run_plan
 
     if saved is not None:
         save_config(values, saved, overwrite=overwrite)
@@ -123,7 +222,7 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, 
     A scheduler, URLs, and results that go elsewhere than beside RUN.zarr are
     asked for, or given by --set.
     """
-    from emtau_dask.runs import run_resume
+    from emtau_dask.runs.fit import run_resume
 
     arguments = [f"--set {shlex.quote(override)}" for override in overrides]
     remember_resume(ctx, run, [*arguments, "--overwrite" if overwrite else ""])
@@ -145,7 +244,7 @@ def _confirmation() -> Callable[[Demand], bool] | None:
 @debug_option
 def inspect(place: str, as_json: bool) -> None:
     """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
-    from emtau_dask.runs import inspected
+    from emtau_dask.runs.inspect import inspected
 
     found = inspected(place)
     if as_json:
@@ -163,13 +262,13 @@ def inspect(place: str, as_json: bool) -> None:
 @run_options
 def compare(config: Path, overrides: list[str]) -> None:
     """Run the algorithms that CONFIG lists on the same data from the same start."""
-    from emtau_dask.config import load_config
+    from emtau_dask.config.schema import load_config
 
     run_config = load_config(config, overrides)
     if not run_config.algorithm.compare:
         raise ConfigError("algorithm.compare = [] must list the algorithms to compare, such as [{name: em}]")
     from emtau_dask.cli.console import console_on
-    from emtau_dask.compare import run_compare
+    from emtau_dask.runs.compare import run_compare
 
     run_compare(run_config, console_on(sys.stdout))
 
@@ -206,7 +305,7 @@ def predict(
     model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
     or a pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
     """
-    from emtau_dask.runs import LabelOptions, run_predict
+    from emtau_dask.runs.outputs import LabelOptions, run_predict
 
     counts = run_predict(
         run_or_model,

@@ -1,26 +1,36 @@
-"""Options that several commands have."""
+"""Options of several commands, and those that stand for keys of a config."""
 
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from emtau_dask.cli.exits import remember_debug
+from emtau_dask.cli.terminal import remember_debug
+from emtau_dask.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emtau_dask.config.schema import RunConfig
+
 
 Command = Callable[..., Any]
-
 config_argument = click.argument("config", type=click.Path(path_type=Path))
 out_argument = click.argument("out", type=click.Path(path_type=Path))
 _traceback = "Show the traceback of an error."
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+_NO_NAME = re.compile(r"\[.*?\]|[^\w.-]+")
+"""What a path has that the name of a folder shall not have: wildcards, spaces."""
 
 
 def _log_to_stderr(ctx: click.Context, _: click.Parameter, level: str | None) -> None:
@@ -47,7 +57,6 @@ log_option = click.option(
     callback=_log_to_stderr,
     help="Log to standard error, with times, in place of the progress display.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
 def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Command], Command]:
@@ -74,3 +83,187 @@ def run_options(command: Command) -> Command:
         return command(*arguments, overrides=[*overrides, *given], **options)
 
     return with_overrides
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+@dataclass(frozen=True)
+class FitOption:
+    """An option that stands for a key of a config.
+
+    Attributes
+    ----------
+    names : tuple of str
+    key : str
+        Dotted.
+    metavar, help : str
+        For people.
+    read : callable or None
+        Return the text or the list of texts that is meant; None for a value that is written in YAML.
+    """
+
+    names: tuple[str, ...]
+    key: str
+    metavar: str
+    help: str
+    read: Callable[[str], str | list[str]] | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter that click passes."""
+        return self.key.replace(".", "_")
+
+    @property
+    def title(self) -> str:
+        """What errors call the key."""
+        return f"{'/'.join(self.names)} ({self.key})"
+
+    def value(self, text: str) -> object:
+        """Return what a text means; raises `ConfigError` where it is not YAML."""
+        from emtau_dask.config.yaml import parse_yaml
+
+        return parse_yaml(text, self.names[-1]) if self.read is None else self.read(text)
+
+    def setting(self, text: str) -> str:
+        """Return the argument of ``--set`` that means the same."""
+        from emtau_dask.config.yaml import in_yaml
+
+        value = self.read(text) if self.read else None
+        if isinstance(value, list):
+            return f"{self.key}=[{', '.join(map(in_yaml, value))}]"
+        return f"{self.key}={text if value is None else in_yaml(value)}"
+
+
+COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
+OPTIONS = (
+    COMPONENTS,
+    FitOption(
+        ("--columns",),
+        "data.columns",
+        "A,B,C",
+        "Columns of parquet or CSV that are features.",
+        _names,
+    ),
+    FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
+    FitOption(
+        ("--covariance",),
+        "model.covariance_type",
+        "TYPE",
+        "full (the default), tied, diag, spherical, tied_diag, tied_spherical",
+        str,
+    ),
+    FitOption(
+        ("--algorithm",),
+        "algorithm.name",
+        "NAME",
+        "auto (the default), em, em-tau, em-star, em-lazy, em-sampled",
+        str,
+    ),
+    FitOption(
+        ("--tol",), "stop.tol", "TOL", "When to stop: nats per row, auto (the default), or statistical."
+    ),
+    FitOption(("--max-iter",), "stop.max_iter", "N", "Most iterations."),
+    FitOption(
+        ("--missing",),
+        "model.missing",
+        "HOW",
+        "What NaN means: raise (an error, the default) or marginalise (a missing value; --algorithm em).",
+        str,
+    ),
+    FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),
+    FitOption(
+        ("-o", "--output"),
+        "output.directory",
+        "FOLDER",
+        "Where the results go; by default runs/ and the name of the data.",
+        str,
+    ),
+)
+
+
+def options_given(choice: Sequence[FitOption]) -> Callable[[Command], Command]:
+    """Return what adds options that stand for keys of a config; the command gets them in its ``given``."""
+
+    def added(command: Command) -> Command:
+        @wraps(command)
+        def with_options(*arguments: Any, **options: Any) -> Any:
+            texts = {option: options.pop(option.parameter) for option in choice}
+            given = {option: text for option, text in texts.items() if text is not None}
+            return command(*arguments, given=given, **options)
+
+        for option in reversed(choice):
+            add = click.option(*option.names, option.parameter, metavar=option.metavar, help=option.help)
+            with_options = add(with_options)
+        return with_options
+
+    return added
+
+
+fit_options = options_given(OPTIONS)
+
+
+def config_of(
+    sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the config that `emtau fit` is given, or that data and options amount to, and its plain values.
+
+    Raises
+    ------
+    ConfigError
+        A config is given with options or with data, it cannot be read, or a value is not allowed; of data
+        the message names the option.
+    """
+    from emtau_dask.config.schema import checked_config, config_values
+    from emtau_dask.config.yaml import ENDINGS
+    from emtau_dask.storage.files import stream_at
+    from emtau_dask.storage.urls import suffix_of
+
+    configs = [source for source in sources if suffix_of(source).lower() in ENDINGS]
+    stream = stream_at(sources[0]) if len(sources) == 1 and not configs else None
+    if stream is None and not configs:
+        values = values_of_data(sources, given, overrides)
+        return checked_config(values, {option.key: option.title for option in OPTIONS}), values
+    if len(sources) > 1:
+        raise ConfigError(f"{configs[0]} is a config, which names its data itself: give it alone")
+    if given:
+        names = ", ".join("/".join(option.names) for option in given)
+        sets = " ".join(f"--set {shlex.quote(option.setting(text))}" for option, text in given.items())
+        if stream is not None:
+            instead = f"to a config give, in place of {names}: {sets}"
+            raise ConfigError(f"{sources[0]} is {stream}. Give data in a file; {instead}")
+        raise ConfigError(f"{names} cannot go with the config {configs[0]}; instead of options give: {sets}")
+    values = config_values(sources[0], overrides)
+    return checked_config(values), values
+
+
+def values_of_data(
+    sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Return the plain values of a config that data and options amount to; raises `ConfigError`."""
+    from emtau_dask.config.schema import complete_values
+    from emtau_dask.config.yaml import ENDINGS
+
+    path = sources[0] if len(sources) == 1 else list(sources)
+    content: dict[str, dict[str, object]] = {"data": {"path": path}, "model": {}}
+    for option, text in given.items():
+        section, _, key = option.key.partition(".")
+        content.setdefault(section, {})[key] = option.value(text)
+    values = complete_values(content, overrides, name_of(sources[0]))
+    if isinstance(values["model"], dict) and "n_components" not in values["model"]:
+        raise ConfigError(
+            f"{COMPONENTS.title} is missing: {sources[0]} is taken for data. Give the number of components, "
+            f"as in -k 8; the name of a config ends in {' or '.join(ENDINGS)}"
+        )
+    return values
+
+
+def name_of(source: str) -> str:
+    """Return a name for the results of a path, pattern or URL: its last part that says something."""
+    from emtau_dask.storage.urls import is_url
+
+    bare = source.partition("?")[0] if is_url(source) else source
+    stems = (PurePosixPath(part).stem for part in reversed(PurePosixPath(bare).parts))
+    names = (_NO_NAME.sub("-", stem).strip("-.") for stem in stems)
+    return next(filter(None, names), "data")

@@ -1,38 +1,316 @@
-"""Run configs: what a YAML file may say, checked before any work starts.
+"""What a YAML config may say, section by section.
 
 Relative paths are relative to the working directory, those of `output` to `output.directory`.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 
-from emtau_dask.checks import Constraint, choice, integer
-from emtau_dask.config.algorithms import DEFAULT, RUN_ALGORITHMS, RunAlgorithm
-from emtau_dask.config.data import DataSection
-from emtau_dask.config.fields import (
+from emtau_dask.config.sections import (
+    NUMBERS,
     Count,
     FilePath,
     MemoryLimit,
     OptionalPath,
+    OptionalPaths,
     Section,
     Seed,
     Switch,
     allowed,
     expected,
+    explain,
+    names,
     optional,
     text,
 )
-from emtau_dask.config.messages import explain
 from emtau_dask.config.yaml import apply_override, read_yaml
-from emtau_dask.errors import ConfigError
-from emtau_dask.fit import CONSTRAINTS
-from emtau_dask.messages import masked_url
+from emtau_dask.constraints import Constraint, choice, integer, number
+from emtau_dask.em.settings import CONSTRAINTS
+from emtau_dask.errors import HIDDEN, ConfigError, masked_url, masked_values
+from emtau_dask.policies.policy import ActivityPolicy
+from emtau_dask.policies.registry import ALGORITHMS
+from emtau_dask.storage.urls import is_url
+
+DEFAULT = "auto"
+_Figure = Annotated[float | None, optional(number(0))]
+_Figures = Annotated[tuple[float, ...] | None, optional(NUMBERS)]
+DatasetName = Literal["digits", "example1", "mnist", "mixture"]
+DATASETS: tuple[str, ...] = get_args(DatasetName)
+_SCHEDULERS = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
+_ADDRESSES = ("tcp://", "tls://")
+RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path", "data.weights", "data.labels")
+RESUMABLE_SECTIONS = ("cluster.", "output.")
+
+
+class PublishedFigures(Section):
+    """Figures that someone published for an algorithm, printed beside the measured ones.
+
+    Attributes
+    ----------
+    iterations : int or None
+        Iterations until it stopped.
+    membership_error : float or None
+        Distance of its responsibilities from traditional EM's, as the source defines it.
+    seconds : float or None
+        Running time on the source's machine.
+    classification_error : float or None
+        Fraction of rows whose label is not the most frequent one of their component.
+    weights : tuple of float, or None
+        Final weights of a mixture in one dimension, by component.
+    means : tuple of float, or None
+        Its final means.
+    variances : tuple of float, or None
+        Its final variances.
+    """
+
+    iterations: Annotated[int | None, optional(integer(0))] = None
+    membership_error: _Figure = None
+    seconds: _Figure = None
+    classification_error: _Figure = None
+    weights: _Figures = None
+    means: _Figures = None
+    variances: _Figures = None
+
+
+class AlgorithmSettings(Section):
+    """An algorithm by its name; `algorithm_models` adds the parameters of a policy.
+
+    Attributes
+    ----------
+    name : str
+        The algorithm; its parameters are keys beside it.
+    """
+
+    name: str
+
+
+class ComparedSettings(AlgorithmSettings):
+    """An algorithm as a line of a comparison.
+
+    Attributes
+    ----------
+    published : PublishedFigures or None
+        Figures that someone published for it, printed beside the measured ones.
+    """
+
+    published: PublishedFigures | None = None
+
+
+class KMeansSettings(ComparedSettings):
+    """Lloyd's k-means, the baseline of a comparison; it fits no mixture."""
+
+    name: Literal["kmeans"] = "kmeans"
+
+
+def algorithm_models(base: type[Section]) -> dict[str, Any]:
+    """Return, for each policy's name, a model that adds the policy's parameters to ``base``."""
+    models: dict[str, Any] = {}
+    for name, policy in ALGORITHMS.items():
+        types = get_type_hints(policy.__init__)
+        fields: dict[str, Any] = {"name": (Literal[name], name)}
+        for key, parameter in inspect.signature(policy).parameters.items():
+            fields[key] = (Annotated[types[key], allowed(policy.constraints[key])], parameter.default)
+        models[name] = create_model(f"{policy.__name__}{base.__name__}", __base__=base, **fields)
+    return models
+
+
+def _any_of(*models: Any) -> Any:
+    return Annotated[functools.reduce(operator.or_, models), Field(discriminator="name")]
+
+
+if TYPE_CHECKING:
+    ComparedAlgorithm = ComparedSettings
+else:
+    ComparedAlgorithm = _any_of(*algorithm_models(ComparedSettings).values(), KMeansSettings)
+
+
+class RunSettings(AlgorithmSettings):
+    """The algorithm of a run, and those of a comparison.
+
+    Attributes
+    ----------
+    acceleration : str or None
+        Whether quasi-Newton steps replace EM's own between passes over all rows. ``auto``: with the
+        algorithms ``auto`` and ``em-sampled``.
+    compare : tuple of ComparedSettings
+        The algorithms that `emtau compare` runs, each with its name and its parameters.
+    """
+
+    acceleration: Annotated[str | None, allowed(CONSTRAINTS["acceleration"])] = "auto"
+    compare: tuple[ComparedAlgorithm, ...] = ()
+
+
+class AutomaticSettings(RunSettings):
+    """The algorithm that the shape of the data decides on."""
+
+    name: Literal["auto"] = "auto"
+
+
+RUN_ALGORITHMS: dict[str, type[RunSettings]] = {DEFAULT: AutomaticSettings, **algorithm_models(RunSettings)}
+
+
+def _with_default_name(value: Any) -> Any:
+    return {"name": DEFAULT, **value} if isinstance(value, dict) else value
+
+
+if TYPE_CHECKING:
+    RunAlgorithm = RunSettings
+else:
+    RunAlgorithm = Annotated[_any_of(*RUN_ALGORITHMS.values()), BeforeValidator(_with_default_name)]
+
+
+def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
+    """Return the activity policy that an entry of the section `algorithm` describes; k-means has none."""
+    parameters = settings.model_dump(exclude={"name", "acceleration", "compare", "published"})
+    return ALGORITHMS[settings.name](**parameters)
+
+
+def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
+    """Return what the estimator's ``algorithm`` is for a run's section `algorithm`."""
+    return DEFAULT if settings.name == DEFAULT else policy_of(settings)
+
+
+class _Dataset(Section):
+    """Options of every dataset.
+
+    Attributes
+    ----------
+    chunk_rows : int or None
+        Rows in a chunk of the zarr arrays; null: a number that suits the dataset.
+    """
+
+    chunk_rows: Annotated[int | None, optional(integer(1))] = None
+
+
+class DigitsOptions(_Dataset):
+    """Options of the dataset `digits`."""
+
+    dataset: Literal["digits"] = "digits"
+
+
+class Example1Options(_Dataset):
+    """Options of the dataset `example1`.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of the rows.
+    """
+
+    dataset: Literal["example1"] = "example1"
+    seed: Seed = 0
+
+
+class MnistOptions(_Dataset):
+    """Options of the dataset `mnist`, which a run does not download.
+
+    Attributes
+    ----------
+    source : str or None
+        A local ``.npz`` file with the images X and the digits y.
+    """
+
+    dataset: Literal["mnist"] = "mnist"
+    source: Annotated[str | None, optional(text("the path of an .npz file"))] = None
+
+
+class MixtureOptions(_Dataset):
+    """Options of the dataset `mixture`.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the data.
+    features : int
+        Columns of the data.
+    components : int
+        Components of the mixture that the rows are drawn from.
+    seed : int
+        Seed of the rows.
+    """
+
+    dataset: Literal["mixture"] = "mixture"
+    rows: Count = 1_000_000
+    features: Count = 16
+    components: Count = 16
+    seed: Seed = 0
+
+
+DatasetOptions = Annotated[
+    DigitsOptions | Example1Options | MnistOptions | MixtureOptions, Field(discriminator="dataset")
+]
+
+
+class DataSection(Section):
+    """Where the rows come from.
+
+    Attributes
+    ----------
+    path : str, tuple of str, or None
+        A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
+        fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
+        names; or a list of these, read in its order. With `dataset`, where the dataset is kept
+        (``<output.directory>/<dataset>.zarr`` if null).
+    dataset : str or None
+        A dataset that `emtau dataset` knows; made at `path` where that does not exist.
+    dataset_options : DatasetOptions or None
+        The options of that dataset.
+    array : str or None
+        Member of a zarr group that holds the rows.
+    columns : tuple of str, or None
+        Columns of parquet or CSV that are features, in this order; null: all but the index of a DataFrame.
+    weights : str or None
+        Weights of the rows: a member of the group or a column of the table that `path` names, or a path or
+        URL of their own.
+    labels : str or None
+        Known labels of the rows, for `emtau compare`; named as `weights` are.
+    """
+
+    path: OptionalPaths = None
+    dataset: Annotated[DatasetName | None, optional(choice(*DATASETS))] = None
+    dataset_options: DatasetOptions | None = None
+    array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
+    columns: Annotated[tuple[str, ...] | None, optional(names("column names"))] = None
+    weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+    labels: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_options(cls, content: Any) -> Any:
+        """Add the dataset's name to its options, by which pydantic finds their model."""
+        if not isinstance(content, dict):
+            return content
+        dataset, options = content.get("dataset"), content.get("dataset_options")
+        if dataset is None and options is not None:
+            raise expected("given a dataset where dataset_options are set")
+        if dataset not in DATASETS:
+            return {**content, "dataset_options": None}
+        if options is None:
+            options = {}
+        if not isinstance(options, dict):
+            return content
+        if options.get("dataset", dataset) != dataset:
+            raise expected(f"without dataset_options.dataset, which says {options['dataset']!r}")
+        return {**content, "dataset_options": {**options, "dataset": dataset}}
+
+    @model_validator(mode="after")
+    def _needs_a_source(self) -> DataSection:
+        if self.path is None and self.dataset is None:
+            raise expected(f"given a path or a dataset ({', '.join(DATASETS)})")
+        if self.dataset is not None and not isinstance(self.path, str | None):
+            raise expected("given one path where a dataset is made there, not a list")
+        if self.dataset is not None and self.columns is not None:
+            raise expected("given without columns, which are those of parquet and CSV; a dataset is zarr")
+        return self
 
 
 class InitSection(Section):
@@ -122,8 +400,6 @@ class CheckpointSection(Section):
     every: Annotated[int, allowed(CONSTRAINTS["checkpoint_every"])] = 1
 
 
-_SCHEDULERS = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
-_ADDRESSES = ("tcp://", "tls://")
 SCHEDULER = Constraint(
     _SCHEDULERS.words,
     lambda value: (isinstance(value, str) and value.startswith(_ADDRESSES)) or _SCHEDULERS.holds(value),
@@ -293,3 +569,67 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
         return RunConfig.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(error, content, RunConfig, names)) from None
+
+
+def portable(config: RunConfig) -> dict[str, Any]:
+    """Return the config as a checkpoint stores it: plain values, paths absolute, URLs without secrets."""
+    content = config.model_dump(mode="json", exclude_unset=True)
+    data, checkpoint = content["data"], content.get("checkpoint", {})
+    paths = [(data, "path"), (checkpoint, "path"), (content["output"], "directory")]
+    paths += [(data, key) for key in ("weights", "labels") if "/" in (data.get(key) or "")]
+    for section, key in paths:
+        if isinstance(path := section.get(key), list):
+            section[key] = [_absolute(each) for each in path]
+        elif path is not None:
+            section[key] = _absolute(path)
+    return dict(masked_values(content))
+
+
+def _absolute(path: str) -> str:
+    return path if is_url(path) else str(Path(path).absolute())
+
+
+def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:
+    """Return the config of a checkpointed run, changed by overrides.
+
+    A dataset is read, not made. A scheduler among the overrides replaces the whole section `cluster`.
+
+    Parameters
+    ----------
+    content : dict
+        As `portable` returned it.
+    run : str
+        Where the checkpoint is now.
+    overrides : sequence of str
+        ``key=value`` for keys of `RESUMABLE` and of the sections of `RESUMABLE_SECTIONS`.
+
+    Raises
+    ------
+    ConfigError
+        Another key is set, or a value is not allowed.
+    """
+    keys = override_keys(overrides)
+    if "cluster.scheduler" in keys:
+        content = {**content, "cluster": {}}
+    stored = checked_config(content)
+    data = {key: value for key, value in content["data"].items() if not key.startswith("dataset")}
+    data["path"] = stored.data.path or str(stored.output.place(f"{stored.data.dataset}.zarr"))
+    checkpoint = {"path": run, "every": stored.checkpoint.every}
+    content = {**content, "data": data, "checkpoint": checkpoint}
+    for key, override in zip(keys, overrides, strict=True):
+        if key not in RESUMABLE and not key.startswith(RESUMABLE_SECTIONS):
+            raise ConfigError(
+                f"--set {key} cannot be changed when a run is resumed; these can: "
+                f"{', '.join(RESUMABLE)}, cluster.* and output.*"
+            )
+        if HIDDEN in override and is_url(override):
+            raise ConfigError(
+                f"--set {override}: {HIDDEN} stands for what a checkpoint does not keep; write it out"
+            )
+        content = apply_override(content, override)
+    return checked_config(content)
+
+
+def override_keys(overrides: Sequence[str]) -> list[str]:
+    """Return the keys that overrides set, in their order."""
+    return [override.partition("=")[0].strip() for override in overrides]

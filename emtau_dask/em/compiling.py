@@ -7,14 +7,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from emtau_dask.cluster import cluster_errors
-from emtau_dask.em.observer import FitObserver
+from emtau_dask.dask_config import read_settings
+from emtau_dask.data.source import Source
+from emtau_dask.em.history import FitObserver
 from emtau_dask.errors import ClusterError, ConfigError
-from emtau_dask.io.sources import Source
-from emtau_dask.mixture.compiled import compile_loops, why_not_compiled
-from emtau_dask.mixture.covariance import CovarianceStructure, structure_named
-from emtau_dask.mixture.estep import Form, form_of
-from emtau_dask.settings import read_settings
+from emtau_dask.execution.scheduler import cluster_errors
+from emtau_dask.kernels.dispatch import compile_loops, why_not_compiled
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.plan import Form, form_of
 
 KEY = "emtau.compiled"
 WORTH_IT = 2**26

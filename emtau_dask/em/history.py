@@ -1,4 +1,4 @@
-"""What a fit did, iteration by iteration."""
+"""What a fit did, iteration by iteration, and the port to those who watch it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
-from emtau_dask.errors import MissingPackageError
-from emtau_dask.messages import html_table
+from emtau_dask.errors import MissingPackageError, html_table
+from emtau_dask.execution.executor import PassObserver
+from emtau_dask.mixture.parameters import MixtureParameters
+
+SHOWN = 10
+"""Iterations that a notebook shows, the last ones."""
+CRAWLING = 0.2
+"""Bounds crawl where their gain over some passes is more than this part of that over as many before."""
+PASSES_APART = (2, 4, 8, 16)
+MOST_CORRECTED, MOST_GAINS = 10.0, 15.0
+"""By how much an estimate may grow: by this factor, and to so many gains of the last passes."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,6 @@ def frame_of(kind: type, records: Sequence[Any], called: str) -> Any:
         ) from error
     names = [field.name for field in fields(kind)]
     return pd.DataFrame({name: [getattr(record, name) for record in records] for name in names})
-
-
-SHOWN = 10
-"""Iterations that a notebook shows, the last ones."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,13 +200,6 @@ def extrapolated_gap(records: Sequence[IterationRecord]) -> float:
     return second**2 / (first - second) if 0 <= second < first else math.nan
 
 
-CRAWLING = 0.2
-"""Bounds crawl where their gain over some passes is more than this part of that over as many before."""
-PASSES_APART = (2, 4, 8, 16)
-MOST_CORRECTED, MOST_GAINS = 10.0, 15.0
-"""By how much an estimate may grow: by this factor, and to so many gains of the last passes."""
-
-
 def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) -> float:
     """Return the estimated gap of an accepted full pass, with what the full passes before it say.
 
@@ -237,3 +235,38 @@ def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) 
         times = now / (slow - now) if slow > now else 1.0
         gap = max(gap, min(times, MOST_GAINS) * now)
     return gap
+
+
+class FitObserver(PassObserver, Protocol):
+    """Is notified of every pass, chunk and iteration; must not raise."""
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        """An iteration is complete; ``parameters`` are those of its M-step."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Something the user should know happened."""
+        ...
+
+    def close(self, *, done: bool) -> None:
+        """The fit is over; ``done`` says whether it came to its end, or failed or was stopped."""
+        ...
+
+
+class SilentObserver:
+    """Ignores all that it is notified of."""
+
+    def stage(self, name: str, chunks: int) -> None:
+        """Ignore."""
+
+    def chunks_done(self, count: int) -> None:
+        """Ignore."""
+
+    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
+        """Ignore."""
+
+    def note(self, message: str) -> None:
+        """Ignore."""
+
+    def close(self, *, done: bool) -> None:
+        """Ignore."""

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from emtau_dask.ascent import Kind, Maximiser, MomentSpace, Trial
-from emtau_dask.em.climbing import (
+from emtau_dask.em.acceleration import Kind, Maximiser, Trial
+from emtau_dask.em.history import IterationRecord, corrected_gap, extrapolated_gap
+from emtau_dask.em.iteration import Scored, sample_of, score
+from emtau_dask.em.moments import MomentSpace
+from emtau_dask.em.problem import Problem
+from emtau_dask.em.schedule import (
     after_full_pass,
     after_partial_pass,
     after_sample,
@@ -21,20 +25,12 @@ from emtau_dask.em.climbing import (
     maximiser_of,
     samples_left,
 )
-from emtau_dask.em.estep_task import SampleLevel
-from emtau_dask.em.history import IterationRecord, corrected_gap, extrapolated_gap
-from emtau_dask.em.pass_sums import PassTotals, merge_frozen
-from emtau_dask.em.problem import Problem
-from emtau_dask.em.scoring import Scored, sample_of, score
 from emtau_dask.em.settings import Climbing, EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.io.objects import RowStateWriter
-from emtau_dask.policies import (
-    NextPass,
-    PassSummary,
-    Schedule,
-    checked_schedule,
-)
+from emtau_dask.em.sums import PassTotals, merge_frozen
+from emtau_dask.em.task import SampleLevel
+from emtau_dask.policies.policy import NextPass, PassSummary, Schedule, checked_schedule
+from emtau_dask.storage.row_state import RowStateWriter
 
 
 def iterate(

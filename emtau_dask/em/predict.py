@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import entr
 
+from emtau_dask.data.chunk import ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.data.dask_arrays import check_dense
+from emtau_dask.data.source import ChunkRange, Source, chunk_ranges, is_stored
 from emtau_dask.em.compiling import check_compiler, worth_compiling_once
-from emtau_dask.em.observer import FitObserver, SilentObserver
+from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.errors import UnusableRowError, features_named
-from emtau_dask.execution import AheadBudget, Executor, Pass, PassObserver, ReadingTask
-from emtau_dask.io.sources import ChunkRange, Source, check_dense, chunk_ranges, is_stored
-from emtau_dask.mixture.compiled import RowKernels, Scorer, scoring_kernels
-from emtau_dask.mixture.estep import Observed
-from emtau_dask.mixture.model import Conditioning, MixtureParameters
-from emtau_dask.rows import ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.execution.executor import AheadBudget, Executor, Pass, PassObserver, ReadingTask
+from emtau_dask.kernels.dispatch import RowKernels, Scorer, scoring_kernels
+from emtau_dask.mixture.missing import Conditioning, Observed
+from emtau_dask.mixture.parameters import MixtureParameters
 
 RESULT_BYTES, MOST_BYTES = 2**26, 2**30
 """Of the results of each pass that `score_rows` makes; and the most, where fewer chunks than workers would

@@ -12,11 +12,18 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.errors import InvalidDataError, UnusableRowError
-from emtau_dask.execution import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass
-from emtau_dask.io.cache import RowCache
-from emtau_dask.io.sources import (
+from emtau_dask.data.cache import RowCache
+from emtau_dask.data.chunk import (
+    LARGEST,
+    WEIGHTS,
+    ChunkContents,
+    ChunkLoader,
+    LoadedChunk,
+    Positions,
+    contents_of,
+    loaded_bytes,
+)
+from emtau_dask.data.source import (
     ChunkRange,
     ChunkReader,
     Loaded,
@@ -25,20 +32,11 @@ from emtau_dask.io.sources import (
     is_in_memory,
     is_stored,
 )
+from emtau_dask.em.contents import ChunkTask, Contents, NotingTask
+from emtau_dask.em.history import FitObserver, SilentObserver
+from emtau_dask.errors import InvalidDataError, UnusableRowError
+from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.rows import (
-    LARGEST,
-    WEIGHTS,
-    ChunkContents,
-    ChunkLoader,
-    ChunkTask,
-    Contents,
-    LoadedChunk,
-    NotingTask,
-    Positions,
-    contents_of,
-    loaded_bytes,
-)
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12

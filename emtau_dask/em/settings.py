@@ -1,12 +1,25 @@
-"""How a run of EM proceeds, and when it ends."""
+"""The settings of a fit, their constraints, and what "auto" stands for.
+
+The bounds were measured by `benchmarks/passes.py`; `docs/passes.md` has the figures.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
-from emtau_dask.policies import ActivityPolicy, WeightedPolicy
-from emtau_dask.rows import Samples
+from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number
+from emtau_dask.data.row_random import Samples
+from emtau_dask.em.starts import STARTS
+from emtau_dask.errors import ConfigError, short
+from emtau_dask.mixture.covariance_types import STRUCTURES, structure_named
+from emtau_dask.mixture.parameters import free_parameters
+from emtau_dask.policies.full import FullEM
+from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy
+from emtau_dask.policies.sampled import EMSampled
 
 TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
 """Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
@@ -14,6 +27,21 @@ PASSES_EACH = 2
 """Annealed passes at each temperature."""
 RUNS_EACH = 2
 """Runs from the same start where some are annealed: one that is, and one that is not."""
+ROWS_PER_PARAMETER = 10
+"""Fewest rows of a sample for each free parameter; with fewer, samples ended in other optima."""
+LEAST_SAMPLE = 4096
+FINER = 4
+"""Each sample has four times the rows of the one before."""
+LARGEST_SHARE = 1 / 16
+MANY_STARTS, FEWER_STARTS, MOST_STARTING_WORK = 16, 8, 1 / 64
+"""Starts that are compared on the first sample; fewer where that is a larger share of the rows than this."""
+ANNEALED_STARTS = 3
+"""Of those that are annealed on a quarter of the rows, each of which also has a run that is not."""
+ROWS_UNANNEALED = 10
+"""Rows of that quarter for each parameter from which on no run is annealed."""
+NAMED_TOL = 1e-5
+LEAST_ROWS = 10
+"""Rows for each parameter from which on sampling error says when a fit is good enough."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +113,146 @@ class EmSettings:
     def most_on_samples(self) -> int:
         """Iterations, those of starts included, after which all rows are scored: half of ``max_iter``."""
         return self.max_iter // 2
+
+
+CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
+    {
+        "n_components": integer(1, 2**24),
+        "covariance_type": choice(*STRUCTURES),
+        "tol": either(number(0), choice("auto", "statistical")),
+        "acceleration": either(choice("auto", "quasi-newton"), NONE),
+        "reg_covar": number(0),
+        "max_iter": integer(0),
+        "n_init": either(integer(1, 10_000), choice("auto")),
+        "init_params": choice(*STARTS),
+        "warm_start": FLAG,
+        "checkpoint_every": integer(1),
+        "missing": choice("raise", "marginalise"),
+        "verbose": either(integer(0), FLAG),
+    }
+)
+"""Of the estimator's settings; a run config has the same."""
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for the first setting that is impossible, naming value and limit."""
+    for name, constraint in CONSTRAINTS.items():
+        if not constraint.holds(settings[name]):
+            raise ConfigError(f"{name} is {short(settings[name])}; it must be {constraint.words}.")
+
+
+def check_missing(
+    missing: str, policy: ActivityPolicy, acceleration: str | None, *, responsibilities: bool
+) -> None:
+    """Raise `ConfigError` where a fit cannot integrate over missing values as these settings ask for."""
+    if not marginalises(missing):
+        return
+    asked = None
+    if not isinstance(policy, FullEM):
+        asked = "another algorithm"
+    elif acceleration == "quasi-newton":
+        asked = "acceleration='quasi-newton'"
+    elif responsibilities:
+        asked = "responsibilities_init"
+    if asked is not None:
+        raise ConfigError(
+            f"missing='marginalise' needs algorithm='em' without acceleration and responsibilities_init, but "
+            f"{asked} is asked for. Set algorithm='em', or fit complete rows and set missing='marginalise' "
+            "afterwards, for predictions."
+        )
+
+
+def marginalises(missing: Any) -> bool:
+    """Return whether NaN stands for a missing value; raises `ConfigError` for an impossible setting."""
+    constraint = CONSTRAINTS["missing"]
+    if not constraint.holds(missing):
+        raise ConfigError(f"missing is {short(missing)}; it must be {constraint.words}.")
+    return bool(missing == "marginalise")
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """How a fit proceeds.
+
+    Attributes
+    ----------
+    policy : ActivityPolicy
+    shares : tuple of float
+        Shares of the rows in the samples that it begins on; none for all rows at once.
+    n_init : int
+        Starts.
+    annealed : bool
+        Whether each start has two runs on the sample, of which one begins with annealed passes.
+    """
+
+    policy: ActivityPolicy
+    shares: tuple[float, ...]
+    n_init: int
+    annealed: bool = False
+
+
+def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: str) -> Automatic:
+    """Return how ``algorithm="auto"`` fits data of a shape.
+
+    It begins on samples of 4⁻ʲ of the rows (1/16 at most) that have at least 10 rows for each parameter, and
+    4,096; then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). Where a
+    sixteenth has too few rows, all passes are over all rows, after a sample of a quarter of them. Where that
+    has fewer than 10 rows for each parameter, runs that are annealed on it are compared with others; where it
+    has fewer than one, there is none. With one component there is nothing to iterate.
+    """
+    p = free_parameters(structure_named(covariance_type), n_components, n_features)
+    least = max(ROWS_PER_PARAMETER * p, LEAST_SAMPLE)
+    if n_components == 1:
+        return Automatic(FullEM(), (), 1)
+    share = LARGEST_SHARE
+    shares: list[float] = []
+    while share * n_rows >= least:
+        shares.insert(0, share)
+        share /= FINER
+    if shares:
+        return Automatic(
+            EMSampled(), tuple(shares), MANY_STARTS if shares[0] <= MOST_STARTING_WORK else FEWER_STARTS
+        )
+    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= ROWS_UNANNEALED * p:
+        return Automatic(FullEM(), (0.25,), FEWER_STARTS)
+    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= p:
+        return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
+    return Automatic(FullEM(), (), 1)
+
+
+def statistical_gap(n_rows: int, p: int) -> float:
+    """Return the gap (nats per row) below which a fit is as good as its data: ``min(0.01 p/2N, 1/8N)``.
+
+    p/2N is what sampling error itself costs. The gap of EM lies in its slowest direction: with 1/8N the
+    parameters are within half a standard error there.
+    """
+    return min(0.01 * p / 2, 1 / 8) / n_rows
+
+
+def tolerances(tol: float | str, n_rows: int, p: int, *, auto: bool) -> tuple[float, float]:
+    """Return the change of the bound and the gap below which a fit ends; 0 for one that does not end it.
+
+    Parameters
+    ----------
+    tol : float, "auto" or "statistical"
+    n_rows, p : int
+        Rows of positive weight, and free parameters.
+    auto : bool
+        Whether the algorithm is ``"auto"``, for which ``"auto"`` is ``"statistical"`` where the data suffice.
+
+    Raises
+    ------
+    ConfigError
+        ``"statistical"`` on too few rows.
+    """
+    if isinstance(tol, str):
+        enough = n_rows >= LEAST_ROWS * p
+        if tol == "statistical" and not enough:
+            raise ConfigError(
+                f"tol='statistical' needs {LEAST_ROWS} rows for each of the {p:,} free parameters; there are "
+                f"{n_rows:,} rows. Give a number of nats per row, such as {NAMED_TOL:g}, or fewer components."
+            )
+        if tol == "statistical" or (auto and enough):
+            return 0.0, statistical_gap(n_rows, p)
+        return NAMED_TOL, 0.0
+    return float(tol), 0.0

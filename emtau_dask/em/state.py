@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emtau_dask.ascent import Ascent, HeldMoments
+from emtau_dask.em.acceleration import Ascent
 from emtau_dask.em.history import FitHistory, IterationRecord
-from emtau_dask.em.pass_sums import FrozenRows
-from emtau_dask.io.objects import SlotState
-from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.mixture.numerics import Floats
+from emtau_dask.em.moments import HeldMoments
+from emtau_dask.em.sums import FrozenRows
+from emtau_dask.mixture.linalg import Floats
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.storage.row_state import SlotState
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,14 +11,15 @@ from typing import Any, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from emtau_dask.checks import integer, number
-from emtau_dask.em import RESPONSIBILITIES, FitHistory, conditional_means, imputation
-from emtau_dask.errors import InvalidDataError, UnusableRowError
-from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.messages import short
-from emtau_dask.mixture.compiled import scoring_kernels
-from emtau_dask.mixture.model import Conditioning, MixtureParameters
-from emtau_dask.mixture.numerics import Ints
+from emtau_dask.constraints import integer, number
+from emtau_dask.em.history import FitHistory
+from emtau_dask.em.predict import RESPONSIBILITIES, conditional_means, imputation
+from emtau_dask.errors import InvalidDataError, UnusableRowError, short
+from emtau_dask.estimator.prediction import FittedMixture
+from emtau_dask.kernels.dispatch import scoring_kernels
+from emtau_dask.mixture.linalg import Ints
+from emtau_dask.mixture.missing import Conditioning
+from emtau_dask.mixture.parameters import MixtureParameters
 
 _OF_ANOTHER_FIT: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(("weights_init", "means_init", "precisions_init", "checkpoint")) | {"warm_start": False}

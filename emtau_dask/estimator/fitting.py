@@ -1,78 +1,130 @@
-"""What `GaussianMixture.fit` does around `fit`: prepares settings, sources and journal, and publishes."""
+"""What `fit` does around the fit: settings, sources, journal, results, and how an unfinished one goes on."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from emtau_dask.ascent import memory_for
-from emtau_dask.checkpoint import (
+from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
+from emtau_dask.checkpoint.manifest import (
     AlgorithmEntry,
-    CheckpointJournal,
     ClimbingEntry,
     ConfigEntry,
     ParametersEntry,
     SourceEntry,
-    fingerprint,
     first_problem,
-    sampled_contents,
 )
-from emtau_dask.cluster import check_portable, differing_workers, prove_access
-from emtau_dask.em import (
+from emtau_dask.checkpoint.writer import CheckpointJournal
+from emtau_dask.data.row_random import Samples
+from emtau_dask.data.source import chunk_ranges
+from emtau_dask.em.acceleration import memory_for
+from emtau_dask.em.compiling import compile_ahead, compile_setting, worth_compiling
+from emtau_dask.em.contents import Contents
+from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
+from emtau_dask.em.history import FitObserver
+from emtau_dask.em.journal import Journal, row_fields, temporary_journal
+from emtau_dask.em.memory import cache_bytes
+from emtau_dask.em.settings import (
     RUNS_EACH,
     Climbing,
     EmSettings,
-    FitObserver,
-    FitState,
-    compile_ahead,
-    compile_setting,
-    worth_compiling,
-)
-from emtau_dask.errors import ConfigError, InvalidDataError, features_named, warn_user
-from emtau_dask.estimator.fitted import FittedMixture
-from emtau_dask.estimator.unfinished import as_it_was_unless_done
-from emtau_dask.execution import Executor, PassObserver, choose_executor
-from emtau_dask.fit import (
-    FitSettings,
-    FitSources,
-    Journal,
     automatic,
-    cache_bytes,
     check_missing,
     check_settings,
-    fit,
     marginalises,
-    open_context,
-    row_fields,
-    temporary_journal,
     tolerances,
 )
-from emtau_dask.init import GivenParameters
-from emtau_dask.inputs import Seeds, opened_path, opened_sources
-from emtau_dask.interrupts import interruptible
-from emtau_dask.io.objects import ObjectStore, check_startable, object_store, start_log, warn_unless_exclusive
-from emtau_dask.io.sources import chunk_ranges
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import check_means, check_precisions, check_weights, free_parameters
-from emtau_dask.policies import (
-    ActivityPolicy,
-    EMSampled,
-    WeightedPolicy,
-    as_policy,
-    checked_row_arrays,
-    describe_policy,
+from emtau_dask.em.starts import GivenParameters
+from emtau_dask.em.state import FitState
+from emtau_dask.errors import (
+    ConfigError,
+    EmtauError,
+    InvalidDataError,
+    features_named,
+    shown,
+    shutdown_named,
+    warn_user,
 )
+from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources
+from emtau_dask.estimator.prediction import FittedMixture
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.executor import Executor, PassObserver
+from emtau_dask.execution.workers import check_portable, differing_workers, prove_access
+from emtau_dask.interrupts import interrupt_saying, interruptible
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights, free_parameters
+from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy, checked_row_arrays
+from emtau_dask.policies.registry import as_policy, describe_policy
+from emtau_dask.policies.sampled import EMSampled
 from emtau_dask.progress import Lines, Observers, closed_after, observer_for, to_log
-from emtau_dask.rows import Contents, Samples
+from emtau_dask.storage.commits import check_startable, open_log, start_log
+from emtau_dask.storage.objects import ObjectStore
+from emtau_dask.storage.stores import object_store, warn_unless_exclusive
 
 LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def as_it_was_unless_done(estimator: Any) -> Iterator[None]:
+    """Set back all attributes of the estimator where the block raises; an interrupt says how to go on."""
+    before = dict(vars(estimator))
+    try:
+        with shutdown_named():
+            yield
+    except KeyboardInterrupt:
+        estimator.__dict__ = before
+        raise interrupt_saying(shown(_going_on(estimator.checkpoint))) from None
+    except BaseException:
+        estimator.__dict__ = before
+        raise
+
+
+def _going_on(checkpoint: Any) -> str:
+    """Return what an interrupted fit has left, and how to go on."""
+    left = "The fit was interrupted; the estimator is as it was before."
+    if checkpoint is None:
+        return (
+            f"{left} Without a checkpoint nothing of the fit was kept; with checkpoint=PATH it is committed "
+            "after every iteration, and GaussianMixture.resume(PATH, X) goes on."
+        )
+    try:
+        number = open_log(object_store(checkpoint)).last
+    except EmtauError:
+        return f"{left} That was before the first commit, so there is nothing to resume; fit it again."
+    return f"{left} Go on from the last commit, {number}: GaussianMixture.resume({_named(checkpoint)}, X)."
+
+
+def _named(checkpoint: Any) -> str:
+    if isinstance(checkpoint, ObjectStore):
+        return repr(checkpoint.location)
+    return repr(str(checkpoint)) if isinstance(checkpoint, (str, Path)) else "checkpoint"
+
+
+def not_converged(estimator: Any) -> str:
+    """Return what a fit that ``max_iter`` stopped should say: how far it was, and how it goes on."""
+    change, gap = estimator.history_.last_change, estimator.gap_
+    far = [
+        f"The lower bound last changed by {change:.2g} nats per row" if math.isfinite(change) else "",
+        f"its estimated gap is {gap:.2g} nats per row" if math.isfinite(gap) else "",
+        f"tol is {estimator.tol!r}",
+    ]
+    how = "set_params(max_iter=..., warm_start=True).fit(X)"
+    if estimator.checkpoint is not None:
+        how = f"GaussianMixture.resume({_named(estimator.checkpoint)}, X, max_iter=...)"
+    return (
+        "Best performing initialization did not converge. Try different init parameters, or increase "
+        "max_iter, tol, or check for degenerate data. "
+        f"{'; '.join(filter(None, far))}. To go on from here: {how}."
+    )
 
 
 def _given(estimator: FittedMixture, n_features: int) -> GivenParameters:

@@ -6,13 +6,12 @@ from typing import Any, Self
 
 from sklearn.exceptions import ConvergenceWarning
 
+from emtau_dask.em.settings import NAMED_TOL
 from emtau_dask.errors import warn_user
 from emtau_dask.estimator.conditioning import ConditionedMixture
-from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.estimator.fitting import fit_estimator, not_converged
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
-from emtau_dask.estimator.unfinished import not_converged
-from emtau_dask.fit import NAMED_TOL
-from emtau_dask.policies import ALGORITHMS, as_policy
+from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
 FAR, GOOD_GAP = 100.0, 1e-9
 """A fit that stops by tol is warned of where the gap is this many times larger, and worth a digit."""
@@ -33,7 +32,7 @@ class GaussianMixture(ConditionedMixture):
         object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, `EMSampled`, or one's own with the
         methods of `emtau_dask.policies.ActivityPolicy`. ``"auto"`` begins on samples where the data are
         large, and goes on with `EMSampled` or `FullEM`: a fixed function of the numbers of rows, features
-        and components and of the covariance type (see ``emtau_dask.fit.resolving``).
+        and components and of the covariance type (see ``emtau_dask.em.settings``).
     tol : float, "auto" or "statistical", default="auto"
         The fit stops when the lower bound changes by less from one full pass to the next; nats per row. 0
         never stops by it. ``"statistical"`` stops when the estimated gap (see ``gap_``) is below

@@ -1,23 +1,27 @@
-"""A fitted model as a zarr group: arrays as arrays, the rest as JSON attributes; no pickle, no code."""
+"""A fitted model as a zarr group."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
-import zarr
 import zarr.errors
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 from zarr.abc.store import Store
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
-from emtau_dask.em import FitHistory, IterationRecord
+from emtau_dask.constraints import NONE, Constraint, choice, either, integer
+from emtau_dask.em.history import FitHistory, IterationRecord
+from emtau_dask.em.settings import CONSTRAINTS
 from emtau_dask.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -26,21 +30,26 @@ from emtau_dask.errors import (
     PathTakenError,
     ShutdownError,
     StorageError,
+    short,
     shutdown_named,
     warn_user,
 )
-from emtau_dask.estimator.model_schema import AUTO, ModelEntry, SettingsEntry, check_names, model_entry
-from emtau_dask.io.files import writing_errors
-from emtau_dask.io.formats import OWN_GROUPS, kind_of
-from emtau_dask.io.objects import FORMAT as RUN_FORMAT
-from emtau_dask.io.objects import ROOT_DOCUMENT, ObjectStore, ZarrStoreObjects, copy_new, object_store
-from emtau_dask.io.output import published
-from emtau_dask.io.remote import is_url, plain_path
-from emtau_dask.io.zarr_format import own_group
-from emtau_dask.mixture.model import MixtureParameters
-from emtau_dask.mixture.numerics import AnyArray, read_only_copy
-from emtau_dask.policies import ALGORITHMS, as_policy, checked_row_arrays, describe_policy, matching_policy
+from emtau_dask.estimator.summary import STOP_REASONS
+from emtau_dask.mixture.linalg import AnyArray, read_only_copy
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.policies.policy import checked_row_arrays
+from emtau_dask.policies.registry import ALGORITHMS, as_policy, describe_policy, matching_policy
+from emtau_dask.storage.commits import FORMAT as RUN_FORMAT
+from emtau_dask.storage.errors import writing_errors
+from emtau_dask.storage.locations import OWN_GROUPS, kind_of
+from emtau_dask.storage.objects import ROOT_DOCUMENT, ObjectStore, copy_new
+from emtau_dask.storage.publishing import published
+from emtau_dask.storage.stores import ZarrStoreObjects, object_store
+from emtau_dask.storage.urls import is_url, plain_path
+from emtau_dask.storage.zarr_check import own_group
 
+AUTO = "auto"
+_SEED = either(integer(0, 2**32 - 1), NONE)
 FORMAT, VERSION = "emtau-model", 2
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
 COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
@@ -49,6 +58,83 @@ WEIGHTS_TOLERANCE = 1e-6
 MOST_PASSES = 1000
 """So many times an iteration scores the rows at most: it measures a gap by tens of passes."""
 NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
+
+
+def _checked(constraint: Constraint, value: Any) -> Any:
+    if not constraint.holds(value):
+        raise PydanticCustomError("allowed", "it must be {words}", {"words": constraint.words})
+    return value
+
+
+def _allowed(constraint: Constraint) -> AfterValidator:
+    return AfterValidator(partial(_checked, constraint))
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class AlgorithmEntry(_Entry):
+    """A policy by its name, or what ``auto`` chooses; `policies.matching_policy` checks the parameters."""
+
+    name: Annotated[str, _allowed(choice(AUTO, *ALGORITHMS))]
+    params: dict[str, Any]
+
+
+class SettingsEntry(_Entry):
+    """The estimator's settings but the policy; they may be what they may be for a fit."""
+
+    covariance_type: Any
+    tol: Any
+    reg_covar: Any
+    max_iter: Any
+    n_init: Any
+    init_params: Any
+    warm_start: Any
+    acceleration: Any
+    missing: Any
+    random_state: Any
+
+    @field_validator("*")
+    @classmethod
+    def _checked(cls, value: Any, field: ValidationInfo) -> Any:
+        return _checked(CONSTRAINTS.get(str(field.field_name), _SEED), value)
+
+
+class ModelEntry(_Entry):
+    """All but the arrays; ``algorithm`` is None for a policy of the user's own. Others may add to it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    settings: SettingsEntry
+    algorithm: AlgorithmEntry | None
+    stop_reason: Annotated[str, _allowed(choice(*STOP_REASONS))]
+    feature_names: list[str] | None
+    notes: list[str] = []
+    sha256: str
+
+
+def model_entry(values: Mapping[str, Any]) -> ModelEntry:
+    """Return the entry of plain values; raises `InvalidDataError`, which names the first bad field."""
+    try:
+        return ModelEntry.model_validate(values)
+    except ValidationError as error:
+        raise InvalidDataError(_problem(error.errors(include_url=False)[0])) from None
+
+
+def check_names(names: Sequence[str] | None, n_features: int) -> None:
+    """Raise `InvalidDataError` unless stored names of features, if there are any, are one for each."""
+    if names is not None and (len(names) != n_features or len(set(names)) < n_features):
+        raise InvalidDataError(
+            f"feature_names is {short(names)}: it must be a list of {n_features} different names"
+        )
+
+
+def _problem(found: ErrorDetails) -> str:
+    field = short(".".join(map(str, found["loc"])))[1:-1]
+    if found["type"] == "missing":
+        return f"{field} is missing"
+    return f"{field} is {short(found['input'])}: {found['msg'][:1].lower()}{found['msg'][1:]}"
 
 
 def _digest(arrays: Mapping[str, AnyArray]) -> str:

@@ -7,17 +7,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from emtau_dask.checkpoint import (
-    CheckpointJournal,
-    ConfigEntry,
-    ParametersEntry,
-    SavedFit,
-    SourceEntry,
-    check_same,
-    read_newest,
-)
-from emtau_dask.cluster import differing_workers, numerical_environment, prove_access
-from emtau_dask.em import Climbing, EmSettings, FitObserver, FitState, worth_compiling
+from emtau_dask.checkpoint.fingerprints import check_same
+from emtau_dask.checkpoint.manifest import ConfigEntry, ParametersEntry, SourceEntry
+from emtau_dask.checkpoint.reader import SavedFit, read_newest
+from emtau_dask.checkpoint.writer import CheckpointJournal
+from emtau_dask.data.row_random import Samples
+from emtau_dask.em.compiling import worth_compiling
+from emtau_dask.em.contents import Contents
+from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
+from emtau_dask.em.history import FitObserver
+from emtau_dask.em.journal import row_fields
+from emtau_dask.em.memory import cache_bytes
+from emtau_dask.em.settings import Climbing, EmSettings, check_settings, marginalises
+from emtau_dask.em.starts import GivenParameters
+from emtau_dask.em.state import FitState
 from emtau_dask.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -27,8 +30,8 @@ from emtau_dask.errors import (
     features_named,
     warn_user,
 )
-from emtau_dask.estimator.fitted import FittedMixture
 from emtau_dask.estimator.fitting import (
+    as_it_was_unless_done,
     compare_samples,
     compile_beside,
     fingerprints,
@@ -39,25 +42,17 @@ from emtau_dask.estimator.fitting import (
     publish,
     with_notes,
 )
-from emtau_dask.estimator.model_schema import check_names
-from emtau_dask.estimator.unfinished import as_it_was_unless_done
-from emtau_dask.execution import Executor
-from emtau_dask.fit import (
-    FitSettings,
-    FitSources,
-    cache_bytes,
-    check_settings,
-    fit,
-    marginalises,
-    open_context,
-    row_fields,
-)
-from emtau_dask.init import GivenParameters
-from emtau_dask.inputs import opened_path, opened_sources
-from emtau_dask.io.objects import object_store, open_log, warn_unless_exclusive
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.policies import ActivityPolicy, as_policy, checked_row_arrays, matching_policy
-from emtau_dask.rows import Contents, Samples
+from emtau_dask.estimator.inputs import opened_path, opened_sources
+from emtau_dask.estimator.model_file import check_names
+from emtau_dask.estimator.prediction import FittedMixture
+from emtau_dask.execution.executor import Executor
+from emtau_dask.execution.workers import differing_workers, prove_access
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.policies.policy import ActivityPolicy, checked_row_arrays
+from emtau_dask.policies.registry import as_policy, matching_policy
+from emtau_dask.process import numerical_environment
+from emtau_dask.storage.commits import open_log
+from emtau_dask.storage.stores import object_store, warn_unless_exclusive
 
 M = TypeVar("M", bound=FittedMixture)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.messages import html_table, one_line
-from emtau_dask.mixture.numerics import read_only_copy
+from emtau_dask.errors import html_table, one_line
+from emtau_dask.mixture.linalg import read_only_copy
 
 MOST_COMPONENTS = 40
 MOST_VALUES = 3

@@ -1,23 +1,30 @@
-"""Which executor runs the passes of a fit: dask's own precedence decides."""
+"""Which executor runs a fit."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import partial
 from multiprocessing import parent_process
+from typing import Any
 
-import dask.local
+import dask
 import dask.threaded
+from dask.core import flatten
+from dask.local import nested_get
 
-from emtau_dask.cluster import active_client, local_scheduler, local_threads, threads_of_process
-from emtau_dask.execution.dask_graph import GraphExecutor
+from emtau_dask.execution.dask_graph import GraphExecutor, computed
 from emtau_dask.execution.executor import Executor
+from emtau_dask.execution.scheduler import active_client, local_scheduler, local_threads, threads_of_process
 from emtau_dask.execution.threads import (
     ThreadExecutor,
     compute_here,
     compute_in_own_threads,
     compute_in_threads,
 )
+from emtau_dask.interrupts import Stop, interruptible_at_once
+
+ALL = "emtau-all"
 
 
 def one_thread() -> Executor:
@@ -54,3 +61,40 @@ def here() -> Executor:
     if not first or threads == 1:
         return one_thread()
     return ThreadExecutor(threads, partial(compute_in_own_threads, threads=threads))
+
+
+def _together(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
+def _get(executor: ThreadExecutor, given: Any, keys: Any, **_: Any) -> Any:
+    """Compute keys of a graph or expression, as dask's schedulers do; in threads of this call alone."""
+    graph: Mapping[Any, Any] = given.__dask_graph__() if hasattr(given, "__dask_graph__") else given
+    wanted = list(flatten([keys]))
+    tasks = {**graph, ALL: (_together, *wanted)}
+    found = executor.compute(tasks, ALL, 2, Stop())
+    return nested_get(keys, dict(zip(wanted, found, strict=True)))
+
+
+def compute_collections(what: str, *collections: Any) -> tuple[Any, ...]:
+    """Return the values of collections, as ``dask.compute`` does.
+
+    In this process it is done by threads of this call alone: an interrupt that falls where the main thread
+    hands a task to dask's own leaves their lock taken, and the next computation would wait for ever.
+
+    Parameters
+    ----------
+    what : str
+        What waits for it, for messages.
+    *collections : dask collection
+
+    Raises
+    ------
+    ClusterError, ConfigError
+        As `choose_executor` and `computed`.
+    """
+    executor = choose_executor()
+    if isinstance(executor, ThreadExecutor):
+        return tuple(dask.compute(*collections, scheduler=partial(_get, executor)))
+    with interruptible_at_once():
+        return computed(executor.client, what, *collections)

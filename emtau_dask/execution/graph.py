@@ -1,26 +1,271 @@
-"""The tasks of a pass as a graph of dask: one for each batch of chunks, and one for each merge."""
+"""The merge tree by chunk number, and a pass as a dask graph.
+
+A node's place depends on chunk numbers alone, so a chunk merges with the same
+neighbours whichever chunks are absent, and whoever computes them.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Generic, TypeVar, cast
 from uuid import uuid4
 
-from emtau_dask.cluster import Payload, in_use, opened
-from emtau_dask.execution.executor import Pass, ReadingTask
-from emtau_dask.execution.merge_tree import Batch, batches_of, children, reduction
-from emtau_dask.execution.observer import PassObserver
-from emtau_dask.execution.read_ahead import ReadAhead
+import cloudpickle
+
+from emtau_dask.errors import CheckpointCorruptError, ClusterError, EmtauError
+from emtau_dask.execution.executor import Pass, PassObserver, ReadAhead, ReadingTask
 from emtau_dask.interrupts import Stop
+from emtau_dask.process import OWN, other_versions, software, this_process
 
 T = TypeVar("T")
+FAN_IN = 8
+TASKS_WANTED = 12
+MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
+"""In numbers: as many as MAX_BATCH_COST take about 0.2 s, beside which the 2 ms that a cluster's
+scheduler spends on a task are small (`benchmarks/scheduling.py`)."""
+CHUNK_COST = 2**14
+"""What a chunk costs beside its numbers: a read from zarr takes about a millisecond."""
+MOST_CHUNKS = MAX_BATCH_COST // CHUNK_COST
+"""Chunks of a task, at most."""
 CARRIED_BYTES = 2**16
 """Of what tasks need, at most, for each of them to carry it where it depends on blocks. Distributed
 lets a task run only where one of its dependencies is. Were what tasks need one of them, they would
 run where it is, and the blocks be moved there; beyond this size that is the lesser evil."""
+
+
+class Payload(Generic[T]):
+    """The pickle of a value, which other processes pass on as it is.
+
+    A worker that has a task's result sends it to others while tasks of its own
+    use it. To pickle then what tasks use is unsafe: zarr's codecs, for one, keep
+    what they make at their first use in their ``__dict__``, and pickle does not
+    bear a dictionary that grows. (Distributed then waits for ever for the result.)
+    And a cluster's scheduler, which unpickles every graph, need not unpickle
+    what is in it.
+
+    Parameters
+    ----------
+    pickled : bytes
+        Without the contents of the large buffers of the value.
+    buffers : sequence of buffer
+        These contents.
+    made_with : mapping of str to str, optional
+        The `software` of the process that made it. Another one with another version of this
+        package does not unpickle it.
+    """
+
+    def __init__(
+        self, pickled: bytes, buffers: Sequence[Any], made_with: Mapping[str, str] | None = None
+    ) -> None:
+        self._pickled, self._buffers = pickled, buffers
+        self._made_with = made_with
+        self._opening = threading.Lock()
+        self._opened: list[T] = []
+
+    @classmethod
+    def of(
+        cls,
+        value: T,
+        dumps: Callable[..., bytes] = cloudpickle.dumps,
+        made_with: Mapping[str, str] | None = None,
+    ) -> Payload[T]:
+        """Return the pickle of ``value``; its large arrays are not copied. Raises what pickling raises.
+
+        Parameters
+        ----------
+        value : object
+        dumps : callable
+            ``pickle.dumps`` takes a tenth of the time, for what all processes can import.
+        made_with : mapping of str to str, optional
+            What `software` returns here, to be compared where it is unpickled.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+        return cls(pickled, buffers, made_with)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that other processes get."""
+        return len(self._pickled) + sum(pickle.PickleBuffer(buffer).raw().nbytes for buffer in self._buffers)
+
+    @property
+    def value(self) -> T:
+        """The same object for all threads.
+
+        Raises
+        ------
+        ClusterError
+            This process cannot unpickle it.
+        """
+        with self._opening:
+            if not self._opened:
+                self._check_version()
+                try:
+                    self._opened.append(pickle.loads(self._pickled, buffers=self._buffers))
+                except Exception as error:
+                    raise ClusterError(self._unopened(error)) from error
+            return self._opened[0]
+
+    def _check_version(self) -> None:
+        """Raise `ClusterError` where this process has another version of the package."""
+        if self._made_with is None:
+            return
+        mine = software()
+        if mine[OWN] != self._made_with[OWN]:
+            raise ClusterError(
+                f"{this_process()} has {OWN} {mine[OWN]}, the process that fits {self._made_with[OWN]}. "
+                "Install the same version on every worker."
+            )
+
+    def _other_versions(self) -> str:
+        return "" if self._made_with is None else other_versions(software(), self._made_with)
+
+    @contextmanager
+    def in_use(self) -> Iterator[T]:
+        """Give the value; what fails in a process with other versions of packages is a `ClusterError`.
+
+        Not what is the data's or the fit's own: errors of this package, but for state that cannot be read.
+        """
+        value = self.value
+        try:
+            yield value
+        except Exception as error:
+            why = self._other_versions()
+            if not why or (isinstance(error, EmtauError) and not isinstance(error, CheckpointCorruptError)):
+                raise
+            raise ClusterError(
+                f"{this_process()} failed ({type(error).__name__}: {error}). {why.rstrip()}"
+            ) from error
+
+    def _unopened(self, error: Exception) -> str:
+        return (
+            f"{this_process()} cannot unpickle what tasks need ({type(error).__name__}: {error}). "
+            f"{self._other_versions()}All that it refers to, such as a policy of your own, must be "
+            "importable on every worker: install it there; or set dask.config.set(scheduler='threads')."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
+        return Payload, (self._pickled, buffers, self._made_with)
+
+
+def in_use(thing: T | Payload[T]) -> AbstractContextManager[T]:
+    """Give the value of a payload, as by `Payload.in_use`; anything else as it is."""
+    return thing.in_use() if isinstance(thing, Payload) else nullcontext(thing)
+
+
+def opened(thing: T | Payload[T]) -> T:
+    """Return the value of a payload; anything else as it is."""
+    return thing.value if isinstance(thing, Payload) else thing
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Chunks that one task processes: all of those present below one node of the merge tree.
+
+    Attributes
+    ----------
+    level : int
+        Of the node: 0 for a single chunk.
+    number : int
+        Of the node in its level: chunk number // FAN_IN**level.
+    chunks : tuple of int
+        Ascending.
+    """
+
+    level: int
+    number: int
+    chunks: tuple[int, ...]
+
+
+def children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
+    """Yield the nodes of ``level`` that hold ``chunks`` (ascending)."""
+    groups: dict[int, list[int]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk // FAN_IN**level, []).append(chunk)
+    for number, members in groups.items():
+        yield Batch(level, number, tuple(members))
+
+
+def batches_of(costs: Mapping[int, float]) -> list[Batch]:
+    """Return the batches in which chunks travel: the largest nodes of the tree that are small enough.
+
+    Which chunks share a task changes no bit of the result: a batch merges
+    exactly as the tree would have merged its chunks.
+
+    Parameters
+    ----------
+    costs : mapping of int to float
+        By chunk: roughly the numbers that its task reads and scores.
+    """
+    chunks = sorted(costs)
+    upto = [0.0, *accumulate(costs[chunk] + CHUNK_COST for chunk in chunks)]
+    limit = min(MAX_BATCH_COST, max(MIN_BATCH_COST, upto[-1] / TASKS_WANTED))
+    found: list[Batch] = []
+
+    def divide(level: int, number: int, begin: int, end: int) -> None:
+        """Add the batches of the node that holds ``chunks[begin:end]``."""
+        if end == begin + 1:
+            found.append(Batch(0, chunks[begin], (chunks[begin],)))
+        elif upto[end] - upto[begin] <= limit:
+            found.append(Batch(level, number, tuple(chunks[begin:end])))
+        else:
+            width = FAN_IN ** (level - 1)
+            while begin < end:
+                child = chunks[begin] // width
+                after = bisect_left(chunks, (child + 1) * width, begin, end)
+                divide(level - 1, child, begin, after)
+                begin = after
+
+    height = 0
+    while chunks[-1] // FAN_IN**height:
+        height += 1
+    divide(height, 0, 0, len(chunks))
+    return found
+
+
+def reduction(
+    leaves: Mapping[int, Mapping[int, Hashable]],
+    merge: Callable[[list[Hashable]], tuple[Any, ...]],
+    name: str,
+) -> tuple[Hashable, dict[Hashable, Any]]:
+    """Return the root key and the merge tasks of a tree.
+
+    A node with one child is that child, without a task.
+
+    Parameters
+    ----------
+    leaves : mapping of level to mapping of number to key
+        The nodes that are there already.
+    merge : callable (list of key) -> tuple
+        The task that merges them.
+    name : str
+        What merge tasks are called.
+    """
+    tasks: dict[Hashable, Any] = {}
+    nodes: dict[int, Hashable] = dict(leaves.get(0, {}))
+    level, highest = 0, max(leaves)
+    while len(nodes) > 1 or level < highest:
+        groups: dict[int, list[Hashable]] = {}
+        for number in sorted(nodes):
+            groups.setdefault(number // FAN_IN, []).append(nodes[number])
+        level += 1
+        nodes = dict(leaves.get(level, {}))
+        for group, members in groups.items():
+            if len(members) == 1:
+                nodes[group] = members[0]
+                continue
+            key = (name, level, group)
+            tasks[key] = merge(members)
+            nodes[group] = key
+    return next(iter(nodes.values())), tasks
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,20 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import dask.config
 import dask.threaded
 from dask._task_spec import convert_legacy_graph
 from dask.callbacks import Callback, unpack_callbacks
 from dask.local import finish_task, start_state_from_dask
 from dask.order import order
 
-from emtau_dask.calls import Calls, Threads
-from emtau_dask.cluster import cluster_errors, local_threads
-from emtau_dask.execution.executor import Executor, Pass, ReadingTask
+from emtau_dask.execution.executor import Executor, Pass, PassObserver, ReadAhead, ReadingTask
 from emtau_dask.execution.graph import SharedWork, graph_of
-from emtau_dask.execution.observer import PassObserver
-from emtau_dask.execution.read_ahead import ReadAhead
-from emtau_dask.interrupts import Stop
+from emtau_dask.execution.scheduler import cluster_errors, local_threads
+from emtau_dask.interrupts import Calls, Stop, Threads
 
 T = TypeVar("T")
 Compute = Callable[[Mapping[Any, Any], Hashable, int, Stop], Any]

@@ -1,1 +1,1 @@
-"""Gaussian mixtures: parameters, sufficient statistics, E-step and M-step. Knows NumPy and SciPy only."""
+"""Gaussian mixtures on blocks of rows: knows NumPy and SciPy, nothing of files or dask."""

@@ -6,24 +6,31 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from emtau_dask.estimator import DrawnRows, GaussianMixture
-from emtau_dask.mixture.numerics import Floats
-from emtau_dask.plot.plane import Plane, plane_of
-from emtau_dask.plot.sample import FEW_ROWS, MAX_ROWS, cells_of, counted, rows_to_show
-from emtau_dask.plot.style import (
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.row_sample import DrawnRows
+from emtau_dask.mixture.linalg import Floats
+from emtau_dask.plot.drawing import (
     DENSITY,
+    FEW_ROWS,
     INK,
     LINES,
+    MAX_ROWS,
     PALETTE,
+    Plane,
+    cells_of,
+    counted,
     dress,
     figure_of,
     legend,
+    plane_of,
+    rows_to_show,
     single_axes,
     with_grid,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
 MOST_COMPONENTS, MOST_NUMBERS = 60, 40

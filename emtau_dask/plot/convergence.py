@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from emtau_dask.em import FitHistory
-from emtau_dask.errors import InvalidDataError
-from emtau_dask.estimator import GaussianMixture
-from emtau_dask.messages import short
-from emtau_dask.mixture.numerics import Floats
-from emtau_dask.plot.style import FAINT, PALETTE, dress, figure_of, legend, several_axes, with_grid
+from emtau_dask.em.history import FitHistory
+from emtau_dask.errors import InvalidDataError, short
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.mixture.linalg import Floats
+from emtau_dask.plot.drawing import FAINT, PALETTE, dress, figure_of, legend, several_axes, with_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 AGAINST = {"work": "work (passes over all rows)", "iteration": "iteration"}
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))

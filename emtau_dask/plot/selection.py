@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from emtau_dask.errors import InvalidDataError
-from emtau_dask.messages import short
-from emtau_dask.plot.style import (
+from emtau_dask.errors import InvalidDataError, short
+from emtau_dask.plot.drawing import (
     INK,
     LINES,
     MARKERS,

@@ -7,16 +7,32 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.em import RESPONSIBILITIES
-from emtau_dask.estimator import DrawnRows, GaussianMixture
-from emtau_dask.mixture.compiled import scoring_kernels
-from emtau_dask.mixture.numerics import Floats
-from emtau_dask.plot.plane import Plane, plane_of
-from emtau_dask.plot.sample import FEW_ROWS, MAX_ROWS, cells_of, counted, rows_to_show
-from emtau_dask.plot.style import FAINT, INK, PALETTE, colours, dress, figure_of, several_axes, with_grid
+from emtau_dask.em.predict import RESPONSIBILITIES
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.row_sample import DrawnRows
+from emtau_dask.kernels.dispatch import scoring_kernels
+from emtau_dask.mixture.linalg import Floats
+from emtau_dask.plot.drawing import (
+    FAINT,
+    FEW_ROWS,
+    INK,
+    MAX_ROWS,
+    PALETTE,
+    Plane,
+    cells_of,
+    colours,
+    counted,
+    dress,
+    figure_of,
+    plane_of,
+    rows_to_show,
+    several_axes,
+    with_grid,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 BINS = 20
 SURE = 0.9

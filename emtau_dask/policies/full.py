@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
-from emtau_dask.policies.built_in import BuiltInPolicy
+from emtau_dask.policies.policy import (
+    BuiltInPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    RowState,
+    Schedule,
+)
 
 
 class FullEM(BuiltInPolicy):

@@ -7,9 +7,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.checks import FRACTION, integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowState, Schedule
-from emtau_dask.policies.built_in import BuiltInPolicy
+from emtau_dask.constraints import FRACTION, integer
+from emtau_dask.policies.policy import BuiltInPolicy, Evidence, NextPass, PassSummary, RowState, Schedule
 
 
 class EMLazy(BuiltInPolicy):

@@ -7,9 +7,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.checks import FRACTION, integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
-from emtau_dask.policies.built_in import BuiltInPolicy
+from emtau_dask.constraints import FRACTION, integer
+from emtau_dask.policies.policy import (
+    BuiltInPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    RowState,
+    Schedule,
+)
 
 STEPS = 256
 """Of a row's probability, which is rounded up to a multiple of 1/256: a row stands for 256 at most."""

@@ -8,9 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.checks import FRACTION, choice, either, integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowState, Schedule
-from emtau_dask.policies.built_in import BuiltInPolicy
+from emtau_dask.constraints import FRACTION, choice, either, integer
+from emtau_dask.policies.policy import BuiltInPolicy, Evidence, NextPass, PassSummary, RowState, Schedule
 
 ROUNDING = 1e-9
 """So that 0.07 of 100 rows are 7: their product in float64 is a little more."""

@@ -7,9 +7,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.checks import NONE, choice, either, integer
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary, RowArray, RowState, Schedule
-from emtau_dask.policies.built_in import BuiltInPolicy
+from emtau_dask.constraints import NONE, choice, either, integer
+from emtau_dask.policies.policy import (
+    BuiltInPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    RowState,
+    Schedule,
+)
 
 
 class EMTau(BuiltInPolicy):

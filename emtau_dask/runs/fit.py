@@ -1,30 +1,175 @@
-"""`emtau fit` and `emtau resume`: from a run config, or a checkpoint, to a fit and its results."""
+"""`fit`, `resume` and `--plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from emtau_dask.config import RunConfig, override_keys, portable, resumed_config
-from emtau_dask.errors import CheckpointError, InvalidDataError
-from emtau_dask.estimator import (
-    GaussianMixture,
-    fit_estimator,
-    open_saved,
-    resume_estimator,
-    saved_estimator,
-    watching,
+from dask.system import CPU_COUNT
+from dask.utils import format_bytes, parse_bytes
+from rich.table import Table
+
+from emtau_dask.config.schema import (
+    ClusterSection,
+    RunConfig,
+    algorithm_of,
+    override_keys,
+    portable,
+    resumed_config,
 )
-from emtau_dask.io.objects import check_startable, object_store
-from emtau_dask.io.remote import is_url
-from emtau_dask.io.sources import is_pattern
-from emtau_dask.runs.authority import Demand, as_arguments, demands, require
-from emtau_dask.runs.clusters import computing
-from emtau_dask.runs.estimator import check_fittable, estimator_of, starting_responsibilities
-from emtau_dask.runs.inputs import Inputs, data_path, open_inputs, planned_inputs
+from emtau_dask.dask_config import AUTO, read_settings
+from emtau_dask.data.source import Source
+from emtau_dask.em.compiling import worth_compiling
+from emtau_dask.em.journal import row_fields
+from emtau_dask.em.memory import LEAST_BYTES, FitDemand, FitOutline, automatic_cache, demand, largest_chunk
+from emtau_dask.em.settings import automatic, marginalises
+from emtau_dask.errors import CheckpointError, ConfigError, InvalidDataError
+from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.execution.scheduler import active_client, memory_of_worker
+from emtau_dask.progress import watching
+from emtau_dask.runs.inputs import (
+    Inputs,
+    check_fittable,
+    computing,
+    data_path,
+    estimator_of,
+    open_inputs,
+    planned_inputs,
+    starting_responsibilities,
+)
+from emtau_dask.runs.inspect import text_table
 from emtau_dask.runs.outputs import RunResult, checked_outputs, write_outputs
-from emtau_dask.runs.plan import Plan, check_memory, plan_of
+from emtau_dask.runs.permissions import Demand, as_arguments, demands, require
+from emtau_dask.storage.commits import check_startable
+from emtau_dask.storage.direct_reads import usable_memory
+from emtau_dask.storage.locations import is_pattern
+from emtau_dask.storage.stores import object_store
+from emtau_dask.storage.urls import is_url
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need of each process that computes.
+
+    Attributes
+    ----------
+    threads : int
+        Chunks that a process works on at a time.
+    limit : int or None
+        Bytes that a process may use, where that is known.
+    longest, fitting : int
+        Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
+    outlined : bool
+        Whether the data are a dataset that the fit makes first.
+    settings : mapping of str to int
+        What the run sets in dask's configuration: what the plan took for "auto".
+    """
+
+    demand: FitDemand
+    threads: int
+    limit: int | None
+    longest: int
+    fitting: int
+    outlined: bool
+    settings: Mapping[str, int]
+
+
+def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
+    """Return the plan of a config's run on opened data."""
+    cluster, model = config.cluster, config.model
+    threads = cluster.threads
+    if cluster.scheduler != "processes":
+        threads = cluster.workers or os.cpu_count() or 1
+    sources: dict[str, Source] = {"X": inputs.rows}
+    if inputs.weights is not None:
+        sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
+    settings, client, shape = read_settings(), active_client(), inputs.rows.shape
+    policy, missing = algorithm_of(config.algorithm), marginalises(model.missing)
+    shares: tuple[float, ...] = ()
+    if isinstance(policy, str):
+        chosen = automatic(shape[0], model.n_components, shape[1], model.covariance_type)
+        policy, shares = chosen.policy, chosen.shares
+    outline = FitOutline(
+        n_components=model.n_components,
+        covariance_type=model.covariance_type,
+        fields=row_fields(inputs.rows, model.n_components, policy, config.stop.max_iter),
+        threads=threads,
+        cache_limit=0,
+        read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
+        compiled=not missing and worth_compiling(client, shape, model.covariance_type, model.n_components),
+        sampled=sum(shares),
+        missing=missing,
+    )
+    limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
+    cache = _cache_limit(cluster, limit, sources, outline)
+    outline = replace(outline, cache_limit=sys.maxsize if cache is None else cache)
+    found = demand(sources, outline)
+    longest = fitting = max(inputs.rows.chunk_rows, default=0)
+    if limit is not None and found.memory > limit:
+        fitting = largest_chunk(sources, outline, limit)
+    chosen_here = {} if cache is None else {"emtau.cache-bytes": cache}
+    return Plan(found, threads, limit, longest, fitting, inputs.outlined, chosen_here)
+
+
+def _cache_limit(
+    cluster: ClusterSection, limit: int | None, sources: Mapping[str, Source], outline: FitOutline
+) -> int | None:
+    """Return what a process may keep between passes; None where workers with limits of their own do."""
+    setting, usable = read_settings().cache_bytes, usable_memory()
+    if setting != AUTO:
+        return setting
+    if cluster.scheduler == "threads":
+        return automatic_cache(sources, outline, min(limit or usable, usable))
+    if cluster.scheduler == "processes":
+        workers = cluster.workers or os.cpu_count() or 1
+        share = min(1 / workers, cluster.threads / CPU_COUNT)  # by the latter dask limits a worker
+        return automatic_cache(sources, outline, memory_of_worker(limit or int(usable * share)))
+    return None
+
+
+def check_memory(plan: Plan) -> None:
+    """Raise `ConfigError` for a plan that exceeds its limit, with the chunk size that would fit."""
+    if plan.limit is None or plan.demand.memory <= plan.limit:
+        return
+    remedy = (
+        f"Write the data in chunks of at most {plan.fitting:,} rows (they have {plan.longest:,})"
+        if plan.fitting
+        else "What does not depend on the chunks needs about as much: raise it"
+    )
+    needed = {"cache-bytes": plan.demand.cache, "read-ahead-bytes": plan.demand.read_ahead}
+    for name, size in needed.items():
+        if size > LEAST_BYTES:
+            remedy += f", lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
+    raise ConfigError(
+        f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
+        f"{format_bytes(plan.demand.memory)} that a process with {plan.threads} thread(s) is predicted to "
+        f"need. {remedy}, use fewer threads, or raise the limit."
+    )
+
+
+def plan_table(plan: Plan) -> Table:
+    """Return a plan as a table."""
+    found = plan.demand
+    beside = "" if found.complete else ", and what the input's own tasks need"
+    lines = {
+        "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
+        "of which reading a chunk": format_bytes(found.largest_read),
+        "of which active rows and row state kept": format_bytes(found.cache),
+        "of which chunks read ahead": format_bytes(found.read_ahead),
+        "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
+        "chunks": f"{found.chunks:,}, the longest of {plan.longest:,} rows",
+        "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",
+        "tasks of a full iteration": f"{found.tasks:,}",
+    }
+    if plan.outlined:
+        lines["data"] = "a dataset that the fit makes first, on a disk with room for a full pass"
+    return text_table("what the fit will need; nothing has been run", lines)
 
 
 def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:

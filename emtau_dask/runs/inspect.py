@@ -1,27 +1,74 @@
-"""What a checkpoint or a saved model holds, for people and for programs."""
+"""What a checkpoint or a model holds, as tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from emtau_dask.em import FitState, IterationRecord
-from emtau_dask.errors import InvalidDataError
-from emtau_dask.estimator import MODEL_FORMAT, GaussianMixture, gap_text, open_saved, stop_text
-from emtau_dask.io.formats import OWN_GROUPS, kind_of
-from emtau_dask.io.objects import FORMAT, VERSION
-from emtau_dask.io.remote import is_url
-from emtau_dask.io.zarr_format import own_group
-from emtau_dask.messages import masked_values, one_line, shown
-from emtau_dask.runs.tables import component_table, text_table
+from emtau_dask.em.history import IterationRecord
+from emtau_dask.em.state import FitState
+from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
+from emtau_dask.estimator.resuming import open_saved
+from emtau_dask.estimator.summary import gap_text, shown_components, stop_text
+from emtau_dask.storage.commits import FORMAT, VERSION
+from emtau_dask.storage.locations import OWN_GROUPS, kind_of
+from emtau_dask.storage.urls import is_url
+from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
+
+
+def text_table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return a table of names and texts, for a console without markup."""
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in lines.items():
+        table.add_row(name, text)
+    return table
+
+
+def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
+    """Return a table of a fitted model's components; of more than 40 the heaviest, in descending order.
+
+    ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
+    """
+    shown = shown_components(model.summary())
+    weight, *values = shown.headings
+    counted = [] if label_counts is None else ["rows"]
+    table = Table(title=shown.title, caption=shown.left_out)
+    for heading in ("#", weight, *counted, *values):
+        table.add_column(heading, justify="right")
+    for number, (weight, *values) in shown.texts.items():
+        counted = [] if label_counts is None else [f"{label_counts[number]:,}"]
+        table.add_row(str(number), weight, *counted, *values)
+    return table
+
+
+def fit_table(model: GaussianMixture, rows: int) -> Table:
+    """Return a table of how the fit of a model went; ``rows`` is N."""
+    history = model.history_
+    seconds = sum(record.seconds for record in history)
+    read = sum(record.bytes_read for record in history)
+    table = Table.grid(padding=(0, 2))
+    table.add_row("stopped", stop_text(model.stop_reason_))
+    table.add_row("iterations", f"{model.n_iter_:,}")
+    table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
+    table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
+    table.add_row("estimated gap", gap_text(model.gap_))
+    table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
+    return table
 
 
 @dataclass(frozen=True, eq=False)

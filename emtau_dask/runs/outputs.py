@@ -1,20 +1,52 @@
-"""The results of a run: where its `output` wants them, and what is written there."""
+"""Results of a run and of a prediction, written."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.config import RunConfig
-from emtau_dask.estimator import GaussianMixture, watching
-from emtau_dask.io.output import (
+from emtau_dask.config.schema import RunConfig
+from emtau_dask.dask_config import read_settings
+from emtau_dask.data.opening import columns_of_fit
+from emtau_dask.data.source import Source
+from emtau_dask.em.history import FitObserver
+from emtau_dask.em.predict import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    inliers,
+    kernels_to_score,
+    score_rows,
+)
+from emtau_dask.em.settings import marginalises
+from emtau_dask.errors import features_named
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import checked_lazy
+from emtau_dask.estimator.outliers import check_contamination, score_quantile
+from emtau_dask.estimator.resuming import mixture_in
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.workers import shared_source
+from emtau_dask.interrupts import interruptible
+from emtau_dask.plot.drawing import check_matplotlib
+from emtau_dask.process import threads_side_by_side
+from emtau_dask.progress import watching
+from emtau_dask.runs.inputs import Inputs, data_path, open_rows
+from emtau_dask.runs.report import report_of_fit
+from emtau_dask.storage.commits import holds_run
+from emtau_dask.storage.locations import paths_at
+from emtau_dask.storage.publishing import (
+    RowWriter,
     check_writable,
     mark_as_of,
+    new_group,
     refuse_existing,
     refuse_existing_page,
     replacing,
@@ -22,11 +54,171 @@ from emtau_dask.io.output import (
     run_that_wrote,
     write_page,
 )
-from emtau_dask.io.sources import paths_at
-from emtau_dask.plot import check_matplotlib
-from emtau_dask.runs.inputs import Inputs, data_path
-from emtau_dask.runs.predict import LabelOptions, write_labels
-from emtau_dask.runs.report import report_of_fit
+from emtau_dask.storage.stores import object_store
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """What is written beside the labels, and how.
+
+    With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. With
+    ``overwrite`` a group that emtau wrote is replaced.
+    """
+
+    probabilities: bool = False
+    scores: bool = False
+    overwrite: bool = False
+    outliers: float | None = None
+
+
+def run_predict(
+    model: str,
+    data: str,
+    out: Path,
+    options: LabelOptions,
+    *,
+    array: str | None,
+    columns: Sequence[str] | None,
+    workers: int | None,
+    progress: TextIO,
+) -> NDArray[np.int64]:
+    """Label stored rows with a stored model; return the rows of each label, shape (K,).
+
+    Parameters
+    ----------
+    model : str
+        A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint.
+    data, array, columns
+        As for `open_rows`; by default the columns that the model was fitted to.
+    out : Path
+        The zarr group to write; see `write_labels`.
+    options : LabelOptions
+    workers : int or None
+        Threads; None for one for each core.
+    progress : text stream
+
+    Raises
+    ------
+    EmtauError
+        The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
+    """
+    if options.outliers is not None:
+        check_contamination(options.outliers)
+    refuse_existing(out, options.overwrite, inputs=[model, *paths_at(data)])
+    check_writable(out)
+    fitted = _model_in(model)
+    names = getattr(fitted, "feature_names_in_", None)
+    if columns is None:
+        columns = columns_of_fit(data, names)
+    rows = open_rows(data, array=array, columns=columns)
+    threads = {} if workers is None else {"num_workers": workers}
+    with (
+        watching(progress) as observer,
+        features_named(names),
+        dask.config.set(scheduler="threads", **threads),
+    ):
+        return write_labels(fitted, rows, out, options, observer=observer)
+
+
+def _model_in(place: str) -> GaussianMixture:
+    """Return the model of a path or URL: a saved one, that of a run's folder, or that of a checkpoint."""
+    if holds_run(object_store(place)):
+        return mixture_in(GaussianMixture, place)
+    inner = Path(place, "model.zarr")
+    return GaussianMixture.load(str(inner) if inner.exists() else place)
+
+
+def write_labels(
+    model: GaussianMixture,
+    rows: Source,
+    path: Path,
+    options: LabelOptions,
+    *,
+    observer: FitObserver,
+    run: str | None = None,
+) -> NDArray[np.int64]:
+    """Write the label of every row, and more if asked, to a zarr group; return the rows of each label, (K,).
+
+    Parameters
+    ----------
+    model : GaussianMixture
+        Fitted.
+    rows : Source
+        An addressable source of shape (N, d).
+    path : Path
+        The group to write, with the arrays `labels` (N,) int32, `probabilities` (N, K) float64,
+        `scores` (N,) float64, in nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows.
+    options : LabelOptions
+    observer : FitObserver
+    run : str or None
+        Id of the checkpointed run whose result this is; stored in the group.
+
+    Raises
+    ------
+    InvalidDataError
+        The rows do not fit the model, or hold NaN or infinity.
+    EmtauError
+        What is at ``path`` may not be replaced.
+    """
+    checked_lazy(model, rows)
+    missing = marginalises(model.missing)
+    k = len(model.weights_)
+    scorings = {"labels": LABELS}
+    if options.probabilities:
+        scorings["probabilities"] = RESPONSIBILITIES
+    if options.scores:
+        scorings["scores"] = LOG_LIKELIHOODS
+    of_outliers = {}
+    if options.outliers is not None:
+        observer.stage("threshold of outliers", 0)
+        threshold = score_quantile(model.score_samples(rows), options.outliers)
+        scorings["outliers"] = inliers(threshold)
+        of_outliers = {"outliers": {"contamination": options.outliers, "threshold": threshold}}
+    executor = choose_executor()
+    rows = shared_source(executor.client, rows, "X")
+    kernels = kernels_to_score(executor.client, model.parameters_, rows.shape[0], missing=missing)
+    counts = np.zeros(k, dtype=np.int64)
+    observer.stage("labels", len(rows.chunk_rows))
+    new = new_group(path, overwrite=options.overwrite)
+    with interruptible(), threads_side_by_side(), new as group, ThreadPoolExecutor(1) as beside:
+        of_run = {} if run is None else {"run": run}
+        group.attrs.update({"format": "emtau-labels", "version": 1, **of_run, **of_outliers})
+        writers = []
+        for name, scoring in scorings.items():
+            dtype = np.dtype(np.int32) if scoring is LABELS else scoring.dtype
+            writers.append(RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype))
+        ahead = read_settings().read_ahead_bytes
+        scored = score_rows(
+            rows,
+            kernels,
+            list(scorings.values()),
+            executor,
+            observer,
+            missing=missing,
+            read_ahead=ahead,
+        )
+        written: Future[NDArray[np.int64]] | None = None
+        for results in scored:
+            if written is not None:
+                counts += written.result()
+            written = beside.submit(_append, writers, results, k)
+        if written is not None:
+            counts += written.result()
+        for writer in writers:
+            writer.flush()
+    return counts
+
+
+def _append(
+    writers: Sequence[RowWriter], results: Iterable[list[NDArray[Any]]], n_components: int
+) -> NDArray[np.int64]:
+    """Write what was found for chunks, their labels first, and return how many rows have each label, (K,)."""
+    counts = np.zeros(n_components, dtype=np.int64)
+    for of_chunk in results:
+        counts += np.bincount(of_chunk[0], minlength=n_components)
+        for writer, values in zip(writers, of_chunk, strict=True):
+            writer.append(values)
+    return counts
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from emtau_dask.cluster import numerical_environment
-from emtau_dask.config import RunConfig, portable, resumed_config, to_yaml
-from emtau_dask.em import FitObserver
-from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, features_named
-from emtau_dask.estimator import DrawnRows, GaussianMixture, drawn_rows, mixture_in, open_saved, watching
-from emtau_dask.io.objects import holds_run, object_store
-from emtau_dask.io.output import check_writable, refuse_existing_page, run_that_wrote, write_page
-from emtau_dask.io.remote import is_url, plain_path
-from emtau_dask.io.sources import Source, columns_of_fit, is_pattern, paths_at, place_text
-from emtau_dask.messages import masked_values
-from emtau_dask.plot import MAX_ROWS, check_matplotlib
-from emtau_dask.report import Subject, report_page
-from emtau_dask.runs.authority import demands
+from emtau_dask.config.schema import RunConfig, portable, resumed_config
+from emtau_dask.config.yaml import to_yaml
+from emtau_dask.data.opening import columns_of_fit
+from emtau_dask.data.source import Source
+from emtau_dask.em.history import FitObserver
+from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, features_named, masked_values
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.resuming import mixture_in, open_saved
+from emtau_dask.estimator.row_sample import DrawnRows, drawn_rows
+from emtau_dask.plot.drawing import MAX_ROWS, check_matplotlib
+from emtau_dask.process import numerical_environment, software
+from emtau_dask.progress import watching
+from emtau_dask.report.content import Subject
+from emtau_dask.report.page import report_page
 from emtau_dask.runs.inputs import Inputs, data_path, open_inputs, open_rows
-from emtau_dask.versions import software
+from emtau_dask.runs.permissions import demands
+from emtau_dask.storage.commits import holds_run
+from emtau_dask.storage.locations import is_pattern, paths_at, place_text
+from emtau_dask.storage.publishing import check_writable, refuse_existing_page, run_that_wrote, write_page
+from emtau_dask.storage.stores import object_store
+from emtau_dask.storage.urls import is_url, plain_path
 
 MODEL = "model.zarr"
 SEED = 0

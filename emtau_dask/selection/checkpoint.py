@@ -16,24 +16,21 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from emtau_dask.checkpoint import SourceEntry, check_same, first_problem
+from emtau_dask.checkpoint.fingerprints import check_same
+from emtau_dask.checkpoint.manifest import SourceEntry, first_problem
+from emtau_dask.em.contents import Contents
 from emtau_dask.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
     CheckpointMismatchError,
     CheckpointTakenError,
+    short,
 )
-from emtau_dask.estimator import GaussianMixture, read_model, write_model
-from emtau_dask.io.objects import (
-    ObjectStore,
-    PrefixedObjects,
-    object_store,
-    objects_below,
-    warn_unless_exclusive,
-)
-from emtau_dask.messages import short
-from emtau_dask.rows import Contents
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.model_file import read_model, write_model
 from emtau_dask.selection.criteria import Score
+from emtau_dask.storage.objects import ObjectStore, PrefixedObjects
+from emtau_dask.storage.stores import object_store, objects_below, warn_unless_exclusive
 
 ROOT = "selection.json"
 LARGEST = 2**26

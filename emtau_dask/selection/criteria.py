@@ -1,11 +1,34 @@
-"""Criteria of how well a mixture describes rows, from what one pass over them finds."""
+"""What a selection is asked for, its criteria, and which candidates are refitted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from types import MappingProxyType
+from typing import Any, TypeVar
+
+from sklearn.base import clone
+
+from emtau_dask.constraints import integer
+from emtau_dask.em.settings import CONSTRAINTS, check_settings
+from emtau_dask.errors import ConfigError, short
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import free_parameters
+
+K = TypeVar("K")
+MOST_CANDIDATES = 10_000
+NOT_GIVEN = ("weights_init", "means_init", "precisions_init", "checkpoint")
+"""Settings of an estimator that fit one number of components, or one fit."""
+LEAST_ROWS = 2**17
+ROWS_PER_PARAMETER = 10
+"""Fewest for each free parameter of the largest candidate; with fewer, fits end in chance optima."""
+MOST_ELEMENTS = 2**25
+"""Values of the sample, 256 MiB of float64."""
+HELD_OUT = 0.2
+"""The least share of the rows that the sample leaves out, so that something can be held out."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +123,242 @@ def expected_loss(parameters: int, sample_rows: int, rows: int) -> float:
     It holds for regular models; superfluous components make a mixture no regular one.
     """
     return 0.5 * parameters * (1.0 / sample_rows - 1.0 / rows)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate that was fitted to all rows.
+
+    Attributes
+    ----------
+    value : float
+        The criterion, by the log-likelihood of the fit to all rows.
+    loss : float
+        By how many nats (of all rows) the fit to the sample lies below it.
+    parameters : int
+    """
+
+    value: float
+    loss: float
+    parameters: int
+
+
+def standing(criterion: Criterion, score: Score, mean: float) -> Standing:
+    """Return the standing of a candidate whose fit to all rows has ``mean`` nats per row."""
+    loss = max(0.0, score.rows * mean - score.log_likelihood)
+    return Standing(criterion.value(score) - 2.0 * loss, loss, score.parameters)
+
+
+def leader(criterion: Criterion, scores: Mapping[K, Score], out: Sequence[K]) -> K | None:
+    """Return the best candidate by its fit to the sample, the first of equals; None without any."""
+    left = [key for key in scores if key not in out]
+    return min(left, key=lambda key: criterion.value(scores[key])) if left else None
+
+
+def challenger(
+    criterion: Criterion, scores: Mapping[K, Score], fitted: Mapping[K, Standing], out: Sequence[K]
+) -> K | None:
+    """Return the candidate that is most likely to overtake all that are fitted to all rows; None without any.
+
+    The first one that was fitted lost L nats by the sample, which is known now. Of another one
+    ``L + (p' − p) (N/n − 1) / 2`` is expected: errors in the parameters that both have are the same.
+    """
+    if criterion.of_sample or not fitted:
+        return None
+    first = next(iter(fitted.values()))
+    best = min(standing.value for standing in fitted.values())
+
+    def expected(key: K) -> float:
+        score = scores[key]
+        in_sample = score.rows - score.held_out_rows
+        more = score.rows * (
+            expected_loss(score.parameters, in_sample, score.rows)
+            - expected_loss(first.parameters, in_sample, score.rows)
+        )
+        return criterion.value(score) - 2.0 * max(0.0, first.loss + more)
+
+    left = [key for key in scores if key not in fitted and key not in out and expected(key) < best]
+    return min(left, key=expected) if left else None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A number of components K and a covariance type."""
+
+    n_components: int
+    covariance_type: str
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        return f"{self.covariance_type}-{self.n_components}"
+
+    def n_parameters(self, n_features: int) -> int:
+        """Return p, the free parameters on so many features."""
+        return free_parameters(structure_named(self.covariance_type), self.n_components, n_features)
+
+    def __str__(self) -> str:
+        return f"{self.n_components} {self.covariance_type}"
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionSettings:
+    """What a selection is asked for.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+        By covariance type as they were given, and ascending in K within each.
+    criterion : Criterion
+    template : GaussianMixture
+        Has the settings of all fits but K and the covariance type; its ``random_state`` is that of the
+        selection.
+    sample_rows : int or None
+        How many are asked for; None for the default.
+    finalists : int
+        Candidates that are fitted to all rows, at most.
+    """
+
+    candidates: tuple[Candidate, ...]
+    criterion: Criterion
+    template: GaussianMixture
+    sample_rows: int | None
+    finalists: int
+
+    @property
+    def largest(self) -> Candidate:
+        """The candidate of the most components."""
+        return max(self.candidates, key=lambda candidate: candidate.n_components)
+
+    def estimator(self, candidate: Candidate, random_state: Any) -> GaussianMixture:
+        """Return the estimator of a candidate, not fitted."""
+        made: GaussianMixture = clone(self.template)
+        made.set_params(
+            n_components=candidate.n_components,
+            covariance_type=candidate.covariance_type,
+            random_state=random_state,
+        )
+        return made
+
+
+def checked_settings(
+    n_components: Any,
+    covariance_types: Any,
+    criterion: Any,
+    random_state: Any,
+    estimator: Any,
+    sample_rows: Any,
+    finalists: Any,
+) -> SelectionSettings:
+    """Return the settings of a selection; raises `ConfigError` for the first that is impossible."""
+    if not isinstance(criterion, str) or criterion not in CRITERIA:
+        raise ConfigError(
+            f"criterion is {short(criterion)}; it must be one of {', '.join(map(repr, CRITERIA))}."
+        )
+    if sample_rows is not None and not integer(1).holds(sample_rows):
+        raise ConfigError(f"sample_rows is {short(sample_rows)}; it must be {integer(1).words}, or None.")
+    if not integer(1).holds(finalists):
+        raise ConfigError(f"finalists is {short(finalists)}; it must be {integer(1).words}.")
+    counts, types = _counts(n_components), _types(covariance_types)
+    if len(counts) * len(types) > MOST_CANDIDATES:
+        raise ConfigError(
+            f"n_components and covariance_types make {len(counts) * len(types):,} candidates; at most "
+            f"{MOST_CANDIDATES:,} are compared. Give fewer, such as range(10, 200, 10)."
+        )
+    return SelectionSettings(
+        tuple(Candidate(count, kind) for kind in types for count in counts),
+        CRITERIA[criterion],
+        _template(estimator, random_state),
+        None if sample_rows is None else int(sample_rows),
+        int(finalists),
+    )
+
+
+def _counts(values: Any) -> list[int]:
+    if isinstance(values, Integral):
+        raise ConfigError(
+            f"n_components is {short(values)}; it must be several numbers to choose from, such as "
+            f"range(1, {max(2, min(int(values), 1000)) + 1})."
+        )
+    found = _listed(values, "n_components", "numbers such as range(2, 21)")
+    for value in found:
+        if not CONSTRAINTS["n_components"].holds(value):
+            raise ConfigError(
+                f"n_components has {short(value)}; each must be {CONSTRAINTS['n_components'].words}."
+            )
+    return sorted(_different([int(value) for value in found], "n_components"))
+
+
+def _types(values: Any) -> list[str]:
+    found = (
+        [values] if isinstance(values, str) else _listed(values, "covariance_types", "names such as 'full'")
+    )
+    for value in found:
+        if not CONSTRAINTS["covariance_type"].holds(value):
+            raise ConfigError(
+                f"covariance_types has {short(value)}; each must be {CONSTRAINTS['covariance_type'].words}."
+            )
+    return _different(list(found), "covariance_types")
+
+
+def _listed(values: Any, name: str, wanted: str) -> list[Any]:
+    """Return what is to be listed; at most one more than may be compared, since a range may be endless."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is {short(values)}; it must be a list of {wanted}.")
+    found = []
+    for value in values:
+        found.append(value)
+        if len(found) > MOST_CANDIDATES:
+            raise ConfigError(f"{name} has more than {MOST_CANDIDATES:,} values. Give fewer.")
+    if not found:
+        raise ConfigError(f"{name} is empty; give at least one of {wanted}.")
+    return found
+
+
+def _different(values: list[Any], name: str) -> list[Any]:
+    twice = next((value for number, value in enumerate(values) if value in values[:number]), None)
+    if twice is not None:
+        raise ConfigError(f"{name} has {short(twice)} twice; give each once.")
+    return values
+
+
+def _template(estimator: Any, random_state: Any) -> GaussianMixture:
+    if estimator is not None and not isinstance(estimator, GaussianMixture):
+        kind = type(estimator)
+        raise ConfigError(
+            f"estimator is a {kind.__name__} of {kind.__module__.partition('.')[0]}; give a GaussianMixture "
+            "of emtau_dask, or leave it out."
+        )
+    template: GaussianMixture = GaussianMixture() if estimator is None else clone(estimator)
+    for name in NOT_GIVEN:
+        if getattr(template, name) is not None:
+            remedy = "give checkpoint to select_components" if name == "checkpoint" else "leave it out"
+            raise ConfigError(f"estimator has {name}, which cannot serve all candidates; {remedy}.")
+    if template.warm_start:
+        raise ConfigError("estimator has warm_start=True; a selection begins anew. Set it to False.")
+    if random_state is not None:
+        template.random_state = random_state
+    check_settings(template.get_params(deep=False))
+    return template
+
+
+def sample_share(rows: int, features: int, parameters: int, asked: int | None) -> float:
+    """Return the share of the rows that is drawn, each row on its own by the hash of its number.
+
+    By default ``N / ln N`` rows: then the errors of fits to the sample, ``p N / 2n`` nats on all rows, cost
+    no more than BIC's penalty, ``p ln N / 2``. At least 2¹⁷ and 10 for each parameter; no more than
+    256 MiB hold (but 10 for each parameter), nor than four fifths of the rows.
+
+    Parameters
+    ----------
+    rows, features : int
+    parameters : int
+        The free parameters of the largest candidate.
+    asked : int or None
+        Rows that are asked for in place of the default.
+    """
+    least = ROWS_PER_PARAMETER * parameters
+    wanted = float(asked) if asked is not None else max(LEAST_ROWS, rows / math.log(max(rows, 3)), least)
+    if asked is None:
+        wanted = min(wanted, max(MOST_ELEMENTS / features, least))
+    return min(wanted / rows, 1.0 - HELD_OUT)

@@ -13,25 +13,21 @@ from typing import Any
 import dask
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.em import FitHistory, FitObserver, IterationRecord
+from emtau_dask.em.history import FitHistory, FitObserver, IterationRecord
+from emtau_dask.em.settings import automatic
 from emtau_dask.errors import CheckpointCorruptError, InvalidDataError, SingularComponentError
-from emtau_dask.estimator import (
-    GaussianMixture,
-    fit_estimator,
-    is_automatic,
-    open_saved,
-    resume_estimator,
-    saved_estimator,
-)
-from emtau_dask.execution import Executor
-from emtau_dask.fit import automatic
-from emtau_dask.io.objects import NotExclusiveWarning, ObjectStore, holds_run
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import MixtureParameters, free_parameters
+from emtau_dask.estimator.fitting import fit_estimator, is_automatic
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.execution.executor import Executor
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.selection.checkpoint import CandidateEntry, SelectionCheckpoint
-from emtau_dask.selection.counts import CountedRows
-from emtau_dask.selection.settings import Candidate, SelectionSettings
-from emtau_dask.selection.sizes import ROWS_PER_PARAMETER
+from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, Candidate, SelectionSettings
+from emtau_dask.selection.passes import CountedRows
+from emtau_dask.storage.commits import holds_run
+from emtau_dask.storage.objects import ObjectStore
+from emtau_dask.storage.stores import NotExclusiveWarning
 
 STARTS, SHORT = 8, 30
 """Short runs of a candidate on a sample of few rows, and the iterations of each."""

@@ -11,8 +11,8 @@ import pytest
 import zarr
 from tiers import exhaustive_but
 
-from emtau_dask.io.sources.dask_arrays import GraphSource
-from emtau_dask.io.sources.opening import as_source, open_source
+from emtau_dask.data.dask_arrays import GraphSource
+from emtau_dask.data.opening import as_source, open_source
 
 N, D = 23, 3
 ROWS = np.random.default_rng(0).normal(size=(N, D))
@@ -280,5 +280,5 @@ USUAL = {
 
 @pytest.fixture(params=exhaustive_but(USUAL, MAKERS), ids=lambda maker: maker.__name__)
 def made(request, tmp_path, monkeypatch):
-    monkeypatch.setattr("emtau_dask.io.formats.csv.CHUNK_BYTES", 750)
+    monkeypatch.setattr("emtau_dask.data.csv.CHUNK_BYTES", 750)
     return request.param(tmp_path / "rows")

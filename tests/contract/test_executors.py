@@ -14,10 +14,11 @@ import pytest
 from distributed import Client, LocalCluster
 from processes import pool_of_two
 
-from emtau_dask.em import SilentObserver
+from emtau_dask.data.dask_arrays import GraphSource
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.execution import NO_SOURCE, AheadBudget, Pass, ReadingTask, choose_executor
-from emtau_dask.io.sources import GraphSource
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, Pass, ReadingTask
 
 FAN_IN = 8
 EXECUTORS = ["threads", "one thread", "processes", "cluster"]

@@ -19,9 +19,11 @@ from zarr.storage import MemoryStore
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
-from emtau_dask.io.files import each, exclusive
-from emtau_dask.io.objects import LocalObjects, PrefixedObjects, object_store, objects_below
-from emtau_dask.io.objects.beginning import open_log
+from emtau_dask.storage import files
+from emtau_dask.storage.commits import open_log
+from emtau_dask.storage.files import each
+from emtau_dask.storage.objects import PrefixedObjects
+from emtau_dask.storage.stores import LocalObjects, object_store, objects_below
 
 PLACES = {
     "folder": lambda path: str(path / "objects"),
@@ -112,7 +114,7 @@ def replacing(source, target):
 @pytest.mark.parametrize("way", ["no way", "a link that replaces"])
 def test_a_file_system_that_cannot_create_exclusively_is_refused(tmp_path, monkeypatch, way):
     monkeypatch.setattr(os, "link", no_links if way == "no way" else replacing)
-    monkeypatch.setattr(exclusive, "_renameat2", lambda: None)
+    monkeypatch.setattr(files, "_renameat2", lambda: None)
     with pytest.raises(CheckpointError, match=rf"{tmp_path} .*choose a place on another"):
         object_store(str(tmp_path)).check_exclusive()
     assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,17 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.policies.base import ActivityPolicy, Evidence, NextPass, PassSummary, RowArray, Schedule
+from emtau_dask.policies.policy import (
+    ActivityPolicy,
+    Evidence,
+    NextPass,
+    PassSummary,
+    RowArray,
+    Schedule,
+    Traced,
+    checked_update,
+)
 from emtau_dask.policies.registry import as_policy
-from emtau_dask.policies.traced import Traced
-from emtau_dask.policies.validation import checked_update
 
 K, N, MAX_ITER = 4, 60, 40
 

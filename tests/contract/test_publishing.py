@@ -11,8 +11,8 @@ from reliability.scenarios import SIGCONT, SIGKILL, SIGSTOP
 from reliability.zygote import Zygote
 
 from emtau_dask.errors import EmtauError, PathTakenError
-from emtau_dask.io.output import publishing
-from emtau_dask.io.output.publishing import published
+from emtau_dask.storage import publishing
+from emtau_dask.storage.publishing import published
 
 
 @pytest.fixture(scope="module")

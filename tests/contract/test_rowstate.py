@@ -16,16 +16,19 @@ from numcodecs.zstd import Zstd
 from processes import process_of
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
+from emtau_dask.data.opening import as_source
+from emtau_dask.em.fit import FitSettings, FitSources, fit
+from emtau_dask.em.journal import row_fields, temporary_journal
 from emtau_dask.em.problem import Context
 from emtau_dask.em.settings import EmSettings
+from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState, RunState
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.fit.fitting import FitSettings, FitSources, fit
-from emtau_dask.fit.journal import row_fields, temporary_journal
-from emtau_dask.init.methods import GivenParameters
-from emtau_dask.io.objects import LocalObjects, object_store
-from emtau_dask.io.objects.documents import digest
-from emtau_dask.io.objects.row_state import (
+from emtau_dask.mixture.covariance_types import STRUCTURES
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.policies.policy import NextPass, RowArray, Schedule
+from emtau_dask.storage.objects import digest
+from emtau_dask.storage.row_state import (
     OBJECT_ROWS,
     RECENT_BYTES,
     SHARING_ROWS,
@@ -38,10 +41,7 @@ from emtau_dask.io.objects.row_state import (
     most_object_rows,
     rows_layout,
 )
-from emtau_dask.io.sources.opening import as_source
-from emtau_dask.mixture.covariance import STRUCTURES
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.policies.base import NextPass, RowArray, Schedule
+from emtau_dask.storage.stores import LocalObjects, object_store
 
 CHUNK_ROWS = (3, 0, 5, 1)
 SLOT_ROWS = 5
@@ -429,7 +429,7 @@ def files_in(folder):
 
 INTERRUPTED = """
 import os, sys
-from emtau_dask.io.files import ScratchFolder
+from emtau_dask.storage.files import ScratchFolder
 mkdir = os.mkdir
 def interrupted(path, *arguments):
     mkdir(path, *arguments)
@@ -446,8 +446,8 @@ except KeyboardInterrupt:
 KEEPER = """
 import sys
 import dask, numpy as np
-from emtau_dask.fit.journal import temporary_journal
-from emtau_dask.io.objects import RowFields
+from emtau_dask.em.journal import temporary_journal
+from emtau_dask.storage.row_state import RowFields
 dask.config.set({"temporary-directory": sys.argv[1]})
 with temporary_journal(RowFields(("active",), ("bool",), 5), 1) as journal:
     state = journal.writer().write({0: {"active": np.ones(5, bool)}})[0]
@@ -513,7 +513,7 @@ class TestTemporaryJournal:
         def interrupted(file, operation):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("emtau_dask.io.files.scratch.fcntl.flock", interrupted)
+        monkeypatch.setattr("emtau_dask.storage.files.fcntl.flock", interrupted)
         with pytest.raises(KeyboardInterrupt) as raised, temporary_journal(FIELDS, len(CHUNK_ROWS)):
             pass
         assert raised.traceback  # It keeps what it went through, as it does at the end of a command.

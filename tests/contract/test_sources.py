@@ -14,10 +14,10 @@ import pytest
 import zarr
 
 from emtau_dask import InvalidDataError
-from emtau_dask.io.formats.base import ChunkRange, chunk_ranges
-from emtau_dask.io.formats.parquet import open_parquet
-from emtau_dask.io.sources.dask_arrays import GraphSource
-from emtau_dask.io.sources.opening import as_dask, as_source, open_source
+from emtau_dask.data.dask_arrays import GraphSource
+from emtau_dask.data.opening import as_dask, as_source, open_source
+from emtau_dask.data.parquet import open_parquet
+from emtau_dask.data.source import ChunkRange, chunk_ranges
 
 CHUNKINGS = [(23,), (1,) * 23, (5, 18), (0, 9, 0, 14, 0), (10, 10, 3)]
 

@@ -6,8 +6,8 @@ import pytest
 from zarr.storage import MemoryStore
 
 from emtau_dask.errors import CheckpointError, CheckpointExistsError, CheckpointTakenError
-from emtau_dask.io.objects import object_store
-from emtau_dask.io.objects.beginning import open_log, start_log
+from emtau_dask.storage.commits import open_log, start_log
+from emtau_dask.storage.stores import object_store
 
 PLACES = {
     "folder": lambda path: str(path / uuid.uuid4().hex / "run.zarr"),

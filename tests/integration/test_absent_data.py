@@ -12,7 +12,8 @@ import pytest
 import zarr
 
 from emtau_dask import FullEM, GaussianMixture, InvalidDataError
-from emtau_dask.io.sources import chunk_ranges, open_source
+from emtau_dask.data.opening import open_source
+from emtau_dask.data.source import chunk_ranges
 
 pytest_plugins = "s3server"
 

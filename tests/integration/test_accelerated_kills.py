@@ -9,9 +9,9 @@ from reliability.zygote import Zygote
 
 from emtau_dask import EMSampled, EMTau
 from emtau_dask.checkpoint.reader import read_newest
-from emtau_dask.fit import resolving
-from emtau_dask.io.objects import LocalObjects
-from emtau_dask.io.objects.beginning import open_log
+from emtau_dask.em import settings as resolving
+from emtau_dask.storage.commits import open_log
+from emtau_dask.storage.stores import LocalObjects
 
 pytestmark = pytest.mark.kills
 ROWS, _ = starts.mixture(2200, 3, 2, separation=2.0, seed=7)

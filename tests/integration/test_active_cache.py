@@ -17,11 +17,11 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.fit.memory_estimate import FitOutline, demand
-from emtau_dask.io.cache import active_rows as rowcache
-from emtau_dask.io.objects.row_state import RowFields, SlotState
-from emtau_dask.io.sources.opening import as_source, open_source
-from emtau_dask.policies.base import NextPass, Schedule
+from emtau_dask.data import cache as rowcache
+from emtau_dask.data.opening import as_source, open_source
+from emtau_dask.em.memory import FitOutline, demand
+from emtau_dask.policies.policy import NextPass, Schedule
+from emtau_dask.storage.row_state import RowFields, SlotState
 
 N, D, K, CHUNK = 2000, 3, 3, 250
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "partial.py"

@@ -16,10 +16,10 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.cluster import task_processes
-from emtau_dask.fit import context
-from emtau_dask.io.cache import RowCache
-from emtau_dask.io.files import usable_memory
+from emtau_dask.data.cache import RowCache
+from emtau_dask.em import fit as context
+from emtau_dask.execution.scheduler import task_processes
+from emtau_dask.storage.direct_reads import usable_memory
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MiB = 2**20

@@ -13,7 +13,7 @@ import zarr
 from refusals import KINDS, ROWS, from_zarr, in_npy, in_numpy, in_zarr, mixture, refused
 
 from emtau_dask import EmtauError, InvalidDataError, SingularComponentError
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from refusals import ROWS, in_dask, in_numpy, in_zarr, mixture, refused
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ConfigError, EMTau, EmtauError, InvalidDataError
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
 
 
 @pytest.fixture(scope="module")

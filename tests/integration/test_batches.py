@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.io.sources.opening import as_source
+from emtau_dask.data.opening import as_source
 
 CHUNKS = (3,) * 16 + (0,) + (3,) * 83
 """A cluster far from all others in chunks 0 to 15, two that overlap in 17 to 90, another far one later."""

@@ -173,7 +173,7 @@ def test_kernels(main_of, capsys):
 
 
 def test_blocks(main_of, capsys):
-    from emtau_dask.mixture.estep import plan
+    from emtau_dask.mixture import plan
 
     before = plan.BLOCK_BYTES
     sizes = ["--mebibytes", "1", "2", "--repeats", "2", "--iterations", "3"]

@@ -21,10 +21,10 @@ from tiers import exhaustive_but
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint.fingerprints import sampled
+from emtau_dask.data.opening import as_source, open_source
+from emtau_dask.em import fit as fitting
 from emtau_dask.errors import CheckpointMismatchError, InvalidDataError
 from emtau_dask.estimator.resuming import open_saved
-from emtau_dask.fit import fitting
-from emtau_dask.io.sources.opening import as_source, open_source
 
 pytest_plugins = "s3server"
 
@@ -71,7 +71,7 @@ KINDS = [stored_as_zarr, stored_as_npy, stored_as_parquet, in_memory, as_it_is, 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Of a .npy file, as many chunks; tasks one after another."""
-    monkeypatch.setattr("emtau_dask.io.formats.checks.CHUNK_BYTES", CHUNK_ROWS * 16)
+    monkeypatch.setattr("emtau_dask.data.source.CHUNK_BYTES", CHUNK_ROWS * 16)
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
         warnings.simplefilter("ignore")
         yield

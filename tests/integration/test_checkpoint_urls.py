@@ -12,8 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import CheckpointError, EmtauError, GaussianMixture, InvalidDataError
 from emtau_dask.errors import StoreUnreachableError
-from emtau_dask.io.objects import object_store
-from emtau_dask.io.remote import filesystem
+from emtau_dask.storage import urls
+from emtau_dask.storage.stores import object_store
 
 pytest_plugins = "s3server"
 
@@ -140,7 +140,7 @@ def is_put(method, path):
 @pytest.fixture
 def quick(monkeypatch):
     """Does not wait long between attempts."""
-    monkeypatch.setattr(filesystem, "CONFLICT_PAUSES", (0.01,) * 5)
+    monkeypatch.setattr(urls, "CONFLICT_PAUSES", (0.01,) * 5)
 
 
 def test_a_conflict_is_asked_again(s3, quick):
@@ -190,9 +190,9 @@ def test_a_fit_among_conflicts_has_the_same_bits(s3, quick):
 def test_a_store_that_falls_silent_in_a_commit_ends_the_fit_which_is_resumed(s3, monkeypatch, mode, asked):
     """It is asked so many times as its settings say, and then nothing more: each attempt takes long."""
     undisturbed = quietly(mixture(checkpoint=s3.url("undisturbed")), ROWS)
-    monkeypatch.setattr(filesystem, "CONNECT_SECONDS", 2)
-    monkeypatch.setattr(filesystem, "READ_SECONDS", 1)
-    monkeypatch.setattr(filesystem, "ATTEMPTS", 2)
+    monkeypatch.setattr(urls, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(urls, "READ_SECONDS", 1)
+    monkeypatch.setattr(urls, "ATTEMPTS", 2)
     s3.proxy.reset()
     s3.proxy.delay, silent = 9.0, []
 

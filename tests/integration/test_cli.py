@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from emtau_dask import EMTau, GaussianMixture, runs
 from emtau_dask.cli.main import main
-from emtau_dask.runs import estimator
+from emtau_dask.runs import inputs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -106,7 +106,7 @@ def test_a_given_dirichlet_start_is_numpys() -> None:
 
 @pytest.mark.usefixtures("workplace")
 def test_a_dirichlet_start_too_large_for_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "MAX_START_BYTES", 1000)
+    monkeypatch.setattr(inputs, "MAX_START_BYTES", 1000)
     result = emtau("fit", "run.yaml", "--set", "model.init={dirichlet_seed: 7}")
     assert result.exit_code == 2
     assert "dirichlet_seed" in errors_of(result)[0]

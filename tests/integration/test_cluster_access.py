@@ -15,9 +15,8 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import MemoryStore
 
 from emtau_dask import CheckpointError, ClusterError, EMTau, GaussianMixture, InvalidDataError, StorageError
-from emtau_dask.cluster import access
-from emtau_dask.cluster.environment import numerical_environment
-from emtau_dask.versions import software
+from emtau_dask.execution import workers as access
+from emtau_dask.process import numerical_environment, software
 
 pytestmark = pytest.mark.cluster
 

@@ -22,11 +22,11 @@ from fits import CHUNKS, ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
-from emtau_dask.cluster import waiting
-from emtau_dask.cluster.errors import cluster_errors
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting as fits
-from emtau_dask.io.sources.opening import as_source
+from emtau_dask.data.opening import as_source
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
+from emtau_dask.execution import dask_graph
+from emtau_dask.execution.scheduler import cluster_errors
 
 pytestmark = pytest.mark.cluster
 ITERATIONS = 12
@@ -80,7 +80,7 @@ def after_iterations(monkeypatch):
         def iteration(self, record, parameters):
             calls.get(record.iteration, lambda: None)()
 
-    monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
+    monkeypatch.setattr(fitting, "observer_for", lambda verbose: Observer())
     return calls
 
 
@@ -187,9 +187,9 @@ def test_a_chunk_that_kills_its_workers_ends_the_fit_with_what_to_raise(zygote, 
 @pytest.fixture
 def impatient(monkeypatch):
     """Let a fit wait for seconds in place of a minute."""
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 5.0)
-    monkeypatch.setattr(waiting, "SETTLED_SECONDS", 2.5)
+    monkeypatch.setattr(dask_graph, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(dask_graph, "PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(dask_graph, "SETTLED_SECONDS", 2.5)
 
 
 @contextmanager
@@ -270,8 +270,8 @@ class Slow(Worker):
 
 def test_workers_that_have_not_come_yet_are_waited_for(monkeypatch):
     """They are no workers that a cluster has closed."""
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 2.0)
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(dask_graph, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(dask_graph, "LOOK_SECONDS", 0.5)
     rows = np.random.default_rng(0).normal(size=(200, 2))
     with (
         warnings.catch_warnings(),
@@ -322,7 +322,7 @@ def test_workers_that_are_all_replaced_once_are_waited_for(
                 cluster.kill_worker(name)
             late.start()
 
-        late = threading.Timer(2 * waiting.PATIENCE_SECONDS, cluster.start_worker)
+        late = threading.Timer(2 * dask_graph.PATIENCE_SECONDS, cluster.start_worker)
         after_iterations[4] = replace
         with pytest.warns(UserWarning, match="has no workers"):
             found = fit(stored, EMTau(tau=2, revisit=3))
@@ -347,7 +347,7 @@ def test_a_long_task_of_a_worker_that_stays_is_waited_for_while_others_die(
             pid = int((events / "met").read_text())
             return [name for name, worker in cluster.workers.items() if worker.pid != pid]
 
-        going = threading.Timer(3 * waiting.PATIENCE_SECONDS, (events / "go").touch)
+        going = threading.Timer(3 * dask_graph.PATIENCE_SECONDS, (events / "go").touch)
         going.start()
         with killing(cluster, lambda: [] if (events / "go").exists() else others()):
             found = fit(stored, Eventful(folder=str(events)))

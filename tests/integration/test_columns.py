@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from emtau_dask import GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
-from emtau_dask.io.sources import open_source
+from emtau_dask.data.opening import open_source
 
 TABLE = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=["a", "b", "c"])
 LEFT_OUT = r"is the index of the DataFrame .*left out"

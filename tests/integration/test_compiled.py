@@ -12,9 +12,9 @@ from fits import ROWS, START, assert_same_bits, mixture, quietly
 from sklearn.mixture import GaussianMixture as Judge
 
 from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.em import compiling
-from emtau_dask.em import estep_task as scoring
-from emtau_dask.mixture.compiled import tiles
+from emtau_dask.em import compiling, task
+from emtau_dask.kernels import dispatch
+from emtau_dask.policies import policy
 
 POLICIES = {
     "em": FullEM(),
@@ -39,13 +39,13 @@ def stored(tmp_path):
 @pytest.fixture
 def accumulated(monkeypatch):
     """The numbers of rows that went by tiles, block by block."""
-    rows_of, accumulate = [], tiles.TileKernel.accumulate
+    rows_of, accumulate = [], dispatch.TileKernel.accumulate
 
     def noted(self, rows, weights=None, seen=None):
         rows_of.append(len(rows))
         return accumulate(self, rows, weights, seen)
 
-    monkeypatch.setattr(tiles.TileKernel, "accumulate", noted)
+    monkeypatch.setattr(dispatch.TileKernel, "accumulate", noted)
     monkeypatch.setattr(compiling, "compile_loops", lambda *_: None)  # It scores a row, ahead of the fit.
     return rows_of
 
@@ -68,14 +68,14 @@ def fit(X, policy="em-tau", compiled="always", **options):
 @pytest.fixture
 def settled(monkeypatch):
     """How many rows policies let go and keep, chunk by chunk."""
-    rows_of, update = [], scoring.checked_update
+    rows_of, update = [], policy.checked_update
 
     def noted(*arguments):
         after, stays = update(*arguments)
         rows_of.append((np.count_nonzero(~stays), np.count_nonzero(stays)))
         return after, stays
 
-    monkeypatch.setattr(scoring, "checked_update", noted)
+    monkeypatch.setattr(task, "checked_update", noted)
     return rows_of
 
 

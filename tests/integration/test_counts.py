@@ -19,11 +19,11 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
-from emtau_dask.fit.journal import WITNESS
-from emtau_dask.io.objects import LocalObjects
-from emtau_dask.io.sources.opening import as_source
+from emtau_dask.data.opening import as_source
+from emtau_dask.em.journal import WITNESS
 from emtau_dask.mixture.estep import BlockKernel
-from emtau_dask.policies.base import NextPass, RowArray, Schedule
+from emtau_dask.policies.policy import NextPass, RowArray, Schedule
+from emtau_dask.storage.stores import LocalObjects
 
 CHUNKS = (40, 40, 0, 80, 40)
 """Chunks 0 and 4 hold a cluster far from all others, 1 and 3 one each of two that overlap, 2 nothing."""

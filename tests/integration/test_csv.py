@@ -12,7 +12,7 @@ from fits import ROWS, assert_same_bits, mixture
 
 from emtau_dask import GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
-from emtau_dask.io.sources import as_dask, open_source
+from emtau_dask.data.opening import as_dask, open_source
 
 TABLE = pd.DataFrame(ROWS, columns=["x", "y"])
 
@@ -20,7 +20,7 @@ TABLE = pd.DataFrame(ROWS, columns=["x", "y"])
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("emtau_dask.io.formats.csv.CHUNK_BYTES", 2**12)
+    monkeypatch.setattr("emtau_dask.data.csv.CHUNK_BYTES", 2**12)
     return tmp_path
 
 

@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from emtau_dask import EMLazy, EMTau, SingularComponentError
-from emtau_dask.policies.base import NextPass, RowArray, Schedule
+from emtau_dask.policies.policy import NextPass, RowArray, Schedule
 
 
 class TestStopping:

@@ -19,8 +19,8 @@ from pyarrow import parquet
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting as fits
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
 
 pytestmark = pytest.mark.kills
 FAILED = "Input/output error.*device failed"
@@ -106,7 +106,7 @@ def test_a_read_that_fails_in_the_middle_of_a_fit(place, where, zygote, tmp_path
             else workers(place, zygote, tmp_path / "cluster")
         )
         with monkeypatch.context() as patched:
-            patched.setattr(fits, "observer_for", lambda verbose: Observer())
+            patched.setattr(fitting, "observer_for", lambda verbose: Observer())
             with pytest.raises(InvalidDataError, match=FAILED) as failed:
                 quietly(GaussianMixture(**settings(checkpoint=run)).fit, place)
         assert Path(place).name in str(failed.value)

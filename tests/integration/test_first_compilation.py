@@ -13,15 +13,18 @@ import pytest
 from fits import ROWS, START, mixture
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.em import COMPILES, SilentObserver, compiling
-from emtau_dask.estimator import fit_estimator
+from emtau_dask.em import compiling
+from emtau_dask.em.compiling import COMPILES
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator.fitting import fit_estimator
 
 IN_ITS_OWN_PROCESS = """
 import json, sys, warnings
 import dask, numpy as np
 from emtau_dask import GaussianMixture
-from emtau_dask.mixture.compiled import centred, compile_loops, features, near
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.kernels import centred, features, near
+from emtau_dask.kernels.dispatch import compile_loops
+from emtau_dask.mixture.covariance_types import structure_named
 warnings.simplefilter("ignore")
 forms = features.loops, features.pooled_loops, centred.loops, near.loops
 
@@ -78,8 +81,9 @@ ONE_ILL_CONDITIONED = """
 import json, warnings
 import dask, numpy as np
 from emtau_dask import GaussianMixture
-from emtau_dask.mixture.compiled import compile_loops, mixed
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.kernels.dispatch import compile_loops
+from emtau_dask.kernels import mixed
+from emtau_dask.mixture.covariance_types import structure_named
 warnings.simplefilter("ignore")
 begun = []
 compile_loops(structure_named("full"), 2, 3, np.dtype("f8"), 1000, lambda: begun.append(1))

@@ -11,11 +11,11 @@ import zarr
 from click.testing import CliRunner
 
 from emtau_dask import GaussianMixture
-from emtau_dask.cli.fitting import name_of
 from emtau_dask.cli.main import main
-from emtau_dask.config import load_config
-from emtau_dask.mixture.covariance import STRUCTURES
-from emtau_dask.policies import ALGORITHMS
+from emtau_dask.cli.options import name_of
+from emtau_dask.config.schema import load_config
+from emtau_dask.mixture.covariance_types import STRUCTURES
+from emtau_dask.policies.registry import ALGORITHMS
 
 ROWS = np.random.default_rng(0).normal(size=(60, 3)) + 9 * np.arange(2).repeat(30)[:, None]
 TABLE = pd.DataFrame(ROWS, columns=["a", "b", "c"])

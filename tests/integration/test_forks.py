@@ -16,7 +16,7 @@ import dask.array as da
 import numpy as np
 from threadpoolctl import threadpool_info
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.io.sources import open_source
+from emtau_dask.data.opening import open_source
 
 GUARD = 100
 fork = multiprocessing.get_context("fork")

@@ -29,7 +29,7 @@ from reliability.fuzz import thrift
 from reliability.zygote import Zygote
 
 from emtau_dask import GaussianMixture, InvalidDataError
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 PATIENCE = 60
@@ -307,11 +307,11 @@ def test_numbers_of_a_document_take_no_memory(apart, tmp_path, content):
 def test_consecutive_small_chunks_are_read_as_one(tmp_path, monkeypatch):
     rows = np.arange(600.0).reshape(300, 2)
     array = zarr.create_array(tmp_path / "rows.zarr", data=rows, chunks=(1, 2))
-    monkeypatch.setattr("emtau_dask.io.formats.zarr_arrays.MANY_CHUNKS", 100)
-    monkeypatch.setattr("emtau_dask.io.formats.zarr_arrays.GROUPED", 64)
+    monkeypatch.setattr("emtau_dask.data.zarr_arrays.MANY_CHUNKS", 100)
+    monkeypatch.setattr("emtau_dask.data.zarr_arrays.GROUPED", 64)
     source = open_source(str(tmp_path / "rows.zarr"))
     assert source.chunk_rows == (64, 64, 64, 64, 44)
-    monkeypatch.setattr("emtau_dask.io.zarr_format.memory.MAX_CHUNKS_AT_ONCE", 7)
+    monkeypatch.setattr("emtau_dask.data.zarr_layout.MAX_CHUNKS_AT_ONCE", 7)
     assert np.array_equal(source.ranges.read(3, 290)[0], array[3:290])
 
 

@@ -23,7 +23,7 @@ from emtau_dask import (
     MixtureOutlierDetector,
 )
 from emtau_dask.cli.main import main
-from emtau_dask.io.objects.documents import digested_document
+from emtau_dask.storage.objects import digested_document
 
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 NAMES = ["a\x1b]0;x\x07\x7f", "\x9b2J\u202e", "\u2066z\nb\x85"]

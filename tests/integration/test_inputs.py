@@ -10,8 +10,8 @@ from fits import CHUNKS, ROWS, START, assert_close, assert_same_bits, mixture, q
 from sklearn.base import clone
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.io.sources.opening import as_source
-from emtau_dask.mixture.estep import plan
+from emtau_dask.data.opening import as_source
+from emtau_dask.mixture import plan
 
 
 class TestInputs:

@@ -117,7 +117,7 @@ print(json.dumps([sorted(ends), wrong, resumed]))
 
 
 EACH = """
-from emtau_dask.io.files import each
+from emtau_dask.storage.files import each
 work, expected = lambda: each(lambda item: 2 * item, range(6)), [0, 2, 4, 6, 8, 10]
 """
 
@@ -178,7 +178,7 @@ def test_after_an_interrupt_anywhere_the_next_call_ends_and_so_does_the_interpre
 
 COMMAND = """
 import click, ctypes, gc, os, signal, threading, time
-from emtau_dask.cli.exits import ExitGroup, remember_resume
+from emtau_dask.cli.terminal import ExitGroup, remember_resume
 from emtau_dask.interrupts import interruptible
 
 def say(word):

@@ -8,12 +8,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from emtau_dask import (
-    CheckpointExistsError,
-    CheckpointMismatchError,
-    GaussianMixture,
-    InvalidDataError,
-)
+from emtau_dask import CheckpointExistsError, CheckpointMismatchError, GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
 
 ROWS = np.random.default_rng(0).normal(size=(60, 2))

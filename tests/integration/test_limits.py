@@ -101,7 +101,7 @@ def test_a_resume_refuses_as_a_fit_does(name, tmp_path):
 
 def test_what_cannot_be_committed_first_leaves_nothing(tmp_path, monkeypatch):
     """Whatever the first commit fails of."""
-    monkeypatch.setattr("emtau_dask.io.objects.commits.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("emtau_dask.storage.commits.MAX_MANIFEST_BYTES", 100)
     with pytest.raises(EmtauError, match="more than 100"):
         fit(tmp_path / "run")
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from fits import ROWS, assert_same_bits, mixture
 
 from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
-from emtau_dask.io.sources import as_dask, open_source
+from emtau_dask.data.opening import as_dask, open_source
 
 PIECES = np.split(ROWS, [90, 200])
 NAMES = ["part-0", "part-10", "part-9"]

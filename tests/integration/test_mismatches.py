@@ -11,8 +11,8 @@ import pytest
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.io.objects.beginning import VERSION
-from emtau_dask.io.objects.documents import digested_document
+from emtau_dask.storage.commits import VERSION
+from emtau_dask.storage.objects import digested_document
 
 _random = np.random.default_rng(2)
 ROWS = _random.normal(size=(60, 2))

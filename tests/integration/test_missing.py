@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from emtau_dask import ConfigError, EMTau, GaussianMixture, InvalidDataError, MixtureOutlierDetector
 from emtau_dask.cli.main import main
-from emtau_dask.config import checked_config, complete_values
+from emtau_dask.config.schema import checked_config, complete_values
 from emtau_dask.plot import ComponentsDisplay
 from emtau_dask.runs.fit import run_plan
 
@@ -295,8 +295,8 @@ class TestPredictions:
             one_model.predict(rows)
 
     def test_more_patterns_than_are_kept(self, one_model, monkeypatch):
-        monkeypatch.setattr("emtau_dask.mixture.estep.patterns.PATTERNS_BYTES", 0)
-        monkeypatch.setattr("emtau_dask.mixture.estep.patterns.LEAST_PATTERNS", 1)
+        monkeypatch.setattr("emtau_dask.mixture.missing.PATTERNS_BYTES", 0)
+        monkeypatch.setattr("emtau_dask.mixture.missing.LEAST_PATTERNS", 1)
         assert np.allclose(one_model.score_samples(ROWS), [each[0] for each in naive(one_model)])
 
     def test_frames_with_names(self):

@@ -23,8 +23,8 @@ from fits import ROWS, assert_same_bits, mixture, quietly
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.cli.main import main
-from emtau_dask.io.formats.parquet import is_parquet
-from emtau_dask.io.sources.opening import as_dask, as_source, open_source
+from emtau_dask.data.opening import as_dask, as_source, open_source
+from emtau_dask.data.parquet import is_parquet
 
 pytest_plugins = "s3server"
 
@@ -384,7 +384,7 @@ def impatient(monkeypatch):
     """Nothing is tried again."""
     retries = {"mode": "standard", "total_max_attempts": 1}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": retries}})
-    monkeypatch.setattr("emtau_dask.io.remote.filesystem.FIRST_PAUSE", 0)
+    monkeypatch.setattr("emtau_dask.storage.urls.FIRST_PAUSE", 0)
 
 
 FAULTS = {

@@ -22,8 +22,8 @@ from threadpoolctl import threadpool_info
 
 import emtau_dask
 from emtau_dask import ClusterError, EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting as fits
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
 
 pytestmark = pytest.mark.cluster
 OTHER = "2.99.9"
@@ -172,7 +172,7 @@ def test_one_that_cannot_and_joins_late_is_named(cluster, lacking, stored, monke
                 cluster.kill_worker(first)
                 cluster.wait(client)
 
-    monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
+    monkeypatch.setattr(fitting, "observer_for", lambda verbose: Observer())
     first = cluster.start_worker()
     error, says = refusal(lacks)
     with cluster.client() as client, pytest.raises(error, match=says) as refused:

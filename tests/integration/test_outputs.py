@@ -8,7 +8,8 @@ import zarr
 from click.testing import CliRunner
 
 from emtau_dask.cli.main import main
-from emtau_dask.runs import predict
+from emtau_dask.em import predict
+from emtau_dask.runs import outputs
 
 CONFIG = """
 data: {dataset: example1, path: data.zarr}
@@ -64,7 +65,7 @@ def meanwhile(monkeypatch):
             calls.pop()()
         return plain(*arguments, **options)
 
-    monkeypatch.setattr(predict, "score_rows", score_rows)
+    monkeypatch.setattr(outputs, "score_rows", score_rows)
     return calls
 
 

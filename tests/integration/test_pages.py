@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from emtau_dask import GaussianMixture
-from emtau_dask.estimator import drawn_rows
-from emtau_dask.report import Subject, report_page
+from emtau_dask.estimator.row_sample import drawn_rows
+from emtau_dask.report.content import Subject
+from emtau_dask.report.page import report_page
 
 CHROMIUM = os.environ.get("EMTAU_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

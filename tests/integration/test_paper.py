@@ -8,9 +8,9 @@ import pytest
 import zarr
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.config.data import MnistOptions
-from emtau_dask.datasets.registry import make_dataset
-from emtau_dask.em.observer import SilentObserver
+from emtau_dask.config.schema import MnistOptions
+from emtau_dask.datasets import make_dataset
+from emtau_dask.em.history import SilentObserver
 
 DIGITS = [1, 2, 4, 5, 6]
 CONFUSION = [

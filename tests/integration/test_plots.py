@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.em import FitHistory, IterationRecord
 from emtau_dask.errors import MissingPackageError
-from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, SelectionDisplay, UncertaintyDisplay
 
 TYPES = sorted(STRUCTURES)
@@ -180,7 +180,7 @@ def test_the_sample_is_the_same_for_arrays_dask_and_paths_and_bounded_in_values(
     drawn = [ComponentsDisplay.from_estimator(gm, data, max_rows=100).drawn.rows for data in kinds]
     for rows in drawn[1:]:
         np.testing.assert_array_equal(rows, drawn[0])
-    monkeypatch.setattr("emtau_dask.estimator.drawing.MAX_VALUES", 60)
+    monkeypatch.setattr("emtau_dask.estimator.row_sample.MAX_VALUES", 60)
     assert ComponentsDisplay.from_estimator(gm, X, max_rows=100).drawn.rows.shape == (30, 2)
 
 

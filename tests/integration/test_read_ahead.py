@@ -14,10 +14,10 @@ from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
-from emtau_dask.fit.memory_estimate import FitOutline, demand, largest_chunk
-from emtau_dask.io.formats.base import Loaded, RangeReader, RangeSource
-from emtau_dask.io.objects.row_state import RowFields
-from emtau_dask.io.sources.opening import as_source
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.source import Loaded, RangeReader, RangeSource
+from emtau_dask.em.memory import FitOutline, demand, largest_chunk
+from emtau_dask.storage.row_state import RowFields
 
 N, D, K, CHUNK = 1200, 3, 3, 100
 CHUNKS = (CHUNK,) * (N // CHUNK)

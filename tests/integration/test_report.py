@@ -20,10 +20,10 @@ from zarr.storage import MemoryStore
 from emtau_dask import GaussianMixture
 from emtau_dask.cli.main import main
 from emtau_dask.em import FitHistory
-from emtau_dask.estimator import drawn_rows, fit_estimator
-from emtau_dask.report import Subject, report_page
-from emtau_dask.report.features import tables_of, told_apart
-from emtau_dask.report.words import compared, gap_meaning, warnings_of
+from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.estimator.row_sample import drawn_rows
+from emtau_dask.report.content import Subject, compared, gap_meaning, tables_of, told_apart, warnings_of
+from emtau_dask.report.page import report_page
 
 EVIL = "<script>alert(1)</script>"
 EVIL_ATTRIBUTE = "\"><img src=x onerror='alert(2)'>"

@@ -10,9 +10,9 @@ from fits import ROWS, assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting as fits
-from emtau_dask.io.objects import LocalObjects
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
+from emtau_dask.storage.stores import LocalObjects
 
 ITERATIONS, STARTS = 3, 3
 
@@ -29,7 +29,7 @@ def interrupted_after(monkeypatch):
                 if left[0] < 0:
                     raise KeyboardInterrupt
 
-    monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
+    monkeypatch.setattr(fitting, "observer_for", lambda verbose: Observer())
 
     def set_to(iterations):
         left[0] = iterations

@@ -19,9 +19,9 @@ from reliability.damage import manifest_of
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.io.objects import object_store
-from emtau_dask.io.objects.documents import digested_document
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
+from emtau_dask.storage.objects import digested_document
+from emtau_dask.storage.stores import object_store
 
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 NOT_CONVERGED = 3

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 
 from emtau_dask import ConfigError, GaussianMixture, select_components
 from emtau_dask.cli.console import console_on
-from emtau_dask.cli.fitting import OPTIONS
 from emtau_dask.cli.main import main
-from emtau_dask.cli.selecting import CRITERIA, SHARED, numbers_of
-from emtau_dask.runs import selection_table
-from emtau_dask.selection import CRITERIA as KNOWN
+from emtau_dask.cli.options import OPTIONS
+from emtau_dask.cli.select import CRITERIA, SHARED, numbers_of
+from emtau_dask.runs.select import selection_table
 from emtau_dask.selection import CandidateRecord, SelectionTable
+from emtau_dask.selection.criteria import CRITERIA as KNOWN
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(600, 2)) + 8.0 * RNG.integers(3, size=600)[:, None]

@@ -32,7 +32,7 @@ from emtau_dask import (
     InvalidDataError,
     select_components,
 )
-from emtau_dask.mixture.numerics import hashed_uniforms
+from emtau_dask.data.row_random import hashed_uniforms
 
 MEANS = np.array([[0.0, 0.0], [7.0, 0.0], [0.0, 7.0]])
 N_ROWS = 1500
@@ -151,7 +151,7 @@ def test_icl_counts_clusters_where_bic_counts_components():
 def test_every_chunk_is_read_once_for_the_sample_and_once_for_all_scores(stored, monkeypatch):
     """However many candidates there are; the fit to all rows then reads as often as its history says."""
     reads = Reads(LocalStore(stored, read_only=True))
-    monkeypatch.setattr("emtau_dask.selection.selecting.fit_to_all_rows", stopped)
+    monkeypatch.setattr("emtau_dask.selection.select.fit_to_all_rows", stopped)
     with pytest.raises(StoppedError):
         chosen(zarr.open_array(reads, mode="r"), [1, 2, 3], covariance_types=("full", "tied"))
     assert Counter(reads.chunks) == dict.fromkeys(range(N_ROWS // CHUNK), 2)
@@ -313,7 +313,7 @@ def watched(function, name):
 
 fits._keep = watched(fits._keep, "candidate")
 passes.score_all = watched(passes.score_all, "scores")
-from emtau_dask.checkpoint import CheckpointJournal
+from emtau_dask.checkpoint.writer import CheckpointJournal
 CheckpointJournal.save = watched(CheckpointJournal.save, "save")
 emtau_dask.select_components(
     data, (2, 3), covariance_types=("diag", "full"), random_state=0, checkpoint=place

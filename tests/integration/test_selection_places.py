@@ -69,7 +69,7 @@ def fitted(monkeypatch):
 PROGRAM = """
 import sys
 import emtau_dask
-from emtau_dask.checkpoint import CheckpointJournal
+from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.selection import checkpoint
 
 data, place, name, count = sys.argv[1:]

@@ -12,18 +12,12 @@ from click.testing import CliRunner
 from scipy.stats import binom, multivariate_normal
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
-from emtau_dask import (
-    CheckpointMismatchError,
-    GaussianMixture,
-    InvalidDataError,
-    select_components,
-)
+from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError, select_components
 from emtau_dask.cli.main import main
-from emtau_dask.io.sources import ChunkRange
-from emtau_dask.mixture.numerics import hashed_uniforms
-from emtau_dask.rows import Samples
+from emtau_dask.data.row_random import Samples, hashed_uniforms
+from emtau_dask.data.source import ChunkRange
 from emtau_dask.selection import fits
-from emtau_dask.selection.counts import held_counts
+from emtau_dask.selection.passes import held_counts
 
 RNG = np.random.default_rng(2)
 N_ROWS = 800

@@ -15,9 +15,9 @@ from zarr.storage import ZipStore
 
 from emtau_dask import CheckpointError, EMTau, GaussianMixture, InvalidDataError, StorageError
 from emtau_dask.cli.main import main
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting as fits
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
 
 pytestmark = pytest.mark.cluster
 WEIGHTS = np.linspace(0.5, 1.5, len(ROWS))
@@ -183,7 +183,7 @@ class TestAWorkerThatJoinsLate:
                     cluster.kill_worker(first)
                     cluster.wait(client)
 
-        monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
+        monkeypatch.setattr(fitting, "observer_for", lambda verbose: Observer())
         with (
             processes(zygote, tmp_path / "cluster", 1, scheduler__allowed_failures="9") as cluster,
             cluster.client() as client,

@@ -15,10 +15,10 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import CheckpointCorruptError, EMTau, GaussianMixture
 from emtau_dask.checkpoint import reader
-from emtau_dask.execution import merge_tree
-from emtau_dask.io.objects import LocalObjects
-from emtau_dask.io.objects.beginning import open_log
-from emtau_dask.io.objects.documents import digest, digested_document
+from emtau_dask.execution import graph
+from emtau_dask.storage.commits import open_log
+from emtau_dask.storage.objects import digest, digested_document
+from emtau_dask.storage.stores import LocalObjects
 
 CHUNKS, CHUNK_ROWS, D = 100, 7, 2
 _random = np.random.default_rng(5)
@@ -69,9 +69,9 @@ def quiet():
 
 def chunks_a_task(monkeypatch, most):
     """Let a task take so many chunks at most."""
-    monkeypatch.setattr(merge_tree, "CHUNK_COST", 2**14)
+    monkeypatch.setattr(graph, "CHUNK_COST", 2**14)
     for name in ("MIN_BATCH_COST", "MAX_BATCH_COST"):
-        monkeypatch.setattr(merge_tree, name, (most + 0.5) * (2**14 + 2 * CHUNK_ROWS * D))
+        monkeypatch.setattr(graph, name, (most + 0.5) * (2**14 + 2 * CHUNK_ROWS * D))
 
 
 @pytest.mark.parametrize(("most", "tasks"), [(1, 100), (8, 13), (64, 2), (512, 1)])

@@ -24,7 +24,7 @@ from reliability.damage import manifest_of
 
 from emtau_dask import GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.io.objects.documents import digested_document
+from emtau_dask.storage.objects import digested_document
 
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 MORE = ("--set", "stop.max_iter=4")

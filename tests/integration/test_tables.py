@@ -11,7 +11,7 @@ from rich.console import Console
 
 from emtau_dask import GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.runs import component_table
+from emtau_dask.runs.inspect import component_table
 
 BOX_DRAWING = re.compile("[\u2500-\u257f]")
 

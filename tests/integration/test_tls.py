@@ -14,8 +14,8 @@ from distributed import LocalCluster, Security
 
 from emtau_dask import ClusterError
 from emtau_dask.config.schema import RunConfig, checked_config
-from emtau_dask.em import SilentObserver
-from emtau_dask.runs.clusters import computing
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.runs.inputs import computing
 
 pytestmark = pytest.mark.cluster
 SCRIPT = Path(__file__).parents[2] / "containers" / "certificates.sh"

@@ -13,9 +13,8 @@ from reliability.zygote import Zygote
 
 from emtau_dask import EMLazy, EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_commit
-from emtau_dask.io.objects import LocalObjects
-from emtau_dask.io.objects.beginning import open_log
-from emtau_dask.io.objects.commits import CommitLog
+from emtau_dask.storage.commits import CommitLog, open_log
+from emtau_dask.storage.stores import LocalObjects
 
 pytestmark = pytest.mark.kills
 

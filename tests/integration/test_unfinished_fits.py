@@ -14,7 +14,7 @@ import zarr
 from sklearn.exceptions import NotFittedError
 
 from emtau_dask import CheckpointError, EMTau, GaussianMixture, InvalidDataError
-from emtau_dask.policies.base import NextPass, Schedule
+from emtau_dask.policies.policy import NextPass, Schedule
 
 ROWS = np.random.default_rng(0).normal(size=(200, 2)) + np.repeat([[0.0], [6.0]], 100, axis=0)
 NAMES = ["height", "weight"]

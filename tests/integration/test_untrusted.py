@@ -10,8 +10,8 @@ from distributed import Client
 from fits import ROWS, assert_same_bits, mixture
 
 from emtau_dask import ConfigError, GaussianMixture, InvalidDataError
-from emtau_dask.io.sources.opening import open_source
-from emtau_dask.policies.base import RowArray
+from emtau_dask.data.opening import open_source
+from emtau_dask.policies.policy import RowArray
 from emtau_dask.policies.tau import EMTau
 
 

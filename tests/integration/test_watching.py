@@ -17,9 +17,9 @@ from fits import ROWS, START, mixture, quietly
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.em import SilentObserver
-from emtau_dask.estimator import fit_estimator
-from emtau_dask.execution import cluster_progress
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator.fitting import fit_estimator
+from emtau_dask.execution import dask_graph
 
 CHUNKS = 20
 
@@ -59,7 +59,7 @@ def test_progress_moves_with_chunks_on_threads():
 
 @pytest.mark.cluster
 def test_progress_moves_with_chunks_on_a_cluster(zygote, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster_progress, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(dask_graph, "PROGRESS_SECONDS", 0.02)
     with processes(zygote, tmp_path / "cluster") as cluster:
         cluster.start_worker()
         with cluster.client():
@@ -70,8 +70,8 @@ def test_progress_moves_with_chunks_on_a_cluster(zygote, tmp_path, monkeypatch):
 
 def test_tasks_that_are_done_stand_for_their_chunks():
     states = {"processing": 2, "waiting": 1, "queued": 1, "memory": 3, "released": 1, "forgotten": 2}
-    assert cluster_progress.chunks_of_states(states, 100) == 60
-    assert cluster_progress.chunks_of_states({}, 100) == 0
+    assert dask_graph.chunks_of_states(states, 100) == 60
+    assert dask_graph.chunks_of_states({}, 100) == 0
 
 
 def test_a_scheduler_that_runs_no_functions_ends_no_fit():
@@ -87,12 +87,12 @@ def test_a_scheduler_that_runs_no_functions_ends_no_fit():
 
     client, events = Refusing(), Events()
     events.stage("iteration 1", 3)
-    before, cluster_progress.LOOK_SECONDS = cluster_progress.LOOK_SECONDS, 0.01
+    before, dask_graph.PROGRESS_SECONDS = dask_graph.PROGRESS_SECONDS, 0.01
     try:
-        with cluster_progress.counted(client, Graph(), events):
+        with dask_graph.counted(client, Graph(), events):
             time.sleep(0.1)
     finally:
-        cluster_progress.LOOK_SECONDS = before
+        dask_graph.PROGRESS_SECONDS = before
     assert client.asked == 1
     assert events.reports[0] == [3]
 

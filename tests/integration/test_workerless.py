@@ -17,9 +17,9 @@ from distributed import Client
 from fits import ROWS, assert_same_bits
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
-from emtau_dask.cluster import waiting
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting as fits
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
+from emtau_dask.execution import dask_graph
 
 pytestmark = pytest.mark.cluster
 NONE = "has no workers"
@@ -130,7 +130,7 @@ def test_a_fit_that_loses_its_only_worker_tells_of_it(zygote, stored, fitted, tm
                     (name,) = cluster.workers
                     cluster.kill_worker(name)
 
-        monkeypatch.setattr(fits, "observer_for", lambda verbose: Observer())
+        monkeypatch.setattr(fitting, "observer_for", lambda verbose: Observer())
         with worker_after_warning(cluster) as found:
             result = mixture().fit(stored)
     (message,) = those_of_none(found)
@@ -163,7 +163,7 @@ def test_a_time_limit_of_the_scheduler_ends_the_wait(zygote, stored, tmp_path):
 
 
 def test_a_warning_that_is_an_error_reaches_the_caller(zygote, stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(dask_graph, "LOOK_SECONDS", 0.05)
     with (
         processes(zygote, tmp_path / "cluster") as cluster,
         Client(cluster.address),

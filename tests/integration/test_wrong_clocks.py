@@ -18,9 +18,8 @@ from fits import ROWS, assert_same_bits
 from reliability.containers import compiled_clock
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.em.observer import SilentObserver
-from emtau_dask.estimator import fitting
+from emtau_dask import EMTau, GaussianMixture, progress
+from emtau_dask.em.history import SilentObserver
 
 pytestmark = pytest.mark.kills
 DAY = 86_400
@@ -67,7 +66,7 @@ def jumping(folder, way):
                 clock.write_text(f"{JUMPS[record.iteration]}\n")
             met.append(time.time())
 
-    fitting.observer_for = lambda verbose: Observer()
+    progress.observer_for = lambda verbose: Observer()
     rows = zarr.open_array(folder / "rows.zarr", mode="r")
     with computing(way):
         mixture = fit(rows, folder / "run")

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec
 
+from emtau_dask.data.opening import open_source
+from emtau_dask.data.source import chunk_ranges
+from emtau_dask.data.zarr_arrays import CountingStore
 from emtau_dask.errors import EmtauError
-from emtau_dask.io.files.direct import KEY
-from emtau_dask.io.formats.zarr_reader import CountingStore
-from emtau_dask.io.sources import chunk_ranges, open_source
+from emtau_dask.storage.direct_reads import KEY
 
 CHUNK, N, D = 2**15, 3 * 2**15 - 5, 4
 """Chunks of 1 MiB, the last one not full."""

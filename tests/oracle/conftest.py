@@ -13,16 +13,17 @@ def fit(request, monkeypatch):
     import dask  # not at the top: the oracles' own tests run without the package
 
     import emtau_dask
-    from emtau_dask.em import scoring
+    from emtau_dask.em import iteration
+    from emtau_dask.kernels import dispatch
 
     setting = {"numpy": "never", "compiled": "always"}[request.param]
-    chosen, kernels = [], scoring.Kernels
+    chosen, kernels = [], dispatch.Kernels
 
     def noted(plan, *, compiled):
         chosen.append(compiled)
         return kernels(plan, compiled=compiled)
 
-    monkeypatch.setattr(scoring, "Kernels", noted)
+    monkeypatch.setattr(iteration, "Kernels", noted)
 
     def fit(X, given, case, *, sample_weight=None, **options):
         if isinstance(given, dict):

@@ -19,8 +19,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from zarr.storage import LocalStore
 
 from emtau_dask import EMSampled, EMTau, GaussianMixture
-from emtau_dask.em import loop
-from emtau_dask.init import sampling
+from emtau_dask.em import loop, sampling
 
 N, CHUNK = 6000, 500
 ROWS, _ = starts.mixture(N, 3, 2, separation=4.0, seed=5)

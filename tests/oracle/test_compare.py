@@ -12,11 +12,11 @@ from rich.console import Console
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from emtau_dask.compare.results import classification_error, confusion, print_comparison
-from emtau_dask.compare.run import compare
+from emtau_dask.compare import classification_error, confusion, print_comparison
 from emtau_dask.config.schema import load_config
-from emtau_dask.em.observer import SilentObserver
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import ConfigError
+from emtau_dask.runs.compare import compare
 
 N, K, SEED, CHUNK = 240, 3, 5, 70
 LISTED = [

@@ -11,7 +11,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from threadpoolctl import threadpool_limits
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.mixture.covariance_types import structure_named
 
 D = structure_named("full").solving.least_features + 6
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")

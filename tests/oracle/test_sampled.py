@@ -11,7 +11,7 @@ from accelerated import iterations, quiet_fit
 from oracles import agree, naive, starts
 
 from emtau_dask import ConfigError, EMSampled
-from emtau_dask.policies.base import NextPass, RowArray, Schedule
+from emtau_dask.policies.policy import NextPass, RowArray, Schedule
 
 STRUCTURES = pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
 K, D, N = 3, 2, 2000

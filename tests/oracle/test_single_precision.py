@@ -9,7 +9,7 @@ from references import COVARIANCE_TYPES
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.mixture.estep.plan import plan_kernel
+from emtau_dask.mixture.plan import plan_kernel
 
 K, D = 4, 3
 ROWS = np.concatenate(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oracles import starts
 
 import emtau_dask
-from emtau_dask.mixture.estep.plan import SINGLE_LIMIT
+from emtau_dask.mixture.plan import SINGLE_LIMIT
 
 LIMIT = 1e-11
 SINGLE = np.dtype(np.float32)

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import run_pass
 
-from emtau_dask.em.estep_task import EStepItem, EStepTask
-from emtau_dask.execution import merge_tree
+from emtau_dask.data.chunk import ChunkLoader
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.source import ChunkRange
+from emtau_dask.em.task import EStepItem, EStepTask
+from emtau_dask.execution import graph as merge_tree
 from emtau_dask.execution.executor import NO_SOURCE
-from emtau_dask.execution.merge_tree import FAN_IN, batches_of
-from emtau_dask.io.formats.base import ChunkRange
-from emtau_dask.io.objects.row_state import RowFields, SlotState, StateObject
-from emtau_dask.io.sources.opening import as_source
-from emtau_dask.mixture.compiled.tiles import Kernels
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep.plan import plan_kernel
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.rows.chunk import ChunkLoader
+from emtau_dask.execution.graph import FAN_IN, batches_of
+from emtau_dask.kernels.dispatch import Kernels
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import plan_kernel
+from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
 COSTS = st.dictionaries(
     st.integers(0, 5000), st.floats(0, 2**24) | st.floats(0, 2**10), min_size=1, max_size=200

@@ -15,7 +15,7 @@ from oracles import cases, naive, starts
 from sklearn.exceptions import ConvergenceWarning
 
 import emtau_dask
-from emtau_dask.mixture.estep.plan import SINGLE_LIMIT, plan_kernel
+from emtau_dask.mixture.plan import SINGLE_LIMIT, plan_kernel
 
 SINGLE = np.dtype(np.float32)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model.statistics import PairwiseMerger, merge, merged, remainder, zero
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.statistics import PairwiseMerger, merge, merged, remainder, zero
 
 FIELDS = ("weights", "means", "scatter")
 

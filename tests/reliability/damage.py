@@ -15,7 +15,7 @@ from numcodecs.zstd import Zstd
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.errors import CheckpointError
-from emtau_dask.io.objects.documents import digested_document
+from emtau_dask.storage.objects import digested_document
 from reliability import scenarios
 
 MEGABYTES = 1000

@@ -12,7 +12,7 @@ from numcodecs.zstd import Zstd
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data.opening import open_source
 from reliability import scenarios
 
 MEGABYTES = 500

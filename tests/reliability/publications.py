@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from emtau_dask.errors import EmtauError
-from emtau_dask.io.output.publishing import published
+from emtau_dask.storage.publishing import published
 from reliability.boundaries import Boundaries
 
 FILES = ("zarr.json", "c/0", "c/1")

@@ -16,12 +16,12 @@ import dask.array as da
 import numpy as np
 
 from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
+from emtau_dask.checkpoint import reader
 from emtau_dask.checkpoint.reader import read_commit, read_newest
-from emtau_dask.estimator import fitting as fits
-from emtau_dask.estimator import resuming
-from emtau_dask.io.files import exclusive
-from emtau_dask.io.objects import LocalObjects
-from emtau_dask.io.objects.beginning import open_log
+from emtau_dask.estimator import fitting
+from emtau_dask.storage import files
+from emtau_dask.storage.commits import open_log
+from emtau_dask.storage.stores import LocalObjects
 from reliability.boundaries import Boundaries
 
 CHUNKS = (28, 0, 30, 22)
@@ -211,7 +211,7 @@ def fit(scenario, folder, at=None, delays=None, overwrite=False):
     def work():
         with dask.config.set(scheduler=scenario.scheduler):
             model = scenario.model(folder)
-            fits.fit_estimator(
+            fitting.fit_estimator(
                 model, rows_of(scenario), scenario.fit_options.get("sample_weight"), None, overwrite=overwrite
             )
             if scenario.then is None:
@@ -225,7 +225,7 @@ def fit(scenario, folder, at=None, delays=None, overwrite=False):
 
 def fit_without_exclusive_rename(scenario, folder, at):
     """Fit where the C library has no ``renameat2``."""
-    exclusive._renameat2 = lambda: None
+    files._renameat2 = lambda: None
     return fit(scenario, folder, at)
 
 
@@ -247,7 +247,7 @@ def resume(scenario, folder, at=None, delays=None, meeting=None):
 def _meet(meeting):
     """Wait, after the next commit is read, until everyone who is to come is there."""
     folder, name, expected = meeting
-    plain = resuming.read_newest
+    plain = reader.read_newest
 
     def read_and_wait(log):
         saved = plain(log)
@@ -256,7 +256,7 @@ def _meet(meeting):
             time.sleep(0.001)
         return saved
 
-    resuming.read_newest = read_and_wait
+    reader.read_newest = read_and_wait
 
 
 def limited_memory(megabytes, stack=2**18):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from emtau_dask.mixture.numerics.blas import (
+from emtau_dask.mixture.linalg import (
     add_squares,
     factorise,
     invert_small,
     times_upper,
+    upper_inverse,
     upper_solution,
     upper_times,
 )
-from emtau_dask.mixture.numerics.cholesky import upper_inverse
 
 SHAPES = [(1, 1), (1, 5), (7, 1), (300, 4), (33, 17), (20, 130)]
 

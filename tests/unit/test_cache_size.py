@@ -8,11 +8,12 @@ import pytest
 import zarr
 
 from emtau_dask import ConfigError, EMSampled
-from emtau_dask.cluster import task_processes
-from emtau_dask.fit import FitOutline, automatic_cache, demand, row_fields
-from emtau_dask.io.files import usable_memory
-from emtau_dask.io.sources import open_source
-from emtau_dask.settings import read_settings
+from emtau_dask.dask_config import read_settings
+from emtau_dask.data.opening import open_source
+from emtau_dask.em.journal import row_fields
+from emtau_dask.em.memory import FitOutline, automatic_cache, demand
+from emtau_dask.execution.scheduler import task_processes
+from emtau_dask.storage.direct_reads import usable_memory
 
 MiB = 2**20
 ROWS, D, CHUNK = 8_000_000, 16, 100_000

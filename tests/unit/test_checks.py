@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from emtau_dask.checks import FLAG, FRACTION, MAX_ITERATIONS, NONE, choice, either, integer, number
+from emtau_dask.constraints import FLAG, FRACTION, MAX_ITERATIONS, NONE, choice, either, integer, number
 
 COUNT = integer(1, 9)
 LEVEL = number(0)

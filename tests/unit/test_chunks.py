@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from emtau_dask.data.chunk import LARGEST, LoadedChunk
 from emtau_dask.errors import UnusableRowError
-from emtau_dask.rows.chunk import LARGEST, LoadedChunk
 
 pytestmark = pytest.mark.filterwarnings("error")
 

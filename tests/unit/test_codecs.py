@@ -9,8 +9,8 @@ import zarr
 from numcodecs.registry import get_codec
 
 from emtau_dask import InvalidDataError
-from emtau_dask.io.sources.opening import open_source
-from emtau_dask.io.zarr_format.codecs import COMPRESSORS, Encoded, checked_chain, decompressed, encoded_by
+from emtau_dask.data.opening import open_source
+from emtau_dask.storage.zarr_check import COMPRESSORS, Encoded, checked_chain, decompressed, encoded_by
 
 VALUES = np.round(np.random.default_rng(0).normal(size=(500, 3)), 1)
 DATA = VALUES.tobytes()

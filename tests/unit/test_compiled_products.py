@@ -11,8 +11,9 @@ import pytest
 from numba import njit
 from numba.core.errors import TypingError
 
-from emtau_dask.mixture.compiled import layout, tiling
-from emtau_dask.mixture.compiled.products import (
+from emtau_dask.kernels import tiling
+from emtau_dask.kernels import tiling as layout
+from emtau_dask.kernels.products import (
     add_upper_squares,
     multiply,
     multiply_transposed,
@@ -21,7 +22,7 @@ from emtau_dask.mixture.compiled.products import (
     subtract_half_squares,
     subtract_transposed,
 )
-from emtau_dask.mixture.compiled.vectors import COLUMNS, VECTOR_BYTES, in_full_vectors
+from emtau_dask.kernels.vectors import COLUMNS, VECTOR_BYTES, in_full_vectors
 
 DTYPES = (np.float32, np.float64)
 LINE_BYTES = 64
@@ -289,7 +290,7 @@ def test_tiles_have_as_many_lines_as_go_at_once():
 
 KEPT = """
 import numpy as np
-from emtau_dask.mixture.compiled.products import multiply
+from emtau_dask.kernels.products import multiply
 out = np.empty((1, 24))
 multiply(np.ones((1, 2)), np.ones((2, 24)), out)
 print(sum(multiply.stats.cache_hits.values()), out[0, 0])
@@ -318,9 +319,9 @@ def test_what_numba_kept_of_other_sources_is_not_used(tmp_path):
 
 OTHER_WIDTHS = """
 import numpy as np
-from emtau_dask.mixture.compiled.products import multiply, multiply_transposed
-from emtau_dask.mixture.compiled.vectors import VECTOR_BYTES
-from emtau_dask.mixture.compiled.products import subtract_half_squares, add_upper_squares, scatter, side_of
+from emtau_dask.kernels.products import multiply, multiply_transposed
+from emtau_dask.kernels.vectors import VECTOR_BYTES
+from emtau_dask.kernels.products import subtract_half_squares, add_upper_squares, scatter, side_of
 print(VECTOR_BYTES)
 for dtype in ("f4", "f8"):
     rng = np.random.default_rng(0)

@@ -9,19 +9,20 @@ import pytest
 from pydantic import ValidationError
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.checks import integer
-from emtau_dask.config.algorithms import (
+from emtau_dask.config.schema import (
     RUN_ALGORITHMS,
     KMeansSettings,
+    MixtureOptions,
+    RunConfig,
     RunSettings,
     algorithm_models,
+    load_config,
     policy_of,
 )
-from emtau_dask.config.data import MixtureOptions
-from emtau_dask.config.schema import RunConfig, load_config
+from emtau_dask.constraints import integer
 from emtau_dask.errors import ConfigError
-from emtau_dask.policies import ALGORITHMS
-from emtau_dask.runs.estimator import estimator_of
+from emtau_dask.policies.registry import ALGORITHMS
+from emtau_dask.runs.inputs import estimator_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -87,7 +88,7 @@ class EMEvery(FullEM):
 
 
 def test_a_new_policy_needs_no_more_than_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emtau_dask.config.algorithms.ALGORITHMS", {"em-every": EMEvery})
+    monkeypatch.setattr("emtau_dask.config.schema.ALGORITHMS", {"em-every": EMEvery})
     model = algorithm_models(RunSettings)["em-every"]
     settings = model(every=9)
     assert settings.model_dump() == {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from emtau_dask.config import RunConfig
-from emtau_dask.config.messages import valid_keys
-from emtau_dask.mixture.covariance import STRUCTURES
-from emtau_dask.policies import ALGORITHMS
+from emtau_dask.config.schema import RunConfig
+from emtau_dask.config.sections import valid_keys
+from emtau_dask.mixture.covariance_types import STRUCTURES
+from emtau_dask.policies.registry import ALGORITHMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_SHOWN = {"data.dataset_options.dataset"}

@@ -4,9 +4,10 @@ import warnings
 
 import pytest
 
+from emtau_dask.data.chunk import ChunkContents
+from emtau_dask.data.source import NONE_UNSTORED, ChunkRange, Unstored
+from emtau_dask.em.contents import Contents
 from emtau_dask.errors import CheckpointMismatchError, InvalidDataError
-from emtau_dask.io.sources import NONE_UNSTORED, ChunkRange, Unstored
-from emtau_dask.rows import ChunkContents, Contents
 
 RANGES = {chunk: ChunkRange(chunk, 10 * chunk, 10 * chunk + 10) for chunk in range(4)}
 OLD, NEW = b"a" * 16, b"b" * 16

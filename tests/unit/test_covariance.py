@@ -11,10 +11,10 @@ from references import COVARIANCE_TYPES, full_covariances, random_covariances, s
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask.errors import EmtauError, InvalidDataError, SingularComponentError
-from emtau_dask.mixture.covariance import STRUCTURES, structure_named
-from emtau_dask.mixture.model import SufficientStatistics, m_step
-from emtau_dask.mixture.model.parameters import THREADED
-from emtau_dask.mixture.numerics.cholesky import covariance_of_factor, factor_of_precision, precision_factors
+from emtau_dask.mixture.covariance_types import STRUCTURES, structure_named
+from emtau_dask.mixture.linalg import covariance_of_factor, factor_of_precision, precision_factors
+from emtau_dask.mixture.parameters import THREADED, m_step
+from emtau_dask.mixture.statistics import SufficientStatistics
 
 K, D = 3, 4
 
@@ -140,7 +140,7 @@ def test_distances_of_many_features_are_traces_of_all_components(name, d):
 
 DISTANCES = """
 import numpy as np
-from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.mixture.covariance_types import STRUCTURES
 rng = np.random.default_rng(0)
 for _ in range(20):
     scatter, factors = rng.normal(size=(2, 3, 3, 3))

@@ -10,16 +10,15 @@ import pytest
 import sklearn.datasets
 import zarr
 
-from emtau_dask.config.data import (
+from emtau_dask.config.schema import (
     DatasetOptions,
     DigitsOptions,
     Example1Options,
     MixtureOptions,
     MnistOptions,
 )
-from emtau_dask.datasets.registry import holds_dataset, make_dataset
-from emtau_dask.datasets.synthetic import BLOCK_ROWS, mixture_parameters
-from emtau_dask.em.observer import SilentObserver
+from emtau_dask.datasets import BLOCK_ROWS, holds_dataset, make_dataset, mixture_parameters
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import EmtauError, InvalidDataError
 
 

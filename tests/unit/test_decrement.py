@@ -7,10 +7,12 @@ import pytest
 from oracles import naive, starts
 from references import COVARIANCE_TYPES, statistics_of
 
-from emtau_dask.ascent import Maximiser, MomentSpace, Point, decrement, jacobian_of, newton_decrement
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import m_step
-from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.em import gap as decrement
+from emtau_dask.em.acceleration import Maximiser, Point
+from emtau_dask.em.gap import jacobian_of, newton_decrement
+from emtau_dask.em.moments import MomentSpace
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters, m_step
 
 K, D, N = 3, 2, 400
 ROWS, _ = starts.mixture(N, K, D, separation=2.5, seed=7)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_digest
 
-from emtau_dask.io.sources.digest import GrowingDigest, values_digest
+from emtau_dask.data.source import GrowingDigest, values_digest
 
 _random = np.random.default_rng(6)
 SHAPES = [(0, 3), (1, 1), (100, 3), (2048, 8), (40_000, 7), (3, 50_000), (70_000,)]

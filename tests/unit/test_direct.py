@@ -12,11 +12,10 @@ import zarr
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import ConfigError, FullEM, GaussianMixture, InvalidDataError
-from emtau_dask.io.files import direct
-from emtau_dask.io.formats import npy as npy_source
-from emtau_dask.io.formats import zarr_reader as zarr_source
-from emtau_dask.io.formats.base import chunk_ranges
-from emtau_dask.io.sources.opening import open_source
+from emtau_dask.data import npy, zarr_arrays
+from emtau_dask.data.opening import open_source
+from emtau_dask.data.source import chunk_ranges
+from emtau_dask.storage import direct_reads
 
 MIB = 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -49,7 +48,7 @@ def in_page_cache(path):
 def possible(tmp_path_factory):
     path = tmp_path_factory.mktemp("possible") / "file"
     written(path, 5000)
-    if direct.read_directly(path) is None:
+    if direct_reads.read_directly(path) is None:
         pytest.skip("this system, or the file system of the temporary folder, has no direct reads")
 
 
@@ -69,7 +68,7 @@ def seen(possible, tmp_path_factory):
 )
 def test_it_gives_the_bytes_that_are_there(possible, tmp_path, length, begin, size):
     data = written(tmp_path / "file", length)
-    found = direct.read_directly(tmp_path / "file", begin, size)
+    found = direct_reads.read_directly(tmp_path / "file", begin, size)
     if begin + size > length:
         assert found is None
     else:
@@ -79,14 +78,14 @@ def test_it_gives_the_bytes_that_are_there(possible, tmp_path, length, begin, si
 @pytest.mark.parametrize("length", [0, 1, 4096, MIB + 17])
 def test_all_of_a_file(possible, tmp_path, length):
     data = written(tmp_path / "file", length)
-    assert direct.read_directly(tmp_path / "file").tobytes() == data
+    assert direct_reads.read_directly(tmp_path / "file").tobytes() == data
 
 
 def test_it_leaves_nothing_in_the_page_cache(seen, tmp_path):
     path = tmp_path / "file"
     written(path, 4 * MIB)
     uncached(path)
-    direct.read_directly(path, 0, 4 * MIB)
+    direct_reads.read_directly(path, 0, 4 * MIB)
     assert not in_page_cache(path)
     path.read_bytes()
     assert in_page_cache(path)
@@ -95,31 +94,31 @@ def test_it_leaves_nothing_in_the_page_cache(seen, tmp_path):
 def test_it_sees_what_was_not_yet_written_back(possible, tmp_path):
     path = tmp_path / "file"
     written(path, MIB)
-    direct.read_directly(path, 0, MIB)
+    direct_reads.read_directly(path, 0, MIB)
     newer = written(path, MIB, seed=1)
-    assert direct.read_directly(path, 0, MIB).tobytes() == newer
+    assert direct_reads.read_directly(path, 0, MIB).tobytes() == newer
 
 
 def test_a_file_system_without_such_reads():
-    assert direct.read_directly(Path("/proc/self/status"), 0, 100) is None
+    assert direct_reads.read_directly(Path("/proc/self/status"), 0, 100) is None
 
 
 @pytest.mark.parametrize("name", ["none", "."])
 def test_what_is_no_file_is_left_to_ordinary_reads(tmp_path, name):
-    assert direct.read_directly(tmp_path / name, 0, 100) is None
+    assert direct_reads.read_directly(tmp_path / name, 0, 100) is None
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", [False, True]), ("always", [True] * 2)])
 def test_when(setting, expected, monkeypatch):
-    monkeypatch.setattr(direct, "usable_memory", lambda: 1000)
-    with dask.config.set({direct.KEY: setting}):
-        assert [direct.passes_cache(n_bytes) for n_bytes in (750, 751)] == expected
+    monkeypatch.setattr(direct_reads, "usable_memory", lambda: 1000)
+    with dask.config.set({direct_reads.KEY: setting}):
+        assert [direct_reads.passes_cache(n_bytes) for n_bytes in (750, 751)] == expected
 
 
 def test_never(monkeypatch):
-    monkeypatch.setattr(direct, "usable_memory", lambda: 1000)
-    with dask.config.set({direct.KEY: "never"}):
-        assert not direct.passes_cache(10**15)
+    monkeypatch.setattr(direct_reads, "usable_memory", lambda: 1000)
+    with dask.config.set({direct_reads.KEY: "never"}):
+        assert not direct_reads.passes_cache(10**15)
 
 
 @pytest.mark.parametrize(
@@ -140,18 +139,18 @@ def test_the_least_limit_of_its_cgroups(lines, files, expected, tmp_path, monkey
         (tmp_path / name).write_text(limit + "\n")
     moved = {
         controller: (root.replace("/sys/fs/cgroup", str(tmp_path)), names)
-        for controller, (root, names) in direct.CGROUPS.items()
+        for controller, (root, names) in direct_reads.CGROUPS.items()
     }
-    monkeypatch.setattr(direct, "CGROUPS", moved)
-    monkeypatch.setattr(direct, "OWN_CGROUPS", tmp_path / "own")
-    assert direct.usable_memory.__wrapped__() == expected
+    monkeypatch.setattr(direct_reads, "CGROUPS", moved)
+    monkeypatch.setattr(direct_reads, "OWN_CGROUPS", tmp_path / "own")
+    assert direct_reads.usable_memory.__wrapped__() == expected
 
 
 def test_no_more_than_the_machine_has():
     total = next(
         line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")
     )
-    assert 0 < direct.usable_memory() <= 1024 * int(total.split()[1])
+    assert 0 < direct_reads.usable_memory() <= 1024 * int(total.split()[1])
 
 
 ROWS = np.random.default_rng(3).normal(size=(70_001, 4)) + 5.0 * (np.arange(70_001) % 2)[:, np.newaxis]
@@ -190,7 +189,7 @@ def test_a_source_gives_the_same_and_leaves_no_pages(seen, make, tmp_path):
     def read(setting):
         for file in files:
             uncached(file)
-        with dask.config.set({direct.KEY: setting}):
+        with dask.config.set({direct_reads.KEY: setting}):
             loaded = [
                 source.reader().load(chunk_range, [])
                 for chunk_range in chunk_ranges(source.chunk_rows).values()
@@ -214,7 +213,7 @@ def test_a_fit_is_the_same_bit_for_bit(possible, make, tmp_path):
 
     def fitted(setting):
         mixture = GaussianMixture(2, algorithm=FullEM(), random_state=0, max_iter=3, tol=0.0)
-        with dask.config.set({direct.KEY: setting}), pytest.warns(ConvergenceWarning):
+        with dask.config.set({direct_reads.KEY: setting}), pytest.warns(ConvergenceWarning):
             return mixture.fit(open_source(source))
 
     a, b = fitted("always"), fitted("never")
@@ -232,20 +231,20 @@ def test_a_file_that_was_cut_short(make, tmp_path):
     )
     os.truncate(largest, largest.stat().st_size - 4096)
     chunk_range = list(chunk_ranges(source.chunk_rows).values())[-1 if make is as_npy else 0]
-    with dask.config.set({direct.KEY: "always"}), pytest.raises(InvalidDataError):
+    with dask.config.set({direct_reads.KEY: "always"}), pytest.raises(InvalidDataError):
         source.reader().load(chunk_range, [])
 
 
 def reads_of(source, monkeypatch):
     """The files that are read directly for a source's chunks, and its rows."""
-    found, read = [], direct.read_directly
+    found, read = [], direct_reads.read_directly
 
     def noted(path, *which, **named):
         values = read(path, *which, **named)
         found.append(path if values is not None else None)
         return values
 
-    for module in (npy_source, zarr_source):
+    for module in (npy, zarr_arrays):
         monkeypatch.setattr(module, "read_directly", noted)
     rows = [
         source.reader().load(chunk_range, [])[0] for chunk_range in chunk_ranges(source.chunk_rows).values()
@@ -261,11 +260,11 @@ def test_only_what_the_page_cache_could_not_hold(possible, make, objects, tmp_pa
     if make is as_npy:
         source = source.aligned((33_000, 1, 37_000))
     stored = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.stat().st_size > MIB // 2)
-    monkeypatch.setattr(direct, "usable_memory", lambda: int(2.0 * stored))
+    monkeypatch.setattr(direct_reads, "usable_memory", lambda: int(2.0 * stored))
     found, rows = reads_of(source, monkeypatch)
     assert found == []
     np.testing.assert_array_equal(rows, ROWS)
-    monkeypatch.setattr(direct, "usable_memory", lambda: int(1.1 * stored))
+    monkeypatch.setattr(direct_reads, "usable_memory", lambda: int(1.1 * stored))
     found, rows = reads_of(source, monkeypatch)
     assert len(found) == objects
     assert None not in found
@@ -276,7 +275,7 @@ def test_only_what_the_page_cache_could_not_hold(possible, make, objects, tmp_pa
 def test_parts_of_an_object_are_not_read_so(make, tmp_path, monkeypatch):
     """The others will soon be wanted, and are in the page cache then."""
     source = open_source(str(make(tmp_path))).aligned((20_000, 20_000, 30_001))
-    with dask.config.set({direct.KEY: "always"}):
+    with dask.config.set({direct_reads.KEY: "always"}):
         found, rows = reads_of(source, monkeypatch)
     assert len(found) == 1
     np.testing.assert_array_equal(rows, ROWS)
@@ -294,7 +293,7 @@ def test_a_source_on_a_file_system_without_such_reads(make, code, tmp_path, monk
         return opened(path, flags, *others, **options)
 
     monkeypatch.setattr(os, "open", refusing)
-    with dask.config.set({direct.KEY: "always"}):
+    with dask.config.set({direct_reads.KEY: "always"}):
         found, rows = reads_of(source, monkeypatch)
     assert set(found) == {None}
     np.testing.assert_array_equal(rows, ROWS)
@@ -305,7 +304,7 @@ def test_a_setting_that_is_none(make, tmp_path):
     """Said before anything is read, or where a chunk is read without a fit."""
     path = str(make(tmp_path))
     source = open_source(path)
-    with dask.config.set({direct.KEY: "sometimes"}):
+    with dask.config.set({direct_reads.KEY: "sometimes"}):
         with pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"):
             GaussianMixture(2).fit(ROWS)
         with pytest.raises(ConfigError, match=r"'sometimes'; give 'auto'"):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from emtau_dask.checkpoint.fingerprints import sampled, sampled_contents
-from emtau_dask.em.observer import SilentObserver
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.source import RangeSource
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.io.formats.base import RangeSource
-from emtau_dask.io.sources.opening import as_source
 
 MIB = 2**20
 

@@ -10,14 +10,14 @@ import scipy.stats
 from references import COVARIANCE_TYPES, LONG, drawn, log_joint, naive_statistics, summed
 from tiers import exhaustive_but, exhaustive_but_each_value_once
 
-from emtau_dask.mixture.covariance import Frame, full, structure_named
-from emtau_dask.mixture.estep import centred, joint
-from emtau_dask.mixture.estep.block_kernel import BlockKernel
-from emtau_dask.mixture.estep.features import conditions
-from emtau_dask.mixture.estep.plan import Form, KernelPlan, block_bytes, block_rows, even_length, plan_kernel
-from emtau_dask.mixture.estep.responsibilities import exponentials, normalise
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.mixture.numerics.products import perform
+from emtau_dask.mixture import covariance_types, estep, features, linalg
+from emtau_dask.mixture.covariance import Frame
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.estep import BlockKernel, exponentials, normalise
+from emtau_dask.mixture.features import conditions
+from emtau_dask.mixture.linalg import perform
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import Form, KernelPlan, block_bytes, block_rows, even_length, plan_kernel
 
 N, K, D = 50, 3, 4
 
@@ -214,7 +214,7 @@ def test_rows_that_weigh_next_to_nothing_cost_joint_scatters_no_digit(d):
     shares[np.arange(n), owners] = 1.0
     shares[0] = [1.0, *[1e-25] * (k - 1)]
     rows[0] += 50.0
-    assert np.count_nonzero(shares > joint.NEGLIGIBLE) < shares.size / 2
+    assert np.count_nonzero(shares > features.NEGLIGIBLE) < shares.size / 2
     kernel = BlockKernel(jointly(plan_kernel(parameters)), n)
     kernel.score(rows).responsibilities[...] = shares.T
     kernel.collect()
@@ -695,8 +695,8 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(
     expected = np.exp(exact - scipy.special.logsumexp(exact, axis=0))
     multiplied = []
     parameters = parameters.factorised() if factorised else parameters
-    matmul, times_upper = np.matmul, centred.times_upper
-    upper_product, upper_solution = full.upper_product, full.upper_solution
+    matmul, times_upper = np.matmul, linalg.times_upper
+    upper_product, upper_solution = linalg.upper_product, linalg.upper_solution
 
     def counted(a, b):
         multiplied.append(len(a) * b.size)
@@ -710,8 +710,8 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(
         return counted_triangle
 
     monkeypatch.setattr(np, "matmul", counted)
-    monkeypatch.setattr(centred, "times_upper", counted_by(times_upper))
-    monkeypatch.setattr(full, "upper_product", counted_by(upper_product))
+    monkeypatch.setattr(estep, "times_upper", counted_by(times_upper))
+    monkeypatch.setattr(covariance_types, "upper_product", counted_by(upper_product))
     for module in (centred, full):
         monkeypatch.setattr(module, "upper_solution", counted_by(upper_solution))
     kernel = BlockKernel(plan_kernel(parameters), len(rows))

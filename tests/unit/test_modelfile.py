@@ -13,7 +13,7 @@ from references import COVARIANCE_TYPES
 from reliability.fuzz.models import NAMES, digest
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture, InvalidDataError
-from emtau_dask.policies.base import NextPass, Schedule
+from emtau_dask.policies.policy import NextPass, Schedule
 
 ARRAYS = ("weights_", "means_", "covariances_", "precisions_", "precisions_cholesky_")
 X = np.random.default_rng(0).normal(size=(60, 3)) + np.repeat([0, 4, 9], 20)[:, None]

@@ -7,8 +7,8 @@ import pytest
 from references import COVARIANCE_TYPES, LONG, drawn, full_covariances, shaped, statistics_of
 from scipy.stats import multivariate_normal
 
-from emtau_dask.ascent import MomentSpace
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.em.moments import MomentSpace
+from emtau_dask.mixture.covariance_types import structure_named
 
 STRUCTURES = pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
 K, D = 3, 3

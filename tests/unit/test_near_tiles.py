@@ -15,13 +15,13 @@ from references import drawn, log_joint, naive_statistics, summed
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
-from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
-from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel
-from emtau_dask.mixture.estep import MostProbable, block_bytes, plan_tiles
-from emtau_dask.mixture.estep.block_kernel import BlockKernel
-from emtau_dask.mixture.estep.reach import UNSEEN, reach_of, reach_where_few
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.mixture.numerics import precision_factors
+from emtau_dask.em.memory import STATISTICS_KEPT
+from emtau_dask.kernels.dispatch import Kernels, TileKernel
+from emtau_dask.mixture.cutoff import UNSEEN, reach_of, reach_where_few
+from emtau_dask.mixture.estep import BlockKernel, MostProbable
+from emtau_dask.mixture.linalg import precision_factors
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import block_bytes, plan_tiles
 
 K, D, TILE = 70, 9, 24
 LENGTHS = (1, TILE - 1, TILE, TILE + 1, 400)

@@ -12,8 +12,9 @@ from references import (
 )
 
 from emtau_dask.errors import InvalidDataError, SingularComponentError
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model.parameters import (
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.linalg import read_only_copy
+from emtau_dask.mixture.parameters import (
     MixtureParameters,
     check_means,
     check_precisions,
@@ -22,8 +23,7 @@ from emtau_dask.mixture.model.parameters import (
     m_step,
     most_probable,
 )
-from emtau_dask.mixture.model.statistics import zero
-from emtau_dask.mixture.numerics import read_only_copy
+from emtau_dask.mixture.statistics import zero
 
 N, K, D = 60, 3, 2
 

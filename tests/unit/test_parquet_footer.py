@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from reliability.fuzz import thrift
 
+from emtau_dask.data.opening import open_source
+from emtau_dask.data.parquet import row_groups_of
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.formats.parquet_footer import row_groups_of
-from emtau_dask.io.sources.opening import open_source
 
 VALUES = np.arange(60.0)
 TABLE = pa.table(

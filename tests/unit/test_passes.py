@@ -13,11 +13,11 @@ from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task
 from passes import run_pass
 from processes import pool_of_two
 
-from emtau_dask.em.observer import SilentObserver
+from emtau_dask.data.dask_arrays import GraphSource
+from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution.executor import NO_SOURCE
-from emtau_dask.execution.merge_tree import batches_of
-from emtau_dask.io.sources.dask_arrays import GraphSource
+from emtau_dask.execution.graph import batches_of
 
 
 def joined(parts):

@@ -6,10 +6,10 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from emtau_dask.cluster.payload import Payload, in_use, opened
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, UnusableRowError
-from emtau_dask.mixture.covariance import STRUCTURES
-from emtau_dask.versions import software
+from emtau_dask.execution.graph import Payload, in_use, opened
+from emtau_dask.mixture.covariance_types import STRUCTURES
+from emtau_dask.process import software
 
 PICKLED, UNPICKLED = [], []
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM
-from emtau_dask.policies.base import Evidence, NextPass, PassSummary
+from emtau_dask.policies.policy import Evidence, NextPass, PassSummary
 from emtau_dask.policies.star import heapify
 
 

@@ -10,9 +10,8 @@ from sklearn.model_selection import GridSearchCV
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.errors import ConfigError
-from emtau_dask.policies import matching_policy
-from emtau_dask.policies.base import RowArray
-from emtau_dask.policies.registry import ALGORITHMS, as_policy
+from emtau_dask.policies.policy import RowArray
+from emtau_dask.policies.registry import ALGORITHMS, as_policy, matching_policy
 
 IMPOSSIBLE = [
     (EMTau(tau=0), r"tau=0.*at least 1"),

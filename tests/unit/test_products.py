@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from emtau_dask.mixture.numerics.products import (
-    perform,
-    product,
-    score_slices,
-    squares,
-    sum_slices,
-    summed_product,
-)
+from emtau_dask.mixture.linalg import perform, product, score_slices, squares, sum_slices, summed_product
 
 SHAPES = [
     (1, 3, 1),

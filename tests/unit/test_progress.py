@@ -10,12 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emtau_dask.em.history import IterationRecord
-from emtau_dask.em.observer import FitObserver, SilentObserver
-from emtau_dask.mixture.model.parameters import MixtureParameters
-from emtau_dask.progress import Lines, Observers, observer_for, to_log
-from emtau_dask.progress.lines import LONG_PASS, to_stream
-from emtau_dask.progress.live import NOTEBOOK_SECONDS, NotebookBar, TerminalLine
+from emtau_dask.em.history import FitObserver, IterationRecord, SilentObserver
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.progress import (
+    LONG_PASS,
+    NOTEBOOK_SECONDS,
+    Lines,
+    NotebookBar,
+    Observers,
+    TerminalLine,
+    observer_for,
+    to_log,
+    to_stream,
+)
 
 RECORD = IterationRecord(
     iteration=1,

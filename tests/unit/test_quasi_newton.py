@@ -9,23 +9,23 @@ from oracles import naive, starts
 from references import COVARIANCE_TYPES, statistics_of
 from scipy import optimize
 
-from emtau_dask.ascent import (
+from emtau_dask.em.acceleration import (
+    LEAST_CURVATURE,
     Ascent,
     Kind,
     Maximiser,
-    MomentSpace,
     Pair,
     Trial,
     begin_cycle,
     climb,
+    direction,
     end_cycle,
     memory_for,
 )
-from emtau_dask.ascent.quasi_newton import LEAST_CURVATURE, direction
+from emtau_dask.em.moments import MomentSpace
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model import m_step
-from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters, m_step
 
 STRUCTURES = pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
 ROWS, _ = starts.mixture(400, 3, 2, separation=2.5, seed=7)

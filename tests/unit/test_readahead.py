@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from emtau_dask.execution.read_ahead import AheadBudget, ReadAhead
+from emtau_dask.execution.executor import AheadBudget, ReadAhead
 
 PATIENCE = 60.0
 """Seconds after which a test that waits in vain gives up."""

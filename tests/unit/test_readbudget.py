@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from emtau_dask.io.formats.read_budget import ReadBudget
+from emtau_dask.data.zarr_arrays import ReadBudget
 
 
 class Meter:

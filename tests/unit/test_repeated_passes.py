@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from emtau_dask.em.scoring import _with_enough_digits
+from emtau_dask.em.iteration import _with_enough_digits
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep import plan_kernel
-from emtau_dask.mixture.model import MixtureParameters
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import plan_kernel
 
 K, D = 4, 2
 STRUCTURE = structure_named("full")

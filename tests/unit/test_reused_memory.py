@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emtau_dask.io.files import ReusedMemory
-from emtau_dask.io.files.reused import KEPT_BYTES, LEAST_REUSED
+from emtau_dask.storage.direct_reads import KEPT_BYTES, LEAST_REUSED, ReusedMemory
 
 SIZE = LEAST_REUSED
 

@@ -13,9 +13,10 @@ from references import COVARIANCE_TYPES, drawn, log_joint, naive_statistics
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.mixture.compiled import Kernels
-from emtau_dask.mixture.estep import Form, merge_sums, plan, plan_kernel
-from emtau_dask.mixture.estep.plan import KernelPlan
+from emtau_dask.kernels.dispatch import Kernels
+from emtau_dask.mixture import features, plan
+from emtau_dask.mixture.plan import Form, KernelPlan, plan_kernel
+from emtau_dask.mixture.statistics import merge_sums
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 COMPILED = pytest.param(True, marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed"))
@@ -90,7 +91,7 @@ def test_sums_of_no_rows_are_none():
 @pytest.fixture
 def statistics_made(monkeypatch):
     """How many rows of features became statistics: the components of each."""
-    made, wrapped = [], plan.statistics_of_moments
+    made, wrapped = [], features.statistics_of_moments
 
     def counted(structure, frame, moments):
         made.append(len(moments[0]))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from processes import process_of
 
-from emtau_dask.io.cache import active_rows as rowcache
-from emtau_dask.io.cache.active_rows import CachedRows, RowCache, release_rows
+from emtau_dask.data import cache as rowcache
+from emtau_dask.data.cache import CachedRows, RowCache, release_rows
 
 PLENTY = 10**9
 
@@ -333,7 +333,7 @@ class TestTheEnd:
 KEEPER = """
 import sys
 import dask, numpy as np
-from emtau_dask.io.cache import CachedRows, RowCache
+from emtau_dask.data.cache import CachedRows, RowCache
 dask.config.set({"temporary-directory": sys.argv[1]})
 RowCache("theirs", 0).keep(0, CachedRows(np.arange(3), np.zeros((3, 2)), None, 10**9))
 print("kept", flush=True)
@@ -365,12 +365,12 @@ def test_what_cannot_be_proved_to_be_left_stays(store, scratch, monkeypatch, mis
         raise OSError(errno.ENOLCK, "No locks available")
 
     if missing == "boot id":
-        monkeypatch.setattr("emtau_dask.io.files.scratch.BOOT_ID", scratch / "none")
+        monkeypatch.setattr("emtau_dask.storage.files.BOOT_ID", scratch / "none")
     if missing == "locks":
-        monkeypatch.setattr("emtau_dask.io.files.scratch.fcntl.flock", unsupported)
+        monkeypatch.setattr("emtau_dask.storage.files.fcntl.flock", unsupported)
     if missing == "a mount in common":
         mounts = map(str, count())
-        monkeypatch.setattr("emtau_dask.io.files.scratch._mount", lambda folder: next(mounts))
+        monkeypatch.setattr("emtau_dask.storage.files._mount", lambda folder: next(mounts))
     RowCache("yours", 0).keep(0, rows_at([1]))
     folder = store._tokens["yours"].folder
     if folder._lock is not None:
@@ -406,7 +406,7 @@ class TestMemoryOfItsOwn:
     PROGRAM = """
 import numpy as np
 from pathlib import Path
-from emtau_dask.io.cache.active_rows import CachedRows, RowCache, release_rows
+from emtau_dask.data.cache import CachedRows, RowCache, release_rows
 
 def resident():
     return 1024 * int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from emtau_dask.init.row_random import PRIORITY, RESPONSIBILITY, row_uniforms
+from emtau_dask.data.row_random import PRIORITY, RESPONSIBILITY, row_uniforms
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 8, 11])

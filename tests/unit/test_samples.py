@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from emtau_dask.io.sources import chunk_ranges
-from emtau_dask.mixture.numerics import hashed_uniforms
-from emtau_dask.mixture.numerics.row_hash import BLOCK
-from emtau_dask.rows.samples import ACTIVITY, MEMBERSHIP, Samples
+from emtau_dask.data.row_random import ACTIVITY, BLOCK, MEMBERSHIP, Samples, hashed_uniforms
+from emtau_dask.data.source import chunk_ranges
 
 N = 200_000
 SHARES = (1 / 256, 1 / 64, 1 / 16, 0.5)

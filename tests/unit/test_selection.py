@@ -9,18 +9,18 @@ from scipy.stats import multivariate_normal
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask import ConfigError, GaussianMixture, select_components
-from emtau_dask.selection import (
+from emtau_dask.selection import CandidateRecord, Score, SelectionTable
+from emtau_dask.selection.criteria import (
     CRITERIA,
-    CandidateRecord,
-    Score,
-    SelectionTable,
+    challenger,
     checked_settings,
+    expected_loss,
+    leader,
+    sample_share,
+    standing,
 )
-from emtau_dask.selection.counts import CountedRows
-from emtau_dask.selection.criteria import expected_loss
 from emtau_dask.selection.fits import fit_sample
-from emtau_dask.selection.race import challenger, leader, standing
-from emtau_dask.selection.sizes import sample_share
+from emtau_dask.selection.passes import CountedRows
 
 ROWS = np.random.default_rng(0).normal(size=(400, 2)) + 3 * np.arange(2).repeat(200)[:, None]
 

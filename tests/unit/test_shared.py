@@ -5,11 +5,10 @@ import threading
 import numpy as np
 import pytest
 
+from emtau_dask.data.dask_arrays import shared_rows
+from emtau_dask.data.source import Loaded, RangeSource
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.io.files.proofs import REMEMBERED, Proofs
-from emtau_dask.io.formats.base import Loaded, RangeSource
-from emtau_dask.io.sources.shared import shared_rows
-from emtau_dask.process import of_process
+from emtau_dask.process import REMEMBERED, Proofs, of_process
 
 MIB = 2**20
 

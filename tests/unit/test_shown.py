@@ -9,10 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import emtau_dask
-from emtau_dask.errors import CheckpointError, EmtauError, UnusableRowError
-from emtau_dask.io.objects import object_store
-from emtau_dask.io.remote import Url
-from emtau_dask.messages import cause_of, masked, masked_url, masked_values, printable, short, shown
+from emtau_dask.errors import (
+    CheckpointError,
+    EmtauError,
+    UnusableRowError,
+    cause_of,
+    masked,
+    masked_url,
+    masked_values,
+    printable,
+    short,
+    shown,
+)
+from emtau_dask.storage.stores import object_store
+from emtau_dask.storage.urls import Url
 
 URLS = {
     "http://user:SECRET@host:80/x.npy?X-Amz-Signature=SECRET": "http://…@host:80/x.npy?…",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from references import COVARIANCE_TYPES, LONG, naive_statistics, statistics_of
 
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.model.statistics import (
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.statistics import (
     Merger,
     PairwiseMerger,
     chosen,

@@ -19,7 +19,7 @@ import json, sys, threading
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 from emtau_dask import GaussianMixture, InvalidDataError
-from emtau_dask.execution.blas import hold_for_process, threads_side_by_side
+from emtau_dask.process import hold_for_process, threads_side_by_side
 
 def limits(api="blas"):
     return sorted({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == api})
@@ -185,7 +185,7 @@ FAULTS = """
 import resource, sys
 import numpy as np
 from contextlib import nullcontext
-from emtau_dask.execution.blas import threads_side_by_side
+from emtau_dask.process import threads_side_by_side
 
 rounds, pages, kept = (int(argument) for argument in sys.argv[1:])
 
@@ -229,7 +229,7 @@ def test_memory_of_arrays_is_kept_for_the_next_ones(kept, limits, least, most):
 WAITING = """
 import json, threading, time
 from threadpoolctl import threadpool_info
-from emtau_dask.execution import blas
+from emtau_dask import process as blas
 
 def limits():
     return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]

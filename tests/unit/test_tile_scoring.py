@@ -8,9 +8,9 @@ import pytest
 import scipy.special
 from references import drawn, log_joint
 
-from emtau_dask.mixture.compiled import Kernels, scoring_kernels
-from emtau_dask.mixture.compiled.tiles import TileKernel
-from emtau_dask.mixture.estep import LEAST_EXPONENT, plan_tiles
+from emtau_dask.kernels.dispatch import Kernels, TileKernel, scoring_kernels
+from emtau_dask.mixture.estep import LEAST_EXPONENT
+from emtau_dask.mixture.plan import plan_tiles
 
 MIXED = 5
 FORMS = [("full", 3), ("full", MIXED), ("full", 19), ("tied", 3), ("diag", 3), ("spherical", 3)]

@@ -19,15 +19,15 @@ from references import COVARIANCE_TYPES, log_joint, naive_statistics, summed
 
 from emtau_dask import ConfigError
 from emtau_dask.em.compiling import WORTH_IT, worth_compiling
-from emtau_dask.fit.memory_estimate import STATISTICS_KEPT
-from emtau_dask.mixture.compiled import layout, tiles, tiling
-from emtau_dask.mixture.compiled.loop import divide, exponentiate, logarithm
-from emtau_dask.mixture.compiled.tiles import Kernels, TileKernel, tiled
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep.block_kernel import BlockKernel, MostProbable
-from emtau_dask.mixture.estep.plan import Form, block_bytes, plan_kernel, plan_tiles
-from emtau_dask.mixture.estep.responsibilities import LEAST_EXPONENT
-from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.em.memory import STATISTICS_KEPT
+from emtau_dask.kernels import dispatch, tiling
+from emtau_dask.kernels import tiling as layout
+from emtau_dask.kernels.dispatch import Kernels, TileKernel, tiled
+from emtau_dask.kernels.loop import divide, exponentiate, logarithm
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.estep import LEAST_EXPONENT, BlockKernel, MostProbable
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import Form, block_bytes, plan_kernel, plan_tiles
 
 K, D = 3, 4
 TILE = layout.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
@@ -717,8 +717,8 @@ import numpy as np
 import numba.core.caching as caching
 for locator in caching.CacheImpl._locator_classes:
     locator.from_function = classmethod(lambda *_: None)
-from emtau_dask.mixture.compiled import compile_loops, why_not_compiled
-from emtau_dask.mixture.covariance import structure_named
+from emtau_dask.kernels.dispatch import compile_loops, why_not_compiled
+from emtau_dask.mixture.covariance_types import structure_named
 
 def libraries():
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
@@ -742,7 +742,7 @@ def test_numba_told_to_compile_nothing_is_as_good_as_none(monkeypatch):
     tiling.compiled_loops.cache_clear()
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     try:
-        assert "NUMBA_DISABLE_JIT" in tiles.why_not_compiled()
+        assert "NUMBA_DISABLE_JIT" in dispatch.why_not_compiled()
         with pytest.raises(RuntimeError, match="NUMBA_DISABLE_JIT"):
             absorber(planned(drawn("full")), 10, compiled=True)
     finally:

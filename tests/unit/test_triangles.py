@@ -10,22 +10,20 @@ import scipy.stats
 from references import LONG, naive_statistics, random_covariances, statistics_of
 
 from emtau_dask.errors import SingularComponentError
-from emtau_dask.mixture.covariance import structure_named
-from emtau_dask.mixture.estep import BlockKernel, plan_kernel
-from emtau_dask.mixture.estep.centred import CentredStatistics
-from emtau_dask.mixture.model import (
-    MixtureParameters,
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.estep import BlockKernel, CentredStatistics
+from emtau_dask.mixture.linalg import Triangles
+from emtau_dask.mixture.parameters import MixtureParameters, m_step, tempered
+from emtau_dask.mixture.plan import plan_kernel
+from emtau_dask.mixture.statistics import (
     SufficientStatistics,
     chosen,
-    m_step,
     merge,
     merged,
     remainder,
     spread_out,
-    tempered,
     zero,
 )
-from emtau_dask.mixture.numerics import Triangles
 
 FULL = structure_named("full")
 D = FULL.solving.least_features + 5

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from references import LONG, drawn, full_covariances
 
-from emtau_dask.mixture.covariance import Frame, structure_named
-from emtau_dask.mixture.estep import centred
-from emtau_dask.mixture.estep.centred import CentredScores
-from emtau_dask.mixture.estep.features import coefficients, frames_of, upper_bounds
-from emtau_dask.mixture.estep.plan import plan_kernel
-from emtau_dask.mixture.model.parameters import MixtureParameters
+from emtau_dask.mixture import estep
+from emtau_dask.mixture.covariance import Frame
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.estep import CentredScores
+from emtau_dask.mixture.features import coefficients, frames_of, upper_bounds
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import plan_kernel
 
 K = 6
 
@@ -88,7 +89,7 @@ def test_bounds_are_close_beside_the_distance_at_which_components_do_not_count(d
     rows = rows[np.abs(rows).max(axis=1) < 30]
     frame = Frame(parameters.weights @ parameters.means, None)
     bounds = bounds_of(parameters, frame) @ features(rows, frame, parameters.structure)
-    assert (bounds - exact(rows, parameters)).max() < centred.REACH / 100
+    assert (bounds - exact(rows, parameters)).max() < estep.REACH / 100
 
 
 def test_bounds_need_no_finite_scale():
@@ -110,7 +111,7 @@ def test_only_rows_whose_bound_is_within_reach_are_scored(covariance_type, d):
     whole = np.zeros((K, 300))
     scores.write(rows, whole)
     largest = np.linspace(700.0, 810.0, 300)
-    bounds, within = np.full((K, 300), -5.0), largest - centred.REACH < -5.0
+    bounds, within = np.full((K, 300), -5.0), largest - estep.REACH < -5.0
     bounds[1, 290:] = np.nan
     near = np.array([within, within])
     near[0, 290:] = True

@@ -9,7 +9,7 @@ import yaml
 import zarr
 
 from emtau_dask import CheckpointError, GaussianMixture
-from emtau_dask.io.objects.documents import digested_document
+from emtau_dask.storage.objects import digested_document
 from reliability import damage, scenarios
 from reliability.fuzz import configs, documents
 from reliability.fuzz.commands import called, judged

@@ -11,7 +11,7 @@ import zarr
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.cli.main import main
-from emtau_dask.io.sources.opening import as_source, open_source
+from emtau_dask.data.opening import as_source, open_source
 from reliability.fuzz import configs, models, npy, parquet, rows, zarrs
 from reliability.fuzz.oracle import SLACK, ForeignError, WrongError, unprintable
 

@@ -10,7 +10,7 @@ import zarr
 
 from emtau_dask import EMStar, EMTau, GaussianMixture
 from emtau_dask.em.history import IterationRecord
-from emtau_dask.mixture.covariance import STRUCTURES
+from emtau_dask.mixture.covariance_types import STRUCTURES
 from reliability.fuzz import documents, zarrs
 from reliability.fuzz.oracle import WrongError
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from emtau_dask import EmtauError
-from emtau_dask.mixture import compiled
+from emtau_dask import EmtauError, kernels
 from reliability.damage import RUNNING, WRITING
 from reliability.fuzz.binaries import WITNESS
 
@@ -24,7 +23,7 @@ CPU_SECONDS = 10.0
 SECONDS = 30
 """For an input that takes milliseconds; the second kills, so that a hang is noticed."""
 STACK = 2**22
-COMPILED = Path(compiled.__file__).with_name("__pycache__")
+COMPILED = Path(kernels.__file__).with_name("__pycache__")
 """Where numba keeps what it compiled of the package."""
 OWN_PICKLES = ("dask", "emtau_dask", "numpy")
 """Modules whose objects dask copies by pickling them, in any fit."""

@@ -14,7 +14,7 @@ import yaml
 import zarr
 from numpy.lib import format as npy_format
 
-from emtau_dask.io.sources.opening import as_source, open_source
+from emtau_dask.data.opening import as_source, open_source
 from reliability.fuzz import commands, npy, oracle, running
 
 oracle.SECONDS = 3

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from emtau_dask.io.sources.opening import as_source, open_source
+from emtau_dask.data.opening import as_source, open_source
 from reliability.fuzz.oracle import WrongError
 
 READ_BYTES = 2**24

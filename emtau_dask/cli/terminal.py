@@ -1,0 +1,267 @@
+"""What a command prints and with which exit code it ends."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import select
+import shlex
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from emtau_dask.errors import ConfigError, EmtauError, one_line, shown
+from emtau_dask.interrupts import handler_of_signals
+
+if TYPE_CHECKING:
+    from emtau_dask.runs.outputs import RunResult
+
+
+FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
+STDERR = 2
+_DEBUG, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.checkpoint", "emtau.resume"
+_AGAIN = "emtau.again"
+"""Keys of the outermost context's ``meta``."""
+SIGNALS = signal.SIGINT, signal.SIGTERM
+SECOND_SECONDS = 1.0
+"""A signal so long after the first is a second one; shells and containers may send the first one twice."""
+ENDED = b"\0"
+"""What is written in place of the number of a signal once the command has ended."""
+GRACE_SECONDS = 8.0
+"""How long an interrupted command may take to end; `docker stop` kills after 10."""
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line of what people may be shown, on standard output or error."""
+    click.echo(one_line(text), err=err)
+
+
+def echo_json(values: Any) -> None:
+    """Print plain values as one JSON document, for programs."""
+    # JSON does not escape DEL, a control character of terminals.
+    click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+class ExitGroup(click.Group):
+    """A group of commands that end with one line and an exit code, not with a traceback."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command as the only work of this process.
+
+        An interrupted process exits at once, after all has been cleaned up: Python would wait for threads
+        that are not the command's own.
+        """
+        try:
+            return self.main(*args, **kwargs)
+        except SystemExit as end:
+            if end.code != INTERRUPTED:
+                raise
+            os._exit(INTERRUPTED)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; exit with a message for every error."""
+        with _terminable(ctx):
+            try:
+                return super().invoke(ctx)
+            except click.ClickException as error:
+                error.message = shown(error.message)  # type: ignore[misc]  # It may name files that a shell found.
+                raise
+            except click.exceptions.Exit:
+                raise
+            except (KeyboardInterrupt, click.Abort) as error:
+                _fail(ctx, error, _interrupted(ctx), INTERRUPTED)
+            except ConfigError as error:
+                _fail(ctx, error, str(error), BAD_USAGE)
+            except EmtauError as error:
+                _fail(ctx, error, str(error), FAILED)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                    raise
+                _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
+
+
+def _unexplained(error: Exception) -> str:
+    """Return the message for an error that is not the package's own, such as that of a full disk."""
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    from emtau_dask.storage.errors import reason_of, remedy_of
+
+    return f"{reason_of(error)}. {remedy_of(error, error.filename)}"
+
+
+def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
+    if ctx.find_root().meta.get(_DEBUG):
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            echo(line, err=True)
+    echo(f"emtau: {' '.join(message.split())}", err=True)
+    ctx.exit(code)
+
+
+def remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    """Remember the option ``--debug``; click's callback for it."""
+    if value:
+        ctx.find_root().meta[_DEBUG] = True
+
+
+def remember_no_checkpoint(ctx: click.Context) -> None:
+    """Remember that a fit commits nothing; that is said after an interrupt."""
+    ctx.find_root().meta[_CHECKPOINT] = None
+
+
+def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str]) -> None:
+    """Remember the command that resumes a run; it is shown after an interrupt."""
+    command = " ".join(["emtau resume", shlex.quote(checkpoint), *filter(None, arguments)])
+    ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
+
+
+def remember_again(ctx: click.Context, place: str | None) -> None:
+    """Remember that the same command goes on from a path or URL, or begins anew without one."""
+    ctx.find_root().meta[_AGAIN] = place
+
+
+def _interrupted(ctx: click.Context) -> str:
+    """Return the message after an interrupt: how to resume, where that is possible."""
+    meta = ctx.find_root().meta
+    if _AGAIN in meta:
+        place = meta[_AGAIN]
+        if place is None:
+            return "interrupted; without -o FOLDER nothing of what was done is kept"
+        return f"interrupted; what is done is in {place}. The same command goes on from there"
+    if _CHECKPOINT not in meta:
+        return "interrupted"
+    if meta[_CHECKPOINT] is None:
+        return (
+            "interrupted; without a checkpoint nothing of the fit was kept. To be able to resume, fit with "
+            "--set checkpoint.path=PATH"
+        )
+    from emtau_dask.storage.commits import open_log
+    from emtau_dask.storage.stores import object_store
+
+    try:
+        open_log(object_store(meta[_CHECKPOINT]))
+    except EmtauError:
+        return "interrupted before the first commit; there is nothing to resume"
+    return f"interrupted; the last commit is intact. Resume with: {meta[_RESUME]}"
+
+
+@contextmanager
+def _terminable(ctx: click.Context) -> Iterator[None]:
+    """Let SIGINT and SIGTERM interrupt the block, and end the process for certain.
+
+    Python runs handlers in the main thread, when that comes to its next instruction. A byte is written to a
+    pipe at once, whatever that thread does, and a thread that reads it ends the process in time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    watch = threading.Thread(target=_end_in_time, args=(heard, ctx), name="emtau-signals", daemon=True)
+    watch.start()
+    told_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    interrupt = handler_of_signals()
+
+    def heed(*arguments: Any) -> None:
+        logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
+        interrupt(*arguments)
+
+    before = [signal.signal(number, heed) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(told_before)
+        os.write(told, ENDED)  # A forked process may hold the pipe open.
+        watch.join()
+        os.close(told)
+        os.close(heard)
+
+
+# The pipe is this process's own.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def _end_in_time(heard: int, ctx: click.Context) -> None:
+    """End the process some time after a signal, or at a second one; return if the command ends before."""
+    first, left = math.inf, None
+    while select.select([heard], [], [], left)[0]:
+        number = os.read(heard, 1)
+        if number == ENDED:
+            return
+        if number[0] in SIGNALS:
+            now = time.monotonic()
+            if now > first + SECOND_SECONDS:
+                break
+            first = min(first, now)
+            left = max(0.0, first + GRACE_SECONDS - now)
+    try:
+        if select.select([], [STDERR], [], 0)[
+            1
+        ]:  # Nobody may read it, or the main thread hold Python's stream.
+            cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
+            os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())
+    finally:
+        os._exit(INTERRUPTED)
+
+
+def _cut_off(ctx: click.Context) -> str:
+    """Return the message of a command that does not end; nothing is read for it, which could take long."""
+    resume = ctx.find_root().meta.get(_RESUME)
+    if resume is None:
+        return _interrupted(ctx)
+    return (
+        "interrupted; it did not end by itself and was cut off. Its last commit, if there is one, is intact. "
+        f"Resume with: {resume}"
+    )
+
+
+def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None:
+    """Print tables and paths, or one JSON object; end the command where the fit has not converged."""
+    from emtau_dask.runs.outputs import result_values
+
+    if as_json:
+        echo_json(result_values(result))
+    else:
+        _print_tables(result)
+    if result.model.stop_reason_ == "max-iter":
+        echo(f"emtau: {_not_converged(result)}", err=True)
+        ctx.exit(NOT_CONVERGED)
+
+
+def _print_tables(result: RunResult) -> None:
+    from emtau_dask.cli.console import console_on
+    from emtau_dask.runs.inspect import component_table, fit_table
+
+    console = console_on(sys.stdout)
+    console.print(component_table(result.model, result.label_counts))
+    console.print(fit_table(result.model, result.inputs.rows.shape[0]))
+    outputs = result.outputs
+    for what, path in (("model", outputs.model), ("labels", outputs.labels), ("report", outputs.report)):
+        if path is not None:
+            echo(f"{what} saved in {path}")
+
+
+def _not_converged(result: RunResult) -> str:
+    """Return how far a fit is that stopped at max_iter, and how it goes on."""
+    stop, run = result.outputs.config.stop, result.outputs.config.checkpoint.path
+    change = result.model.history_.last_change
+    far = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
+    how = "Raise one of them for a converged fit."
+    if run is not None:
+        how = f"To go on: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"
+    return (
+        f"stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = {stop.tol}{far}; "
+        f"the results are written. {how}"
+    )

@@ -1,0 +1,1 @@
+"""From what users have to rows of chunks in memory."""

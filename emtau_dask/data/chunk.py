@@ -1,0 +1,441 @@
+"""A chunk in memory: loaded, checked, a block of rows at a time, with the digest of what it holds.
+
+Tasks report the digests of the chunks that they read whole with their results, and the process that fits
+compares them once the pass is over, before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.data.cache import CachedRows, RowCache
+from emtau_dask.data.dask_arrays import is_computed
+from emtau_dask.data.row_random import Samples
+from emtau_dask.data.source import (
+    NONE_UNSTORED,
+    ChunkRange,
+    ChunkReader,
+    GrowingDigest,
+    Loaded,
+    RowsInMemory,
+    Source,
+    Unstored,
+    describe_bad_value,
+    values_digest,
+)
+from emtau_dask.errors import UnusableRowError
+from emtau_dask.mixture.estep import Accumulated, ScoredBlock
+from emtau_dask.mixture.linalg import Floats, Ints, squared_length
+from emtau_dask.mixture.missing import Observed
+from emtau_dask.process import hold_for_process, numerical_environment, process_id
+
+ROWS, WEIGHTS, RESPONSIBILITIES = "X", "sample_weight", "responsibilities_init"
+"""What users call the sources of a fit."""
+KEPT = 2**20
+"""The longest array that is kept. Without it positions take a fiftieth of the time of scoring 4 features."""
+T = TypeVar("T")
+LARGEST = np.float64(1e150)
+"""Largest magnitude of a value: its square, summed over rows and features, stays within float64. It is not a
+plain float, which NumPy would convert to float32 (infinity) to compare it with float32 values."""
+ROW_BYTES = 16
+"""Bytes of a loaded row's position and row state."""
+DOUBLE = np.dtype(np.float64)
+
+
+class ChunkContents(NamedTuple):
+    """What a whole chunk was found to hold.
+
+    Attributes
+    ----------
+    source : {"X", "sample_weight", "responsibilities_init"}
+    chunk : int
+    digest : bytes
+        See `GrowingDigest`.
+    made_on : str
+        Where a graph of the user's own computed the values: the kind of CPU and versions of libraries, on
+        which last bits may depend. Empty for values that are stored or in memory.
+    unstored : Unstored
+    """
+
+    source: str
+    chunk: int
+    digest: bytes
+    made_on: str
+    unstored: Unstored
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Under which digests are known."""
+        return self.source, self.made_on
+
+
+def contents_of(source: str, chunk: int, loaded: Loaded, reader: ChunkReader) -> ChunkContents:
+    """Return the contents of a whole chunk that a reader loaded."""
+    digest = values_digest(np.asarray(loaded.values))
+    return ChunkContents(source, chunk, digest, made_on(reader), loaded.unstored)
+
+
+def made_on(reader: ChunkReader) -> str:
+    """Return `ChunkContents.made_on` for what a reader loads in this process."""
+    return this_kind() if is_computed(reader) else ""
+
+
+@cache
+def this_kind() -> str:
+    """Return on what the last bits of values depend that this process computes."""
+    found = numerical_environment()
+    return ", ".join(f"{name} {found[name]}" for name in ("cpu", "blas", "numpy", "scipy"))
+
+
+class Positions:
+    """Makes read-only arrays 0, 1, …, and gives the last one again to the next chunk of the same length."""
+
+    def __init__(self) -> None:
+        self._last: Ints = np.arange(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Positions, ()
+
+    def of(self, n_rows: int) -> Ints:
+        """Return the positions of ``n_rows`` rows, intp."""
+        last = self._last
+        if len(last) == n_rows:
+            return last
+        positions = np.arange(n_rows)
+        positions.setflags(write=False)
+        if n_rows <= KEPT:
+            self._last = positions
+        return positions
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedChunk:
+    """A chunk in memory, as stored, with the rows of positive weight picked out.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n, d)
+        All rows of the chunk, or those at ``subset``.
+    weights : ndarray of shape (n,) or None
+        None where every row weighs 1.
+    present : ndarray of intp or None
+        Positions of the rows of positive weight; None for all rows.
+    start : int or None
+        Global number of the first row; None where chunk sizes are unknown.
+    bytes_read : int
+    chunk : int
+    subset : ndarray of intp or None
+        Positions in the chunk of ``rows``, ascending; None for all rows.
+    source_bytes : int
+        Bytes that were read from the source for the whole chunk.
+    digest : GrowingDigest or None
+        Of ``rows``, where they are a whole chunk whose contents are noted; it grows with the blocks of rows.
+    made_on : str
+    unstored : Unstored
+        See `ChunkContents`.
+    weights_contents : tuple of ChunkContents
+        Of the weights, where there are any and contents are noted.
+    missing : bool
+        Whether NaN stands for a missing value.
+    """
+
+    rows: NDArray[Any]
+    weights: Floats | None
+    present: Ints | None
+    start: int | None
+    bytes_read: int
+    chunk: int
+    subset: Ints | None = None
+    source_bytes: int = 0
+    digest: GrowingDigest | None = None
+    made_on: str = ""
+    unstored: Unstored = NONE_UNSTORED
+    weights_contents: tuple[ChunkContents, ...] = ()
+    missing: bool = False
+
+    def contents(self) -> tuple[ChunkContents, ...]:
+        """Return what the chunk holds, if it was read whole and that is noted."""
+        if self.digest is None:
+            return ()
+        own = ChunkContents(ROWS, self.chunk, self.digest.digest(), self.made_on, self.unstored)
+        return (own, *self.weights_contents)
+
+    def positions(self) -> Ints:
+        """Return the positions of the rows of positive weight; not to be written."""
+        return np.arange(len(self.rows)) if self.present is None else self.present
+
+    def blocks(
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Yield what `unchecked_blocks` yields, after `check_values`."""
+        for where, rows in self.unchecked_blocks(positions, size, dtype):
+            self.check_values(positions[where], rows, squared_length(rows))
+            yield where, rows
+
+    def unchecked_blocks(
+        self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Yield the rows at ``positions`` (ascending) as ``dtype``, in C order, a block at a time.
+
+        Yields
+        ------
+        where : slice
+            The block's place in ``positions``.
+        rows : ndarray of shape (at most ``size``, d)
+            Read-only, and valid until the next block: a view of the chunk where
+            possible, else of a buffer that is used again.
+        """
+        everything = len(positions) == len(self.rows)
+        direct = (
+            everything
+            and self.rows.dtype == dtype
+            and self.rows.flags.c_contiguous
+            and self.rows.flags.aligned
+        )
+        shape = (0 if direct else min(size, len(positions)), self.rows.shape[1])
+        gathered = np.empty(shape, dtype=dtype)
+        for begin in range(0, len(positions), size):
+            where = slice(begin, min(begin + size, len(positions)))
+            if direct:
+                block = self.rows[where]
+            else:
+                block = gathered[: where.stop - begin]
+                if everything:
+                    block[...] = self.rows[where]
+                elif self.rows.dtype == dtype:  # without "clip" NumPy copies once more; no place is beyond
+                    np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
+                else:
+                    block[...] = self.rows[self._places(positions[where])]
+            yield where, block
+            if everything and self.digest is not None:  # Now it is in the cache.
+                self.digest.feed(begin, block if block.dtype == self.rows.dtype else self.rows[where])
+
+    def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
+        """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.
+
+        ``squared`` is the sum of all squares: where it is small enough, so is every value. Missing values are
+        none.
+        """
+        if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
+            return
+        if self.missing:
+            rows = np.where(np.isnan(rows), 0.0, rows)
+            if np.abs(rows).max() <= LARGEST:
+                return
+        place, feature, value = describe_bad_value(rows, LARGEST)
+        raise self._unusable(
+            int(positions[place]),
+            f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
+            feature,
+        )
+
+    def check_reach(self, positions: Ints, scored: Observed | Accumulated | ScoredBlock) -> None:
+        """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
+        if math.isfinite(scored.total):
+            return
+        finite = np.isfinite(scored.log_likelihoods)
+        if not finite.all():
+            raise self._unusable(
+                int(positions[np.argmin(finite)]),
+                "is so far from every component that its density is beyond the range of float64 (distances "
+                "above about 1e154 standard deviations). Remove the row or scale the features.",
+            )
+
+    def _unusable(self, row: int, why: str, feature: int | None = None) -> UnusableRowError:
+        if self.start is None:
+            return UnusableRowError(f"row {row} of chunk {self.chunk} of X {why}", row, feature)
+        number = self.start + row
+        where = f"row {number} (chunk {self.chunk}, its row {row})"
+        return UnusableRowError(f"{where} of X {why}", number, feature)
+
+    def weights_at(self, positions: Ints) -> Floats | None:
+        """Return the weights of ``positions``, None where every row weighs 1."""
+        return None if self.weights is None else self.weights[self._places(positions)]
+
+    def taken(self, positions: Ints) -> CachedRows:
+        """Return copies of the rows at ``positions``, and of their weights."""
+        last = int(positions[-1]) if len(positions) else 0
+        rows = np.ascontiguousarray(self.rows[self._places(positions)])
+        compact = positions.astype(np.min_scalar_type(last))
+        return CachedRows(compact, rows, self.weights_at(positions), self.source_bytes)
+
+    def _places(self, positions: Ints) -> Ints:
+        """Return where in ``rows`` the rows at ``positions`` are."""
+        return positions if self.subset is None else np.searchsorted(self.subset, positions)
+
+
+@dataclass(frozen=True)
+class ChunkLoader:
+    """Loads a chunk's rows and weights inside a task.
+
+    Attributes
+    ----------
+    rows : ChunkReader
+    weights : ChunkReader or None
+        None where every row weighs 1.
+    cache : RowCache or None
+        Of active rows, between passes.
+    sampled : RowCache or None
+        Of the rows of samples.
+    positions : Positions
+    made_in : str
+        The fitting process.
+    noting : bool
+        Whether the contents of chunks that are read whole are noted.
+    missing : bool
+        Whether NaN stands for a missing value.
+    """
+
+    rows: ChunkReader
+    weights: ChunkReader | None
+    cache: RowCache | None = None
+    sampled: RowCache | None = None
+    positions: Positions = field(default_factory=Positions)
+    made_in: str = field(default_factory=process_id)
+    noting: bool = False
+    missing: bool = False
+
+    def load(
+        self,
+        chunk_range: ChunkRange,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> LoadedChunk:
+        """Return the chunk."""
+        self._hold()
+        chunk = chunk_range.chunk
+        found = self.rows.load(chunk_range, row_blocks)
+        rows, bytes_read = found.values, found.bytes_read
+        weights, present = None, None
+        weights_contents: tuple[ChunkContents, ...] = ()
+        if self.weights is not None:
+            stored = self.weights.load(chunk_range, weight_blocks)
+            weights = stored.values.astype(np.float64)
+            bytes_read += stored.bytes_read
+            if not (weights > 0).all():
+                present = np.flatnonzero(weights > 0)
+            if self.noting:
+                weights_contents = (contents_of(WEIGHTS, chunk, stored, self.weights),)
+        if present is None:
+            present = self.positions.of(len(rows))
+        return LoadedChunk(
+            rows,
+            weights,
+            present,
+            chunk_range.start,
+            bytes_read,
+            chunk,
+            source_bytes=bytes_read,
+            digest=GrowingDigest(rows) if self.noting else None,
+            made_on=made_on(self.rows),
+            unstored=found.unstored,
+            weights_contents=weights_contents,
+            missing=self.missing,
+        )
+
+    def load_active(
+        self,
+        chunk_range: ChunkRange,
+        positions: Ints,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> LoadedChunk:
+        """Return the cached rows of the chunk, at least those at ``positions``, or else the whole chunk.
+
+        Of rows in memory no others are read then.
+        """
+        found = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
+        if found is None:
+            loaded = self.load(chunk_range, row_blocks, weight_blocks)
+            some = isinstance(self.rows, RowsInMemory) and len(positions) < len(loaded.rows)
+            return replace(loaded, digest=None) if some else loaded
+        self._hold()
+        cached, bytes_read = found
+        return LoadedChunk(
+            cached.rows,
+            cached.weights,
+            positions,
+            chunk_range.start,
+            bytes_read + sum(block.nbytes for block in weight_blocks),
+            chunk_range.chunk,
+            subset=cached.positions.astype(np.intp),
+            source_bytes=cached.source_bytes,
+            missing=self.missing,
+        )
+
+    def load_sample(
+        self,
+        chunk_range: ChunkRange,
+        samples: Samples,
+        level: int,
+        row_blocks: Sequence[NDArray[Any]],
+        weight_blocks: Sequence[NDArray[Any]] = (),
+    ) -> tuple[LoadedChunk, Ints]:
+        """Return the rows of a sample, from the cache where they are there, and their positions.
+
+        Where they are not, the chunk is loaded, and its rows of all samples are cached. The samples below are
+        left: a run goes from each to the next, so that their rows need no memory.
+        """
+        nothing = np.arange(0)
+        found = None
+        if self.sampled is not None:
+            self.leave_samples(chunk_range.chunk, samples.names[:level])
+            found = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
+        if found is None:
+            loaded = self.load(chunk_range, row_blocks, weight_blocks)
+            inside = samples.positions(chunk_range, loaded.positions())
+            if self.sampled is not None:
+                for number in range(level, len(inside)):
+                    taken = loaded.taken(inside[number])
+                    self.sampled.keep(chunk_range.chunk, taken, samples.names[number])
+            return loaded, inside[level]
+        self._hold()
+        cached, bytes_read = found
+        positions = cached.positions.astype(np.intp)
+        loaded = LoadedChunk(
+            cached.rows,
+            cached.weights,
+            positions,
+            chunk_range.start,
+            bytes_read,
+            chunk_range.chunk,
+            subset=positions,
+            source_bytes=cached.source_bytes,
+            missing=self.missing,
+        )
+        return loaded, positions
+
+    def leave_samples(self, chunk: int, names: Sequence[str]) -> None:
+        """Remove the rows of samples that no pass will score again from the cache."""
+        if self.sampled is not None:
+            for name in names:
+                self.sampled.drop(chunk, name)
+
+    def _hold(self) -> None:
+        """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""
+        if self.made_in != process_id():
+            hold_for_process()
+
+    def keep_active(self, loaded: LoadedChunk, positions: Ints) -> None:
+        """Keep the rows at ``positions`` for the next pass, once they are at most half of those loaded."""
+        if self.cache is None:
+            return
+        if 0 < 2 * len(positions) <= len(loaded.rows):
+            self.cache.keep(loaded.chunk, loaded.taken(positions))
+        elif not len(positions) or loaded.subset is None:
+            self.cache.drop(loaded.chunk)
+
+
+def loaded_bytes(sources: Sequence[Source], chunk_rows: Sequence[int]) -> dict[int, int]:
+    """Return the bytes that each chunk of ``chunk_rows`` rows of all sources takes in memory, by chunk."""
+    width = ROW_BYTES + sum(
+        math.prod(source.shape[1:]) * max(source.dtype.itemsize, DOUBLE.itemsize) for source in sources
+    )
+    return {chunk: rows * width for chunk, rows in enumerate(chunk_rows) if rows}

@@ -1,0 +1,321 @@
+"""Dask arrays, whose own tasks compute chunks, unless they are just stored ones.
+
+Two arrays may have equal metadata, so a few rows are compared as well. Every process does so before it
+first reads, also a worker that joins late.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+from uuid import uuid4
+
+import dask
+import dask.array as da
+import numpy as np
+import zarr
+from dask.array.core import getter, getter_inline, getter_nofancy
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from numpy.typing import NDArray
+
+from emtau_dask.data.source import (
+    ChunkRange,
+    ChunkReader,
+    Loaded,
+    RangeReader,
+    RangeSource,
+    RowsInMemory,
+    Source,
+    check_dtype,
+    chunk_ranges,
+    values_digest,
+)
+from emtau_dask.data.zarr_arrays import source_in
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.process import Proofs, of_process, other_versions, software, this_process
+
+SAMPLES = 4
+SAMPLE_BYTES = 2**22
+"""The most bytes of a sample, unless a single row is longer."""
+HELD_BYTES = 2**28
+"""The most bytes that reading all samples may take; the first sample is read in any case."""
+REMEDY = "Put it where every worker sees it under the same path, or into an object store."
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Numbers of rows, and the digest of their values."""
+
+    start: int
+    stop: int
+    digest: str
+
+    @classmethod
+    def of(cls, ranges: RangeReader, start: int, stop: int) -> Sample:
+        """Read the rows."""
+        return cls(start, stop, values_digest(ranges.read(start, stop).values).hex())
+
+
+@dataclass(frozen=True)
+class SharedRows(RangeReader):
+    """A `RangeReader` that reads only in processes that see the same data as the one that made it.
+
+    That process saw the identity ``seen`` and the ``samples``, with the versions ``made_with``. Users call
+    the rows ``name``.
+    """
+
+    ranges: RangeReader
+    name: str
+    seen: str
+    samples: tuple[Sample, ...]
+    made_with: Mapping[str, str]
+    token: str
+
+    def read(self, start: int, stop: int) -> Loaded:
+        """Prove, see `prove`, then read."""
+        self.prove()
+        return self.ranges.read(start, stop)
+
+    def identity(self) -> str:
+        """Return the identity of the rows."""
+        return self.ranges.identity()
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return the bound of ``ranges``; the proof is not in it."""
+        return self.ranges.peak_bytes(start, stop)
+
+    def prove(self) -> None:
+        """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
+        of_process(Proofs).once(self.token, self._prove)
+
+    def _prove(self) -> None:
+        if difference := self.difference():
+            raise InvalidDataError(f"{this_process()} {difference}")
+
+    def difference(self) -> str:
+        """Return how this process's data differ and the remedy, to follow its name; "" where they do not."""
+        why = other_versions(software(), self.made_with)
+        try:
+            found = self._otherwise()
+        except Exception as error:
+            cause = error.__cause__ or error
+            reason = f"{type(cause).__name__}: {cause}" if why else str(error)
+            found = f"cannot see {self.name}: {reason.rstrip('.')}"
+        return found and f"{found}. {why}{REMEDY}"
+
+    def _otherwise(self) -> str:
+        """Return how the data differ from those that were seen; "" where they do not."""
+        other = f"sees other data than the process that fits as {self.name}"
+        identity = self.ranges.identity()
+        if identity != self.seen:
+            return f"{other} ({identity}; there {self.seen})"
+        for sample in self.samples:
+            found = Sample.of(self.ranges, sample.start, sample.stop)
+            if found != sample:
+                return (
+                    f"{other} (rows {sample.start} to {sample.stop} have the digest {found.digest[:12]}…; "
+                    f"there {sample.digest[:12]}…)"
+                )
+        return ""
+
+
+def shared_rows(source: RangeSource, name: str) -> SharedRows:
+    """Return a reader for many processes of stored rows, which users call ``name``.
+
+    At most four samples are read, at the beginnings of evenly spread chunks. Raises `InvalidDataError`
+    where they cannot be read.
+    """
+    ranges, chunks = source.ranges, list(chunk_ranges(source.chunk_rows).values())
+    identity = ranges.identity()
+    row_bytes = max(1, source.dtype.itemsize * int(np.prod(source.shape[1:])))
+    count, held = min(SAMPLES, len(chunks)), 0
+    samples: list[Sample] = []
+    for chunk in (chunks[(2 * i + 1) * len(chunks) // (2 * count)] for i in range(count)):
+        stop = min(chunk.stop, chunk.start + max(1, SAMPLE_BYTES // row_bytes))
+        held += ranges.peak_bytes(chunk.start, stop)
+        if not samples or held <= HELD_BYTES:
+            samples.append(Sample.of(ranges, chunk.start, stop))
+    shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
+    of_process(Proofs).settle(shared.token)
+    return shared
+
+
+def check_dense(block: Any, chunk: int) -> None:
+    """Raise `InvalidDataError` for a block of a dask array that is masked or sparse."""
+    if isinstance(block, np.ma.MaskedArray):
+        raise InvalidDataError(
+            f"chunk {chunk} of the dask array is masked; fill it, for example with "
+            "dask.array.ma.filled(X, numpy.nan)."
+        )
+    dense = next((name for name in ("toarray", "todense") if hasattr(block, name)), None)
+    if dense is not None:
+        raise InvalidDataError(
+            f"chunk {chunk} of the dask array is sparse ({type(block).__name__}), but rows are read dense. "
+            f"Convert it with X.map_blocks(lambda block: block.{dense}())."
+        )
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """Joins the blocks of a chunk, which may be split over features.
+
+    Every process that does so first proves that it sees the same stored data ``beneath`` them. ``computed``
+    says whether tasks of the user's own make the blocks.
+    """
+
+    row_shape: tuple[int, ...]
+    beneath: tuple[SharedRows, ...] = ()
+    computed: bool = True
+
+    def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
+        """Return the chunk; its bytes are those of the decoded blocks.
+
+        Raises
+        ------
+        InvalidDataError
+            The blocks are not what the dask array declares them to be, or this process sees other
+            data beneath them.
+        """
+        for rows_beneath in self.beneath:
+            rows_beneath.prove()
+        chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)
+        for block in blocks:
+            check_dense(block, chunk)
+            shape = np.shape(block)
+            if len(shape) != len(declared) or shape[0] != declared[0] or not isinstance(block, np.ndarray):
+                raise self._mismatch(chunk, f"{type(block).__name__} of shape {shape}", declared)
+            check_dtype(block.dtype, f"chunk {chunk} of the dask array")
+        rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        if rows.shape != declared:
+            raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
+        return Loaded(rows, rows.nbytes)
+
+    @staticmethod
+    def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
+        return InvalidDataError(
+            f"chunk {chunk} of the dask array is {found}, but the array declares {declared}; correct the "
+            "function that makes it, or what was passed to it as chunks and dtype."
+        )
+
+
+def is_computed(reader: ChunkReader) -> bool:
+    """Return whether a reader's values are computed by a graph of the user's own."""
+    return isinstance(reader, BlockReader) and reader.computed
+
+
+class GraphSource:
+    """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
+
+    ``beneath`` is what is stored beneath it, where several processes compute it; ``computed`` is False for
+    the blocks of an array that lies in memory.
+    """
+
+    addressable = False
+
+    def __init__(
+        self, array: da.Array, beneath: tuple[SharedRows, ...] = (), *, computed: bool = True
+    ) -> None:
+        self.array = array
+        self.beneath, self.computed = beneath, computed
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = array.dtype
+        self.chunk_rows: tuple[int, ...] = array.chunks[0]
+        distributed = sys.modules.get("distributed")
+        persisted = distributed is not None and distributed.client.futures_of(array)
+        # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
+        (kept,) = (array,) if persisted else dask.optimize(array)
+        self._graph: HighLevelGraph = kept.__dask_graph__()
+        self._keys = kept.__dask_keys__()
+
+    def reader(self) -> ChunkReader:
+        """Return a reader that only joins blocks."""
+        return BlockReader(self.shape[1:], self.beneath, self.computed)
+
+    def references(self, chunk: int) -> list[Hashable]:
+        """Return the keys of the chunk's blocks."""
+        keys = self._keys[chunk]
+        return list(keys) if isinstance(keys, list) else [keys]
+
+    def graph(self, chunks: Sequence[int]) -> Mapping[Any, Any]:
+        """Return the part of the array's optimised graph that ``chunks`` need."""
+        if not chunks:
+            return {}
+        wanted = {key for chunk in chunks for key in self.references(chunk)}
+        return dict(self._graph.cull(wanted))
+
+    def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
+        """Return the rows rechunked by dask, or this source where it has these chunks already."""
+        if chunk_rows == self.chunk_rows:
+            return self
+        return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath, computed=self.computed)
+
+
+def plain_memory_of(array: da.Array) -> RangeSource | None:
+    """Return the rows of a dask array whose blocks are NumPy arrays, None where they are anything else.
+
+    Such are ``dask.array.from_array`` of a NumPy array, and arrays persisted in this process. As tasks of a
+    graph they would be sent to a cluster's workers in every pass.
+    """
+    (layer, *others) = array.__dask_graph__().layers.values()
+    if others or not isinstance(layer, MaterializedLayer) or any(n != 1 for n in array.numblocks[1:]):
+        return None
+    blocks = []
+    for chunk, rows in enumerate(array.chunks[0]):
+        task = layer.get((array.name, chunk, *[0] * (array.ndim - 1)))
+        block: Any = getattr(task, "value", task)
+        declared = (rows, *array.shape[1:]), array.dtype
+        if type(block) is not np.ndarray or (block.shape, block.dtype) != declared:
+            return None
+        blocks.append(block)
+    return RangeSource(RowsInMemory(*blocks), array.shape, array.dtype, array.chunks[0])
+
+
+def array_of_blocks(source: RangeSource, name: str) -> da.Array:
+    """Return the chunks of rows in memory as the blocks of a dask array called ``name``."""
+    chunks = (source.chunk_rows, *((size,) for size in source.shape[1:]))
+    ends = accumulate(source.chunk_rows, initial=0)
+    features = [0] * (len(source.shape) - 1)
+    blocks = {
+        (name, chunk, *features): source.ranges.read(start, stop).values
+        for chunk, (start, stop) in enumerate(pairwise(ends))
+    }
+    return da.Array(blocks, name, chunks, dtype=source.dtype)
+
+
+def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:
+    """Return the zarr array whose rows a dask array is without any change, None where it is anything else.
+
+    It was made by ``dask.array.from_zarr`` or ``from_array``, inline or not, and nothing was done to it
+    since: block i has exactly the rows of chunk i.
+    """
+    layers = array.__dask_graph__().layers
+    last = layers.get(array.name)
+    if len(layers) > 2 or not isinstance(last, Blockwise):
+        return None
+    if getattr(last.task, "func", None) not in (getter, getter_nofancy, getter_inline):
+        return None
+    if any(isinstance(layer, Blockwise) for name, layer in layers.items() if name != array.name):
+        return None
+    found = _zarr_arrays_in(array)
+    same = len(found) == 1 and (found[0].shape, found[0].dtype) == (array.shape, array.dtype)
+    return found[0] if same else None
+
+
+def zarr_beneath(array: da.Array) -> list[RangeSource]:
+    """Return the zarr arrays that the tasks of a dask array read, each through the store of its task."""
+    return [source_in(found.store, found) for found in _zarr_arrays_in(array)]
+
+
+def _zarr_arrays_in(array: da.Array) -> list[zarr.Array[Any]]:
+    candidates: list[Any] = []
+    for layer in array.__dask_graph__().layers.values():
+        if isinstance(layer, Blockwise):
+            candidates += [argument for argument, _ in layer.indices]
+        elif isinstance(layer, MaterializedLayer):
+            candidates += [getattr(value, "value", value) for value in dict(layer).values()]
+    unlike = {id(candidate): candidate for candidate in candidates if isinstance(candidate, zarr.Array)}
+    return list(unlike.values())

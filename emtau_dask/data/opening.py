@@ -1,0 +1,282 @@
+"""From whatever a user has to a `Source`; several sources as one."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from emtau_dask.data.csv import csv_names, has_names, is_csv, open_csv
+from emtau_dask.data.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
+from emtau_dask.data.npy import npy_source
+from emtau_dask.data.parquet import is_parquet, open_parquet, parquet_names
+from emtau_dask.data.source import (
+    ChunkRange,
+    ChunkReader,
+    Loaded,
+    RangeReader,
+    RangeSource,
+    Source,
+    Unstored,
+    check_dtype,
+    check_shape,
+    memory_source,
+)
+from emtau_dask.data.zarr_arrays import open_zarr, zarr_source
+from emtau_dask.errors import InvalidDataError, warn_user
+from emtau_dask.storage.errors import read_errors
+from emtau_dask.storage.locations import Place, check_readable, paths_at
+from emtau_dask.storage.urls import is_url, suffix_of
+
+
+@dataclass(frozen=True)
+class JoinedRows(RangeReader):
+    """Reads rows from the parts that hold them; ``ends`` are the numbers of rows up to the end of each."""
+
+    parts: tuple[RangeReader, ...]
+    ends: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def read(self, start: int, stop: int) -> Loaded:
+        """Return the rows, of the common type of all parts; the bytes are those that the parts read."""
+        read = [part.read(begin, end) for part, begin, end in self._touched(start, stop)]
+        if not read:
+            return Loaded(np.empty((0, *self.shape[1:]), self.dtype), 0)
+        rows = read[0].values if len(read) == 1 else np.concatenate([found.values for found in read])
+        # Nulls of parquet make a column of integers one of floating-point numbers when it is read.
+        rows = rows.astype(np.result_type(rows.dtype, self.dtype), copy=False)
+        unstored = reduce(Unstored.and_those, (found.unstored for found in read))
+        return Loaded(rows, sum(found.bytes_read for found in read), unstored)
+
+    def identity(self) -> str:
+        """Return the number of the parts, and a digest of their identities and lengths."""
+        seen = repr(([part.identity() for part in self.parts], self.ends))
+        return f"{len(self.parts)} parts, SHA-256 {sha256(seen.encode()).hexdigest()}"
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds: those of all parts, and the rows twice."""
+        touched = [part.peak_bytes(begin, end) for part, begin, end in self._touched(start, stop)]
+        row_bytes = max(8, self.dtype.itemsize) * int(np.prod(self.shape[1:]))
+        return sum(touched) + 2 * (stop - start) * row_bytes
+
+    def _touched(self, start: int, stop: int) -> Iterator[tuple[RangeReader, int, int]]:
+        """Yield the parts that have any of the rows, and which of theirs these are."""
+        for number in range(bisect_right(self.ends, start), len(self.parts)):
+            before = self.ends[number - 1] if number else 0
+            begin, end = max(start, before), min(stop, self.ends[number])
+            if before >= stop:
+                return
+            if begin < end:
+                yield self.parts[number], begin - before, end - before
+
+
+def joined(sources: Sequence[RangeSource], places: Sequence[str]) -> RangeSource:
+    """Return stored sources as one, in the chunks of each; ``places`` are their names for messages.
+
+    Raises
+    ------
+    InvalidDataError
+        They have other numbers of features, or other names of these.
+    """
+    first = sources[0]
+    for source, place in zip(sources, places, strict=True):
+        if source.shape[1:] != first.shape[1:]:
+            raise InvalidDataError(
+                f"{place} has {_width(source)}, but {places[0]} has {_width(first)}. Files of one table must "
+                "have the same features."
+            )
+        if None not in (source.names, first.names) and source.names != first.names:
+            raise InvalidDataError(
+                f"{place} has the features {source.names}, but {places[0]} has {first.names}. Choose the "
+                "same columns, in the same order."
+            )
+    ends = tuple(accumulate(source.shape[0] for source in sources))
+    shape, dtype = (ends[-1], *first.shape[1:]), np.result_type(*(source.dtype for source in sources))
+    named = first.names if all(source.names == first.names for source in sources) else None
+    chunk_rows = tuple(rows for source in sources for rows in source.chunk_rows)
+    parts = tuple(source.ranges for source in sources)
+    return RangeSource(JoinedRows(parts, ends, shape, dtype), shape, dtype, chunk_rows, named)
+
+
+def _width(source: RangeSource) -> str:
+    return f"{source.shape[1]} feature(s)" if len(source.shape) == 2 else f"the shape {source.shape[1:]}"
+
+
+def open_source(place: Place, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
+    """Open stored rows by path or URL.
+
+    Parameters
+    ----------
+    place : str or sequence of str
+        A zarr array or group, a ``.npy`` file, a parquet file or folder, or a CSV table: a local
+        path, or an fsspec URL such as ``s3://bucket/rows.zarr``; a pattern that several match, or a list:
+        their rows in that order, see `paths_at`.
+    array : str, optional
+        The member of zarr groups.
+    columns : sequence of str, optional
+        Columns of parquet or CSV that are the features; by default all but the index of a DataFrame.
+
+    Returns
+    -------
+    Source
+        Only metadata have been read; of CSV, all lines have been counted.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing is there, or it is none of these, or it cannot be read, or several do not fit together.
+    """
+    paths = paths_at(place)
+    for path in paths:
+        with read_errors(path, remote=False):
+            if not is_url(path) and not Path(path).exists():
+                raise InvalidDataError(
+                    f"{path} does not exist. Give a zarr array or group, a .npy, a parquet or a CSV file."
+                )
+    if is_parquet(paths):
+        return open_parquet(paths, columns)
+    if columns is None and len(paths) > 1 and is_csv(paths):
+        columns = csv_names(paths[0])
+    sources = [_open_one(path, array, columns) for path in paths]
+    return sources[0] if len(sources) == 1 else joined(sources, paths)
+
+
+def _open_one(path: str, array: str | None, columns: Sequence[str] | None) -> RangeSource:
+    if is_parquet(path):
+        return open_parquet(path, columns)
+    if is_csv(path):
+        return open_csv(path, columns)
+    if columns is not None:
+        raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; leave them out.")
+    if suffix_of(path) == ".npy":
+        return npy_source(path)
+    check_readable(path, array)
+    return open_zarr(path, array)
+
+
+def has_columns(place: Place) -> bool:
+    """Return whether all of a place is of formats whose columns have names: parquet and CSV."""
+    return all(is_parquet(path) or is_csv(path) for path in paths_at(place))
+
+
+def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the ``names`` of a fit's features where the columns of a place have names, else None."""
+    if names is None or not has_columns(place):
+        return None
+    unnamed = any(is_csv(path) and not has_names(path) for path in paths_at(place))
+    return None if unnamed else names
+
+
+def column_names(place: Place) -> tuple[str, ...]:
+    """Return the columns that are features by default, of a place that `has_columns`; () where unnamed.
+
+    Warns and raises as `open_source`.
+    """
+    first = paths_at(place)[0]
+    return (csv_names(first) or ()) if is_csv(first) else parquet_names(first)
+
+
+def open_column(place: Place, name: str | None) -> RangeSource:
+    """Open a column of a place that `has_columns`, by default its only one, as a source of shape (n,).
+
+    Raises as `open_source`.
+    """
+    paths, columns = paths_at(place), None if name is None else [name]
+    if is_parquet(paths):
+        return open_parquet(paths, columns, squeeze=True)
+    sources = [(open_csv if is_csv(path) else open_parquet)(path, columns, squeeze=True) for path in paths]
+    return sources[0] if len(sources) == 1 else joined(sources, paths)
+
+
+def is_lazy(data: object) -> bool:
+    """Return whether ``data`` is chunked (a dask or zarr array or a source), not an array in memory."""
+    return isinstance(data, (da.Array, zarr.Array, RangeSource, GraphSource))
+
+
+def unlabelled(data: Any) -> Any:
+    """Return the dask array in an xarray DataArray; anything else as it is, also a DataArray in memory."""
+    xarray = sys.modules.get("xarray")  # Data of it exist only where it has been imported.
+    if xarray is None or not isinstance(data, xarray.DataArray) or data.chunks is None:
+        return data
+    return data.data
+
+
+def as_source(data: Any, *, ndim: int, what: str) -> Source:
+    """Return ``data`` as a source after checking its axes and dtype.
+
+    Parameters
+    ----------
+    data : Source, dask array, zarr array or ndarray
+    ndim : int
+        1 (a value for each row) or 2 (rows x features).
+    what : str
+        Its name in error messages.
+
+    Raises
+    ------
+    InvalidDataError
+        Wrong number of axes, or no feature.
+    InvalidDtypeError
+        Not real numbers.
+
+    Warns
+    -----
+    UserWarning
+        The dask array has unknown chunk sizes, which are computed on a copy.
+    """
+    if isinstance(data, da.Array):
+        check_shape(data.shape, ndim, what)
+        check_dtype(data.dtype, what)
+        if np.isnan(data.shape).any():
+            warn_user(
+                f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass "
+                f"over it. Call {what}.compute_chunk_sizes() once to avoid that."
+            )
+            data = data.copy().compute_chunk_sizes()
+        plain = plain_zarr_of(data)
+        if plain is not None:
+            return zarr_source(plain, data.chunks[0])
+        return plain_memory_of(data) or GraphSource(data)
+    if isinstance(data, (RangeSource, GraphSource)):
+        source: Source = data
+    elif isinstance(data, zarr.Array):
+        check_dtype(np.dtype(data.dtype), what)
+        source = zarr_source(data)
+    else:
+        array = np.asarray(data)
+        check_shape(array.shape, ndim, what)
+        source = memory_source(array)
+    check_shape(source.shape, ndim, what)
+    check_dtype(source.dtype, what)
+    return source
+
+
+def _load_block(reader: ChunkReader, block_info: Any = None) -> NDArray[Any]:
+    here = block_info[None]
+    loaded = reader.load(ChunkRange(here["chunk-location"][0], *here["array-location"][0]), [])
+    return np.asarray(loaded.values)
+
+
+def as_dask(data: Any) -> da.Array:
+    """Return a source, zarr array or dask array as a lazy dask array of its shape, dtype and chunks."""
+    if isinstance(data, da.Array):
+        return data
+    if isinstance(data, zarr.Array):
+        data = zarr_source(data)
+    if isinstance(data, GraphSource):
+        return data.array
+    chunks = (data.chunk_rows, *((size,) for size in data.shape[1:]))
+    meta = np.empty((0,) * len(data.shape), data.dtype)
+    return da.map_blocks(_load_block, data.reader(), chunks=chunks, dtype=data.dtype, meta=meta)

@@ -1,0 +1,367 @@
+"""A whole fit: starts, which of them goes on, the best run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from emtau_dask.dask_config import read_settings
+from emtau_dask.data.cache import RowCache, release_rows
+from emtau_dask.data.source import Source
+from emtau_dask.em.acceleration import Ascent
+from emtau_dask.em.history import FitObserver
+from emtau_dask.em.journal import Journal
+from emtau_dask.em.loop import iterate
+from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
+from emtau_dask.em.settings import FINER, EmSettings
+from emtau_dask.em.starts import (
+    STARTS,
+    GivenParameters,
+    StartRequest,
+    complete_problem,
+    forget,
+    start_from_responsibilities,
+    starting_parameters,
+    starting_problem,
+)
+from emtau_dask.em.state import FitState, KMeansProgress, Progress, RunState
+from emtau_dask.errors import SingularComponentError, warn_user
+from emtau_dask.execution.executor import Executor
+from emtau_dask.execution.threads import lasting_threads
+from emtau_dask.interrupts import interruptible
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.process import threads_side_by_side
+
+STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
+"""Iterations, at most, of each of several starts on the first sample before the best goes on."""
+HOPELESS_AFTER, HOPE = 4, 20.0
+"""After so many, a start is given up that so many of its estimated gaps would not bring to the best one."""
+SAME, SAME_SINGLE = 1e-9, 1e-6
+"""Starts whose bounds differ by less, relatively, are at one optimum: rounding does not choose among them.
+The second is for rows of float32."""
+RELEASE_SECONDS = 5.0
+"""How long the end of a fit waits for workers to remove what they keep for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FitSettings:
+    """How a fit begins and when it ends.
+
+    Attributes
+    ----------
+    n_components : int
+    structure : CovarianceStructure
+    em : EmSettings
+    init_params : str
+        A name of `STARTS`.
+    given : GivenParameters
+        Starting parameters that replace those of the start.
+    seeds : tuple of int
+        One for each run.
+    previous_bound : float or None
+        What the first iteration's bound is compared with, for a warm start.
+    compiled : bool
+        Whether the compiled loops are used where they can be; decided once for a fit.
+    missing : bool
+        Whether NaN stands for a missing value.
+    """
+
+    n_components: int
+    structure: CovarianceStructure
+    em: EmSettings
+    init_params: str
+    given: GivenParameters
+    seeds: tuple[int, ...]
+    previous_bound: float | None = None
+    compiled: bool = False
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class FitSources:
+    """What a fit reads, in the chunks of the rows. Given responsibilities replace every other start."""
+
+    rows: Source
+    weights: Source | None = None
+    responsibilities: Source | None = None
+
+    def named(self) -> dict[str, Source]:
+        """Return the sources that are given, by the names of the estimator's arguments."""
+        values = {
+            "X": self.rows,
+            "sample_weight": self.weights,
+            "responsibilities_init": self.responsibilities,
+        }
+        return {name: source for name, source in values.items() if source is not None}
+
+
+def fit(
+    settings: FitSettings, sources: FitSources, executor: Executor, journal: Journal, context: Context
+) -> FitState:
+    """Run a fit until all its runs have ended; the best is the one with the highest final bound.
+
+    Parameters
+    ----------
+    settings : FitSettings
+    sources : FitSources
+    executor : Executor
+        Runs the passes over the rows.
+    journal : Journal
+        The fit begins from its ``state``: a new one, or one that is resumed.
+    context : Context
+        See `open_context`.
+
+    Returns
+    -------
+    FitState
+        Finished: its ``current`` is the best run.
+
+    Raises
+    ------
+    SingularComponentError
+        Every run collapsed.
+    InvalidDataError
+        A row cannot be used.
+    CheckpointTakenError
+        Another process has continued this fit.
+
+    Warns
+    -----
+    UserWarning
+        A run collapsed and is left out.
+    """
+    with lasting_threads(executor) as its_threads:
+        problem = _problem_of(settings, sources, its_threads, replace(context, contents=journal.contents))
+        settings = replace(settings, em=_with_large_samples(settings.em, problem))
+        fixed = _Fixed(problem, settings, sources.responsibilities, journal)
+        state = journal.state
+        with first_unusable_row_named(problem), journal.watched():
+            while not state.finished:
+                try:
+                    state = _run_ended(fixed, _run_started(fixed, state))
+                except SingularComponentError as error:
+                    state = _run_left_out(fixed, state, error)
+                new = [note for note in journal.contents.notes if note not in state.notes]
+                state = replace(state, notes=(*state.notes, *new))
+                journal.save(state, commit=True)
+    return state
+
+
+def _problem_of(settings: FitSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
+    problem = make_problem(
+        sources.rows,
+        sources.weights,
+        settings.n_components,
+        settings.structure,
+        executor,
+        context,
+        compiled=settings.compiled,
+    )
+    return replace(problem, missing=settings.missing)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fixed:
+    """What does not change in a fit."""
+
+    problem: Problem
+    settings: FitSettings
+    responsibilities: Source | None
+    journal: Journal
+
+    @property
+    def contested(self) -> bool:
+        """Whether several starts are compared on the first sample, of which the best goes on."""
+        climbing = self.settings.em.climbing
+        return climbing is not None and len(climbing.samples.shares) > 0 and len(self.settings.seeds) > 1
+
+    @property
+    def same(self) -> float:
+        """Relative difference of bounds below which starts are at one optimum."""
+        return SAME_SINGLE if self.problem.rows.dtype == np.float32 else SAME
+
+    def contest_over(self, run: RunState) -> bool:
+        """Whether the starts made the iterations that a fit may make on samples: the best one goes on."""
+        return run.iteration >= self.settings.em.most_on_samples
+
+
+def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:
+    """Return the settings without the samples that rows of weight 0 make much smaller than was planned."""
+    climbing = em.climbing
+    if climbing is None or not climbing.samples.shares:
+        return em
+    samples = climbing.samples
+    least = samples.shares[0] * problem.rows.shape[0] / FINER
+    shares = tuple(share for share in samples.shares if share * problem.n_present >= least)
+    return replace(em, climbing=replace(climbing, samples=replace(samples, shares=shares)))
+
+
+def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
+    """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
+    n_runs = len(fixed.settings.seeds)
+    if state.run == n_runs - 1 and state.best is None:
+        raise error
+    message = f"start {state.run + 1} of {n_runs} is left out: {error}"
+    warn_user(message)
+    return _next_run(fixed, replace(state, left_out=(*state.left_out, message)), state.best)
+
+
+def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
+    problem, settings = fixed.problem, fixed.settings
+    climbing = settings.em.climbing
+    if fixed.responsibilities is not None:
+        statistics = start_from_responsibilities(problem, fixed.responsibilities)
+        return starting_parameters(problem, GivenParameters(), statistics, settings.em.reg_covar)
+    complete = settings.given.complete(problem.structure.name)
+    if complete is not None:
+        return complete
+    if problem.missing:
+        problem, after = complete_problem(problem, settings.seeds[state.run]), forget
+    elif climbing is not None and climbing.samples.shares:
+        problem, after = starting_problem(problem, climbing.samples), forget
+    request = StartRequest(problem, settings.seeds[state.run], state.start, after)
+    statistics = STARTS[settings.init_params](request)
+    return starting_parameters(problem, settings.given, statistics, settings.em.reg_covar)
+
+
+def _run_started(fixed: _Fixed, state: FitState) -> FitState:
+    """Return the state with a current run, whose Θ₀ is committed."""
+    if state.current is not None:
+        return state
+    journal = fixed.journal
+
+    def after(progress: KMeansProgress) -> None:
+        journal.save(replace(state, start=progress), commit=journal.due(progress.n_iter))
+
+    parameters = _start(fixed, state, after)
+    run = RunState(parameters, fixed.settings.previous_bound)
+    if fixed.settings.em.climbing is not None:
+        records = () if state.best is None or not fixed.contested else state.best.records
+        chosen = not fixed.contested
+        heat = fixed.settings.em.climbing.heat(state.run)
+        progress = Progress(Ascent(parameters.means), level_began=len(records), heat=heat, chosen=chosen)
+        run = replace(run, records=records, progress=progress)
+    begun = replace(state, start=None, current=run)
+    journal.save(begun, commit=True)
+    return begun
+
+
+def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
+    """Return the state after the current run: that before the next, or the finished one."""
+    assert state.current is not None
+    journal = fixed.journal
+
+    def after(run: RunState) -> None:
+        going_on = run.stop_reason is None
+        journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
+
+    climbing = fixed.settings.em.climbing
+    annealed = climbing is not None and climbing.heat(state.run) > 0
+    iterations = AFTER_ANNEALING if annealed else STARTING_ITERATIONS
+
+    def left(run: RunState) -> bool:
+        if run.progress is None or run.progress.chosen:
+            return False
+        return fixed.contest_over(run) or _start_judged(run, iterations, state.best, fixed.same)
+
+    ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
+    if fixed.contested and ended.stop_reason is None:
+        return _next_run(fixed, state, _judged(ended, state.best, fixed.same))
+    if fixed.contested:
+        return replace(state, start=None, current=ended, best=None, finished=True)
+    best = state.best
+    return _next_run(fixed, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
+
+
+def _judged(run: RunState, best: RunState | None, same: float) -> RunState:
+    """Return the better of two starts by their last bounds on the first sample, with the records of both."""
+    assert run.progress is not None
+    made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
+    bounds = [record.lower_bound for record in made if record.accepted]
+    bound = max(bounds, default=-math.inf)
+    least = bound - same * max(1.0, abs(bound)) if math.isfinite(bound) else bound
+    if best is not None and best.bound is not None and best.bound >= least:
+        return replace(best, records=run.records)
+    return replace(run, bound=bound if math.isfinite(bound) else None)
+
+
+def _start_judged(run: RunState, iterations: int, best: RunState | None, same: float) -> bool:
+    """Return whether a start has gone far enough on its sample to be compared, or cannot reach the best."""
+    progress = run.progress
+    assert progress is not None
+    if progress.heat:
+        return False
+    made = len(run.records) - progress.level_began
+    if progress.level > 0 or made >= iterations:
+        return True
+    if made < HOPELESS_AFTER or best is None or best.bound is None:
+        return False
+    last = run.records[-1]
+    return last.accepted and last.lower_bound + HOPE * last.gap < best.bound - same * max(
+        1.0, abs(best.bound)
+    )
+
+
+def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
+    cut = fixed.contested and best is not None and fixed.contest_over(best)
+    if state.run + 1 < len(fixed.settings.seeds) and not cut:
+        return replace(state, run=state.run + 1, start=None, current=None, best=best)
+    if fixed.contested and best is not None and best.progress is not None:
+        progress = replace(best.progress, chosen=True, level_began=len(best.records))
+        chosen = replace(best, bound=fixed.settings.previous_bound, progress=progress)
+        return replace(state, start=None, current=chosen, best=None)
+    return replace(state, start=None, current=best, best=None, finished=True)
+
+
+@contextmanager
+def open_context(executor: Executor, observer: FitObserver, cache_bytes: int = 0) -> Iterator[Context]:
+    """Open the context of a fit: BLAS is limited to one thread, and active rows are cached between passes.
+
+    At the end the limit and all caches, those of workers too, are removed. ``cache_bytes`` are those that
+    each process may keep in memory, 0 for no cache.
+    """
+    with (
+        interruptible(),
+        threads_side_by_side(),
+        _row_cache(executor, cache_bytes) as cache,
+    ):
+        yield Context(observer, cache, read_settings().read_ahead_bytes)
+
+
+@contextmanager
+def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
+    """Open a cache of active rows and row state, None where ``limit`` is 0.
+
+    Also None for a pool of processes: they may end with a pass, and cannot be notified of the fit's end.
+    """
+    client = executor.client
+    if not limit or (client is None and not executor.in_process):
+        yield None
+        return
+    cache = RowCache(uuid.uuid4().hex, limit)
+    try:
+        yield cache
+    finally:
+        release_rows(cache.token)
+        if client is not None:
+            _release_on(client, cache.token)
+
+
+def _release_on(client: Any, token: str) -> None:
+    """Let workers remove their caches; one that does not answer removes them in a later fit."""
+
+    def tell() -> None:
+        with suppress(Exception):
+            client.run(release_rows, token, on_error="ignore")
+
+    telling = threading.Thread(target=tell, name="emtau-cache-release", daemon=True)
+    telling.start()
+    telling.join(RELEASE_SECONDS)

@@ -1,0 +1,335 @@
+"""Memory, bytes read and tasks that a fit will need, from shapes alone; the size of the cache."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
+
+from emtau_dask.dask_config import AUTO, read_settings
+from emtau_dask.data.chunk import loaded_bytes
+from emtau_dask.data.source import RangeSource, Source, is_in_memory, is_stored
+from emtau_dask.data.zarr_arrays import READ_BYTES
+from emtau_dask.em.fit import FitSettings, FitSources
+from emtau_dask.em.journal import row_fields
+from emtau_dask.em.problem import chunk_costs
+from emtau_dask.em.sampling import sample_size
+from emtau_dask.execution.executor import Executor
+from emtau_dask.execution.graph import FAN_IN, MOST_CHUNKS, batches_of
+from emtau_dask.execution.scheduler import task_processes
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.missing import LONGER, PATTERNS_BYTES
+from emtau_dask.mixture.plan import block_bytes
+from emtau_dask.storage.row_state import RECENT_BYTES, SHARING_ROWS, RowFields
+
+PROCESS_BYTES = 300 * 10**6
+"""The interpreter with every library that a fit loads, in a process of its own or a dask worker.
+
+In a new environment it also compiles their modules to bytecode, which takes 15 MB.
+"""
+COMPILER_BYTES = 150 * 10**6
+"""Numba and LLVM with what they compile, where a fit goes by compiled tiles."""
+FLOAT = 8
+STATISTICS_KEPT = 32
+ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
+"""Bytes of a row while its chunk is processed: positions twice, two values of evidence, weight, masks."""
+STATE_COPIES, OBJECT_COPIES = 6, 4
+SAMPLE_COPIES = 6
+READING_SLACK = 2**22
+"""Bytes that a read of chunks of another length may take, beside those in proportion to its rows."""
+SHARE = 5
+"""By default rows and state may take a fifth of the memory."""
+LEAST_BYTES = 2**20
+"""They may take so much in any case. The rest goes to files, which need a cache too."""
+UNKNOWN_BYTES = 2**25
+"""They may take so much where the memory is not known: the cluster has no workers yet."""
+
+
+@dataclass(frozen=True)
+class FitDemand:
+    """What a fit needs.
+
+    Attributes
+    ----------
+    memory : int
+        Upper bound of the resident bytes of one process, without the tasks of
+        graph sources.
+    largest_read : int
+        Bytes that reading the longest chunk holds at once, of ``memory``.
+    cache : int
+        Bytes of active rows and row state kept between passes, of ``memory``.
+    read_ahead : int
+        Bytes of chunks held before their tasks ask for them, of ``memory``.
+    pass_bytes : int
+        Decoded bytes of a pass over all rows.
+    tasks : int
+        Tasks of an iteration that scores every row, merges included.
+    chunks : int
+        Chunks that hold rows.
+    complete : bool
+        Whether ``memory`` covers all: False for graph sources, whose own tasks
+        need an unknown amount.
+    """
+
+    memory: int
+    largest_read: int
+    cache: int
+    read_ahead: int
+    pass_bytes: int
+    tasks: int
+    chunks: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class FitOutline:
+    """What a fit's demand depends on besides its data.
+
+    Attributes
+    ----------
+    n_components : int
+    covariance_type : str
+    fields : RowFields or None
+        The row state that the policy keeps.
+    threads : int
+        Chunks processed at a time in one process.
+    cache_limit : int
+        Bytes of active rows and row state that the process may keep between passes.
+    read_ahead_limit : int
+        Bytes of chunks that the process may hold before their tasks ask for
+        them; 0 where other processes run the tasks.
+    compiled : bool
+        Whether the compiled loops are used where they can be.
+    sampled : float
+        Sum of the shares of the rows in the samples that a fit begins on, which are cached apart.
+    missing : bool
+        Whether NaN stands for a missing value.
+    """
+
+    n_components: int
+    covariance_type: str
+    fields: RowFields | None
+    threads: int
+    cache_limit: int
+    read_ahead_limit: int
+    compiled: bool = False
+    sampled: float = 0.0
+    missing: bool = False
+
+
+def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
+    """Return what a fit needs; ``sources`` are the rows, ``"X"``, and others in the same chunks."""
+    rows = sources["X"]
+    reading = sum(_reading(source) for source in sources.values())
+    costs = chunk_costs(rows)
+    batched = all(source.addressable for source in sources.values())
+    leaves = {(0, chunk) for chunk in costs}
+    if batched and costs:
+        leaves = {(batch.level, batch.number) for batch in batches_of(costs)}
+    return FitDemand(
+        memory=_memory(sources, outline, rows.chunk_rows, reading),
+        largest_read=reading,
+        cache=_cached(sources, outline),
+        read_ahead=_ahead_bytes(sources, outline, rows.chunk_rows),
+        pass_bytes=sum(map(_bytes, sources.values())),
+        tasks=len(leaves) + _merges(leaves),
+        chunks=len(costs),
+        complete=batched,
+    )
+
+
+def _memory(
+    sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int], reading: int
+) -> int:
+    """Return the bytes that a process needs; reading the longest chunk, it holds ``reading`` at once."""
+    rows, threads, K = sources["X"], outline.threads, outline.n_components
+    longest = max(chunk_rows, default=0)
+    held = sum(_chunk_bytes(source, longest) for source in sources.values())
+    beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
+    beside += _shared_state(chunk_rows, outline.fields)
+    process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
+    process += _recent_state(chunk_rows, outline.fields)
+    if outline.missing:
+        beside += LONGER * block_bytes(outline.covariance_type, K, rows.shape[1], longest)
+        process += PATTERNS_BYTES
+    ahead = _ahead_bytes(sources, outline, chunk_rows)
+    being_read = threads * held + min(ahead, threads * held)
+    beside_rows = being_read * max(0, reading - held) // held if held else 0
+    under_way = min(beside_rows, max(READ_BYTES, reading))
+    resident = sum(_bytes(source) for source in sources.values() if is_in_memory(source))
+    sample = SAMPLE_COPIES * sample_size(K, rows.shape[1]) * rows.shape[1] * FLOAT
+    cached = _cached(sources, outline)
+    to_cache = threads * _cached_bytes(sources, outline.fields, longest) if cached else 0
+    working = max(threads * (held + beside) + under_way + to_cache + ahead, sample)
+    return process + resident + working + cached
+
+
+def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:
+    """Return how many rows a chunk, as stored and read, may have for a fit to stay within ``limit`` bytes.
+
+    Lengths a twentieth apart are tried; 0 means that none fits. It is assumed that a read takes as many
+    bytes for each row as it does now.
+    """
+    longest = max(sources["X"].chunk_rows, default=0)
+    reading = sum(_reading(source) for source in sources.values())
+
+    def needed(rows: int) -> int:
+        whole, rest = divmod(sources["X"].shape[0], rows)
+        chunks = (*[rows] * min(whole, outline.threads), rest)
+        return _memory(sources, outline, chunks, READING_SLACK + reading * rows // longest)
+
+    rows = longest
+    while rows and needed(rows) > limit:
+        rows = rows * 19 // 20
+    return rows
+
+
+def _bytes(source: Source) -> int:
+    return math.prod(source.shape) * source.dtype.itemsize
+
+
+def _chunk_bytes(source: Source, n_rows: int) -> int:
+    if is_in_memory(source):
+        return 0
+    return n_rows * math.prod(source.shape[1:]) * source.dtype.itemsize
+
+
+def _reading(source: Source) -> int:
+    """Return the bytes held at once while the longest chunk is read, its rows included."""
+    if not isinstance(source, RangeSource) or is_in_memory(source):
+        return _chunk_bytes(source, max(source.chunk_rows, default=0))
+    found, start = 0, 0
+    seen: set[int] = set()
+    for size in source.chunk_rows:
+        if size and size not in seen:
+            seen.add(size)
+            found = max(found, source.ranges.peak_bytes(start, start + size))
+        start += size
+    return found
+
+
+def _beside(
+    n_rows: int, n_features: int, n_components: int, covariance_type: str, fields: RowFields | None
+) -> int:
+    """Return the bytes that a task holds beside its chunk."""
+    K, d = n_components, n_features
+    blocks = block_bytes(covariance_type, K, d, n_rows)
+    matrices = math.prod(structure_named(covariance_type).shape(K, d))
+    statistics = STATISTICS_KEPT * (matrices + K * (d + 1)) * FLOAT
+    state = 0 if fields is None else n_rows * fields.stored.itemsize * len(fields.names) * STATE_COPIES
+    return blocks + statistics + state + n_rows * ROW_BYTES
+
+
+def _shared_state(chunk_rows: Sequence[int], fields: RowFields | None) -> int:
+    """Return the bytes of row state that a task holds until it writes it for all of its chunks together."""
+    sharing = [rows for rows in chunk_rows if rows <= SHARING_ROWS]
+    if fields is None or not any(sharing):
+        return 0
+    rows = min(sum(sharing), MOST_CHUNKS * max(sharing))
+    held = rows * sum(dtype.itemsize for dtype in fields.by_name.values())
+    return held + OBJECT_COPIES * fields.nbytes
+
+
+def _recent_state(chunk_rows: Sequence[int], fields: RowFields | None) -> int:
+    """Return the most bytes of decoded objects that a process keeps: of each small chunk there may be one."""
+    if fields is None:
+        return 0
+    return min(RECENT_BYTES, sum(rows <= SHARING_ROWS for rows in chunk_rows) * fields.nbytes)
+
+
+def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int]) -> int:
+    """Return the most bytes that are held read ahead: a chunk for each thread, of those within the limit."""
+    if not is_stored(sources["X"]) or not all(source.addressable for source in sources.values()):
+        return 0
+    limit = outline.read_ahead_limit
+    sizes = loaded_bytes(list(sources.values()), chunk_rows).values()
+    return min(limit, sum(nlargest(outline.threads, (size for size in sizes if size <= limit))))
+
+
+def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
+    """Return the most bytes that are kept between passes."""
+    rows = sources["X"]
+    samples = int(outline.sampled * rows.shape[0]) * _cached_row_bytes(sources)
+    return min(outline.cache_limit, _cached_bytes(sources, outline.fields, rows.shape[0]) + samples)
+
+
+def _cached_row_bytes(sources: Mapping[str, Source]) -> int:
+    """Return the bytes of a cached row, with its position and its weight."""
+    rows = sources["X"]
+    return math.prod(rows.shape[1:]) * rows.dtype.itemsize + len(sources) * FLOAT
+
+
+def _cached_bytes(sources: Mapping[str, Source], fields: RowFields | None, n_rows: int) -> int:
+    """Return the most bytes that are cached of some rows, however large the cache.
+
+    The state of all; where they are stored, half of them, with positions and weights.
+    """
+    if fields is None:
+        return 0
+    rows = sources["X"]
+    state = n_rows * sum(dtype.itemsize for dtype in fields.by_name.values())
+    if not is_stored(rows):
+        return state
+    return state + n_rows * _cached_row_bytes(sources) // 2
+
+
+def _merges(leaves: set[tuple[int, int]]) -> int:
+    """Return the number of merge tasks above the leaves of a pass."""
+    merges, level, nodes = 0, 0, {number for depth, number in leaves if depth == 0}
+    highest = max((depth for depth, _ in leaves), default=0)
+    while len(nodes) > 1 or level < highest:
+        groups = Counter(number // FAN_IN for number in nodes)
+        merges += sum(count > 1 for count in groups.values())
+        level += 1
+        nodes = set(groups) | {number for depth, number in leaves if depth == level}
+    return merges
+
+
+def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: int) -> int:
+    """Return the bytes that a process may keep, of ``memory`` bytes that it may use in all.
+
+    They are a fifth of them, or what the fit leaves by the prediction of its other needs.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+        As for `demand`.
+    outline : FitOutline
+        Whatever its ``cache_limit``.
+    memory : int
+    """
+    least = demand(sources, replace(outline, cache_limit=LEAST_BYTES))
+    return max(LEAST_BYTES, min(memory // SHARE, memory - least.memory + least.cache))
+
+
+def cache_bytes(settings: FitSettings, sources: FitSources, executor: Executor) -> int:
+    """Return the bytes that each process may keep for a fit; 0 where it keeps nothing.
+
+    As dask's ``emtau.cache-bytes`` says; with "auto", see `automatic_cache`.
+    """
+    limits, em = read_settings(), settings.em
+    rows, K = sources.rows, settings.n_components
+    fields = row_fields(rows, K, em.policy, em.max_iter)
+    sampled = sum(em.climbing.samples.shares) if em.climbing is not None else 0.0
+    if fields is None and not sampled:
+        return 0
+    if limits.cache_bytes != AUTO:
+        return limits.cache_bytes
+    found = task_processes(executor.client)
+    if found is None:
+        return UNKNOWN_BYTES
+    memory, threads = found
+    outline = FitOutline(
+        n_components=K,
+        covariance_type=settings.structure.name,
+        fields=fields,
+        threads=threads,
+        cache_limit=0,
+        read_ahead_limit=limits.read_ahead_bytes if executor.in_process else 0,
+        compiled=settings.compiled,
+        sampled=sampled,
+        missing=settings.missing,
+    )
+    return automatic_cache(sources.named(), outline, memory)

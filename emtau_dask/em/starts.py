@@ -1,0 +1,281 @@
+"""Θ₀ by k-means, k-means++, random, or given responsibilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+from sklearn.cluster import KMeans, kmeans_plusplus
+from threadpoolctl import threadpool_limits
+
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.row_random import Samples
+from emtau_dask.data.source import Source
+from emtau_dask.em.assignment import (
+    GivenResponsibilities,
+    NearestCentre,
+    RandomResponsibilities,
+    distinct_rows,
+    statistics_under,
+)
+from emtau_dask.em.problem import Context, Problem, make_problem
+from emtau_dask.em.sampling import RowSample, sample_rows, sample_size, sampled_rows
+from emtau_dask.em.state import KMeansProgress
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.execution.choice import one_thread
+from emtau_dask.mixture.linalg import Floats, read_only_copy
+from emtau_dask.mixture.parameters import MixtureParameters, m_step
+from emtau_dask.mixture.statistics import SufficientStatistics
+
+RELATIVE_TOLERANCE = 1e-4
+SEED_LIMIT = 2**32
+KMEANS_PASSES = 10
+SPARE_ROWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class KMeansOutcome:
+    """The statistics of all rows under the last assignment, and the number of passes over the rows."""
+
+    statistics: SufficientStatistics
+    n_iter: int
+    converged: bool
+
+    @property
+    def centres(self) -> Floats:
+        """The means of the last assignment, (K, d)."""
+        return self.statistics.means
+
+
+def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
+    """Return k-means++ seeds (Arthur and Vassilvitskii 2007) among the rows of a sample, (K, d)."""
+    with threadpool_limits(limits=1, user_api="openmp"):
+        centres, _ = kmeans_plusplus(
+            sample.rows, n_components, sample_weight=sample.weights, random_state=seed % SEED_LIMIT
+        )
+    return read_only_copy(centres)
+
+
+def _on_sample(problem: Problem, seed: int) -> KMeansProgress:
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+    with threadpool_limits(limits=1, user_api="openmp"):
+        start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
+            sample.rows, sample_weight=sample.weights
+        )
+    tolerance = RELATIVE_TOLERANCE * float(np.var(sample.rows, axis=0).mean())
+    return KMeansProgress(read_only_copy(start.cluster_centers_), tolerance, 0)
+
+
+def forget(progress: KMeansProgress) -> None:
+    """Do not save the progress."""
+
+
+def lloyd(
+    problem: Problem,
+    seed: int,
+    *,
+    max_iter: int = 300,
+    progress: KMeansProgress | None = None,
+    after: Callable[[KMeansProgress], None] = forget,
+) -> KMeansOutcome:
+    """Run k-means: to convergence on a bounded sample, then by Lloyd passes over all rows.
+
+    It stops when the centres' squared movement is at most 1e-4 of the features'
+    mean variance (scikit-learn's default). A centre without rows moves onto the
+    centre with the most rows, and the two share them in one more pass.
+
+    Parameters
+    ----------
+    problem : Problem
+    seed : int
+    max_iter : int
+        Passes over the rows, at least 1; up to K more where centres lose all their rows.
+    progress : KMeansProgress, optional
+        Of a run that is resumed.
+    after : callable (KMeansProgress) -> None
+        Called after the sample and after each pass but the last.
+    """
+    if progress is None:
+        progress = _on_sample(problem, seed)
+        after(progress)
+    while True:
+        centres, n_iter = progress.centres, progress.n_iter + 1
+        statistics = statistics_under(problem, NearestCentre.of(centres), stage=f"k-means {n_iter}")
+        empty = statistics.weights == 0
+        if empty.any() and n_iter < max_iter + problem.n_components:
+            heaviest = int(np.argmax(statistics.weights))
+            problem.context.observer.note(
+                f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}"
+            )
+            moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
+            progress = replace(progress, centres=read_only_copy(moved), n_iter=n_iter)
+        else:
+            movement = float(((statistics.means - centres) ** 2).sum())
+            converged = movement <= progress.tolerance
+            if converged or n_iter >= max_iter:
+                return KMeansOutcome(statistics, n_iter, converged)
+            progress = replace(progress, centres=statistics.means, n_iter=n_iter)
+        after(progress)
+
+
+@dataclass(frozen=True, eq=False)
+class StartRequest:
+    """What a start depends on; ``progress`` and ``after`` are those of `lloyd`."""
+
+    problem: Problem
+    seed: int
+    progress: KMeansProgress | None = None
+    after: Callable[[KMeansProgress], None] = forget
+
+
+@dataclass(frozen=True, eq=False)
+class GivenParameters:
+    """Starting parameters that the user gives, None for the others.
+
+    Weights (K,), means (K, d), and as ``precisions`` the covariances and the precision factors.
+    """
+
+    weights: Floats | None = None
+    means: Floats | None = None
+    precisions: tuple[Floats, Floats] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all parameters are given."""
+        return self.weights is not None and self.means is not None and self.precisions is not None
+
+    def complete(self, covariance_type: str) -> MixtureParameters | None:
+        """Return Θ₀ where all parameters are given, else None."""
+        if self.weights is None or self.means is None or self.precisions is None:
+            return None
+        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions).factorised()
+
+
+def _kmeans_start(request: StartRequest) -> SufficientStatistics:
+    return lloyd(
+        request.problem, request.seed, max_iter=KMEANS_PASSES, progress=request.progress, after=request.after
+    ).statistics
+
+
+def _seeded_start(problem: Problem, seeds: Floats) -> SufficientStatistics:
+    return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed")
+
+
+def _plusplus_start(request: StartRequest) -> SufficientStatistics:
+    problem, seed = request.problem, request.seed
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+    return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed))
+
+
+def _random_rows_start(request: StartRequest) -> SufficientStatistics:
+    problem, n_components = request.problem, request.problem.n_components
+    size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
+    sample = sample_rows(problem, request.seed, size)
+    first, _ = distinct_rows(sample.rows)
+    distinct = sample.rows[np.sort(first)[:n_components]]
+    return _seeded_start(problem, read_only_copy(np.resize(distinct, (n_components, problem.n_features))))
+
+
+def _random_start(request: StartRequest) -> SufficientStatistics:
+    assignment = RandomResponsibilities(request.seed, request.problem.n_components)
+    return statistics_under(request.problem, assignment, stage="random responsibilities")
+
+
+STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingProxyType(
+    {
+        "kmeans": _kmeans_start,
+        "k-means++": _plusplus_start,
+        "random": _random_start,
+        "random_from_data": _random_rows_start,
+    }
+)
+"""The starts by their ``init_params``; each returns the statistics whose M-step is Θ₀."""
+
+
+def starting_problem(problem: Problem, samples: Samples) -> Problem:
+    """Return the problem of a start on rows of the first sample, in this process's memory.
+
+    The one pass over the data that it takes leaves the rows of all samples in the cache. Where starts draw
+    all rows anyway, the problem is the same.
+    """
+    size = sample_size(problem.n_components, problem.n_features)
+    if size >= problem.rows.shape[0]:
+        return problem
+    sample = sampled_rows(problem, samples, size)
+    return _in_memory(problem, sample.rows, sample.weights)
+
+
+def complete_problem(problem: Problem, seed: int) -> Problem:
+    """Return the problem of a start on sampled rows of which no value is missing, in this process's memory.
+
+    Raises
+    ------
+    InvalidDataError
+        There are too few such rows among those that are sampled.
+    """
+    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+    complete = np.flatnonzero(np.isfinite(sample.rows).all(axis=1))
+    if len(complete) < problem.n_components:
+        raise InvalidDataError(
+            f"of {len(sample.rows):,} sampled rows only {len(complete):,} have all features, fewer than the "
+            f"{problem.n_components} components. Give weights_init, means_init and precisions_init, or "
+            "warm_start from another fit."
+        )
+    return _in_memory(problem, sample.rows[complete], sample.weights[complete])
+
+
+def _in_memory(problem: Problem, rows: Floats, weights: Floats) -> Problem:
+    """Return the problem of some rows, in this process's memory; all have weight 1 where the data has."""
+    weighted = None if problem.weights is None else as_source(weights, ndim=1, what="sample_weight")
+    return make_problem(
+        as_source(rows, ndim=2, what="X"),
+        weighted,
+        problem.n_components,
+        problem.structure,
+        one_thread(),
+        Context(problem.context.observer),
+        compiled=problem.compiled,
+    )
+
+
+def check_responsibilities_shape(responsibilities: Source | None, rows: Source, n_components: int) -> None:
+    """Raise `InvalidDataError` unless ``responsibilities``, where given, are rows x components."""
+    wanted = (rows.shape[0], n_components)
+    if responsibilities is not None and responsibilities.shape != wanted:
+        raise InvalidDataError(
+            f"responsibilities_init has shape {responsibilities.shape}; expected {wanted}, rows x components."
+        )
+
+
+def start_from_responsibilities(problem: Problem, responsibilities: Source) -> SufficientStatistics:
+    """Return the statistics of all rows under given responsibilities.
+
+    Raises
+    ------
+    InvalidDataError
+        One is negative or not finite, or a row that does not sum to 1 within 1e-6.
+    """
+    aligned = responsibilities.aligned(problem.rows.chunk_rows)
+    return statistics_under(
+        problem, GivenResponsibilities(aligned.reader()), source=aligned, stage="given responsibilities"
+    )
+
+
+def starting_parameters(
+    problem: Problem, given: GivenParameters, statistics: SufficientStatistics, reg_covar: float
+) -> MixtureParameters:
+    """Return Θ₀: the given parameters, and the M-step of ``statistics`` for the rest.
+
+    Raises
+    ------
+    SingularComponentError
+        The start itself is singular.
+    """
+    start = m_step(statistics, problem.structure, reg_covar)
+    weights = start.weights if given.weights is None else given.weights
+    means = start.means if given.means is None else given.means
+    if given.precisions is None:
+        return replace(start, weights=weights, means=means)
+    return MixtureParameters(start.covariance_type, weights, means, *given.precisions).factorised()

@@ -1,0 +1,318 @@
+"""Rows, weights, responsibilities, seeds and data frames as users pass them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import sklearn
+import zarr
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, validate_data
+
+from emtau_dask.data.opening import as_source, columns_of_fit, is_lazy, open_source, unlabelled
+from emtau_dask.data.source import RangeSource, Source, check_dtype, check_shape
+from emtau_dask.data.zarr_arrays import group_source
+from emtau_dask.em.fit import FitSources
+from emtau_dask.em.problem import check_counts
+from emtau_dask.em.starts import check_responsibilities_shape
+from emtau_dask.errors import ConfigError, InvalidDataError, InvalidDtypeError, cause_of, short
+from emtau_dask.execution.workers import resident, shared_source
+from emtau_dask.storage.locations import paths_at
+
+OUTPUTS = ("default", "pandas")
+COMPONENT, LOG_LIKELIHOOD = "component", "log_likelihood"
+"""Names of the labels, also of the columns of responsibilities, and of the scores."""
+
+
+def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
+    """Return the rows at a path, or at a list of paths, as a source; anything else as it is.
+
+    Parameters
+    ----------
+    data : str, Path, a list of these, or anything else that users pass as X
+    columns : sequence of str or None
+        The features, where the path leads to parquet or CSV.
+    fitted : sequence of str or None
+        The names of the features in the fit, which are the columns by default.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing that can be read is there, or it has no such columns.
+    InvalidDtypeError
+        They are not real numbers.
+    """
+    chosen = None if columns is None else _checked_columns(columns)
+    paths = _paths(data)
+    if paths is not None:
+        return open_source(paths, columns=columns_of_fit(paths, fitted) if chosen is None else chosen)
+    if chosen is not None:
+        raise InvalidDataError(
+            f"columns = {short(columns)} can be chosen where X is the path of parquet or CSV, but X is of "
+            f"the type {type(data).__name__}. Choose them before, for example with X[{short(chosen)}]."
+        )
+    return data
+
+
+def _paths(data: Any) -> tuple[str, ...] | None:
+    """Return the paths that a path, a pattern or a list of these stands for; None for anything else."""
+    if isinstance(data, (str, Path)):
+        return paths_at(str(data))
+    if isinstance(data, (list, tuple)) and data and all(isinstance(each, (str, Path)) for each in data):
+        return paths_at([str(each) for each in data])
+    return None
+
+
+def _checked_columns(columns: Any) -> list[str]:
+    names = [] if isinstance(columns, str) or not np.iterable(columns) else list(columns)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidDataError(
+            f"columns = {short(columns)} must be a list of one or more different names, such as ['x', 'y']."
+        )
+    return [str(name) for name in names]
+
+
+def _opened(data: Any) -> Any:
+    """Open a zarr group or a dask dataframe; return anything else as it is."""
+    if isinstance(data, zarr.Group):
+        return group_source(data, None, str(data.store_path))
+    return data.to_dask_array() if hasattr(data, "to_dask_array") else data
+
+
+def _feature_names(data: Any, opened: Any) -> list[str] | None:
+    if isinstance(opened, RangeSource):
+        return None if opened.names is None else list(opened.names)
+    names = [str(name) for name in getattr(data, "columns", ())]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidDataError(f"X has several columns {short(min(twice))}; give each a name of its own.")
+    return names or None
+
+
+@contextmanager
+def _as_invalid_data(what: str) -> Iterator[None]:
+    """Raise scikit-learn's errors as errors of the package that begin with ``what``."""
+    try:
+        yield
+    except TypeError as error:
+        raise InvalidDtypeError(f"{what}: {error}") from cause_of(error)
+    except ValueError as error:
+        raise InvalidDataError(f"{what}: {error}") from cause_of(error)
+    except OverflowError as error:
+        raise InvalidDataError(f"{what}: {error}. Remove or scale such values.") from error
+
+
+def _refuse_kinds(data: Any, what: str) -> None:
+    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records.
+
+    Also refuse, with a way out, iterators and frames that polars has not computed yet.
+    """
+    if isinstance(data, Iterator):
+        raise InvalidDataError(
+            f"{what} is a {type(data).__name__}, whose rows can be read only once, but a fit reads them many "
+            f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
+            "path of stored rows."
+        )
+    polars = sys.modules.get("polars")  # Data of it exist only where it has been imported.
+    if polars is not None and isinstance(data, polars.LazyFrame):
+        raise InvalidDataError(
+            f"{what} is a polars LazyFrame, which has not been computed. Give {what}.collect(), or for more "
+            f"than fits in memory the path of a file that {what}.sink_parquet(path) wrote."
+        )
+    if isinstance(data, np.ma.MaskedArray):
+        raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
+    if isinstance(data, (np.ndarray, list, tuple)):
+        with _as_invalid_data(what):
+            dtype = np.asarray(data).dtype
+        if dtype.kind in "USMmV":
+            check_dtype(dtype, what)
+
+
+def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
+    """Return array-like ``data`` as an array of real numbers, rows x features, checked by scikit-learn.
+
+    An array of numbers is returned as it is, without a copy; its blocks are converted when they are read.
+
+    Raises
+    ------
+    InvalidDataError, InvalidDtypeError
+        With scikit-learn's message.
+    """
+    _refuse_kinds(data, "X")
+    is_array = type(data) in (np.ndarray, np.memmap) and data.ndim == 2
+    plain = is_array and data.shape[1] and data.dtype.kind in "fiub"
+    looked_at, dtypes = data[:1] if plain else data, [np.float64, np.float32]
+    with _as_invalid_data("X"):
+        checked = validate_data(estimator, looked_at, reset=reset, dtype=dtypes, ensure_all_finite=False)
+    return data if plain else checked
+
+
+def checked_lazy(estimator: Any, data: Any) -> Any:
+    """Return lazy ``data``; None where it is in memory.
+
+    Raises
+    ------
+    InvalidDataError, InvalidDtypeError
+        The data has other features than the fit, or is not a table of numbers.
+    """
+    given = unlabelled(data)
+    data = _opened(given)
+    if not is_lazy(data):
+        return None
+    names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
+    if names is not None and fitted is not None and names != list(fitted):
+        raise InvalidDataError(
+            f"X has the features {names}; the fit had {list(fitted)}. Give the same ones in the same order."
+        )
+    check_shape(data.shape, 2, "X")
+    check_dtype(data.dtype, "X")
+    if data.shape[1] != estimator.n_features_in_ and not np.isnan(data.shape[1]):
+        raise InvalidDataError(
+            f"X has {data.shape[1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input."
+        )
+    return data
+
+
+def fit_source(estimator: Any, data: Any) -> Source:
+    """Return the rows to fit as a source, and set ``n_features_in_`` and, where known, ``feature_names_in_``.
+
+    Raises `InvalidDataError` and `InvalidDtypeError`.
+    """
+    given = unlabelled(data)
+    data = _opened(given)
+    if not is_lazy(data):
+        return as_source(checked_array(estimator, data, reset=True), ndim=2, what="X")
+    source = as_source(data, ndim=2, what="X")
+    if hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+    names = _feature_names(given, data)
+    if names is not None:
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
+    estimator.n_features_in_ = source.shape[1]
+    return source
+
+
+def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
+    """Return weights (ndim 1) or responsibilities (ndim 2) as a source; None stays None.
+
+    Raises `InvalidDataError` and `InvalidDtypeError`.
+    """
+    if values is None:
+        return None
+    values = unlabelled(values)
+    if not is_lazy(values):
+        _refuse_kinds(values, what)
+        with _as_invalid_data(what):
+            values = check_array(
+                values,
+                dtype=[np.float64, np.float32],
+                ensure_2d=False,
+                allow_nd=True,
+                ensure_all_finite=False,
+                ensure_min_samples=0,
+            )
+    return as_source(values, ndim=ndim, what=what)
+
+
+def checked_output(transform: Any) -> str:
+    """Return what ``set_output`` is given; raises `ConfigError` where it is none of `OUTPUTS`."""
+    if transform not in OUTPUTS:
+        raise ConfigError(
+            f"set_output(transform={transform!r}): give 'pandas', for predictions with the index of a "
+            "DataFrame, or 'default', for arrays."
+        )
+    return str(transform)
+
+
+def _asked_for(estimator: Any) -> bool:
+    """Return whether the estimator's ``set_output`` says pandas, or else scikit-learn's config."""
+    own = getattr(estimator, "_sklearn_output_config", {}).get("transform")
+    return bool((own or sklearn.get_config()["transform_output"]) == "pandas")
+
+
+def with_index(estimator: Any, X: Any, values: Any, name: str) -> Any:
+    """Return predictions as they are, or of a DataFrame and where asked for, with its index.
+
+    Parameters
+    ----------
+    estimator : GaussianMixture
+    X : object
+        What the user passed.
+    values : ndarray or dask array of shape (n,) or (n, K)
+        Its predictions.
+    name : str
+        Of the Series, or of the index of the columns.
+
+    Returns
+    -------
+    ndarray, dask array, Series or DataFrame
+        Of pandas where X is a DataFrame of pandas, lazy ones of dask where it is one of dask.
+    """
+    pandas = sys.modules.get("pandas")  # Data of it exist only where it has been imported.
+    if pandas is None or not _asked_for(estimator):
+        return values
+    columns = name if values.ndim == 1 else pandas.RangeIndex(values.shape[1], name=name)
+    if isinstance(X, pandas.DataFrame):
+        if values.ndim == 1:
+            return pandas.Series(values, index=X.index, name=columns)
+        return pandas.DataFrame(values, index=X.index, columns=columns)
+    frames = sys.modules.get("dask.dataframe")
+    if isinstance(values, da.Array) and frames is not None and isinstance(X, frames.DataFrame):
+        return frames.from_dask_array(values, columns=columns, index=X.index)
+    return values
+
+
+class Seeds:
+    """A stream of seeds from None, an integer, a RandomState or a Generator.
+
+    Raises
+    ------
+    ConfigError
+        ``random_state`` is none of these.
+    """
+
+    def __init__(self, random_state: Any) -> None:
+        is_generator = isinstance(random_state, np.random.Generator)
+        try:
+            self._state = random_state if is_generator else check_random_state(random_state)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"random_state is {short(random_state)}; it must be None, an integer from 0 to 2**32 - 1, a "
+                "RandomState or a Generator."
+            ) from error
+
+    def draw(self) -> int:
+        """Return the next seed, from 0 to 2**31 - 2."""
+        pick = getattr(self._state, "integers", None) or self._state.randint
+        return int(pick(2**31 - 1))
+
+
+@contextmanager
+def opened_sources(
+    client: Any, estimator: Any, X: Any, sample_weight: Any, responsibilities_init: Any
+) -> Iterator[FitSources]:
+    """Open what a fit reads; arrays in memory lie on the workers of a client until the block ends."""
+    rows = fit_source(estimator, X)
+    weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
+    responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
+    check_responsibilities_shape(responsibilities, rows, estimator.n_components)
+    check_counts(rows, weights, estimator.n_components)
+
+    def beside(values: Source | None, name: str) -> Source | None:
+        """Return values in the chunks of the rows, and shared as the rows are; None stays None."""
+        return None if values is None else shared_source(client, values.aligned(rows.chunk_rows), name)
+
+    with (
+        resident(client, shared_source(client, rows, "X")) as kept_rows,
+        resident(client, beside(weights, "sample_weight")) as kept_weights,
+        resident(client, beside(responsibilities, "responsibilities_init")) as kept_responsibilities,
+    ):
+        yield FitSources(kept_rows, kept_weights, kept_responsibilities)

@@ -1,0 +1,213 @@
+"""`MixtureOutlierDetector`: which rows are the least probable under a mixture."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, OutlierMixin, clone
+from sklearn.utils import get_tags
+from sklearn.utils.validation import check_is_fitted
+
+from emtau_dask.constraints import FRACTION
+from emtau_dask.errors import ConfigError, InvalidDataError, short
+from emtau_dask.execution.choice import compute_collections
+
+MOST_KEPT = 2**23
+"""Scores that are kept, 64 MiB of them; more are counted."""
+BITS = 16
+"""Of a score's 64 bits, those that one pass tells apart; its counts take 512 KiB."""
+FAN_IN = 8
+SIGN = np.uint64(2**63)
+
+
+def score_quantile(scores: Any, share: float) -> float:
+    """Return a quantile of scores.
+
+    Lazy scores are computed once where there are at most 8,388,608: then it is ``numpy.quantile(scores,
+    share)``. Where there are more, or it is not known how many, they are computed twice, and counted by their
+    leading 32 bits. Then it is the order statistic of rank ``floor((n - 1) share)``, counted from 0, rounded
+    down by less than a millionth of its size: rows below it are at most this share. Counts add up, so that
+    the bits do not depend on threads and chunks.
+
+    Parameters
+    ----------
+    scores : ndarray or dask array of shape (n,), float64
+        Without NaN.
+    share : float
+        From 0 to 1.
+
+    Raises
+    ------
+    InvalidDataError
+        There are no scores.
+    """
+    if not isinstance(scores, da.Array):
+        kept = np.asarray(scores)
+    elif scores.shape[0] <= MOST_KEPT:
+        (kept,) = compute_collections("the quantile of the scores", scores)
+    else:
+        return _counted_quantile(scores, share)
+    _check_any(len(kept))
+    return float(np.quantile(kept, share))
+
+
+def _counted_quantile(scores: da.Array, share: float) -> float:
+    """Find the leading bits of an order statistic by counting, `BITS` of them in each of two passes."""
+    rank, beginning = 0, np.uint64(0)
+    for known in (0, BITS):
+        counts = _counts(scores, beginning, known)
+        if not known:
+            _check_any(int(counts.sum()))
+            rank = int((int(counts.sum()) - 1) * share)
+        found = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
+        rank -= int(counts[:found].sum())
+        beginning = (beginning << np.uint64(BITS)) | np.uint64(found)
+    key = beginning << np.uint64(64 - 2 * BITS)
+    return float(np.where(key & SIGN, key ^ SIGN, ~key).view(np.float64))
+
+
+def _counts(scores: da.Array, beginning: np.uint64, known: int) -> NDArray[np.int64]:
+    """Count the scores that begin with ``known`` bits by the next `BITS`; shape (2^`BITS`,)."""
+    shape = ((1,) * scores.numblocks[0], (2**BITS,))
+    each = scores.map_blocks(_count, beginning, known, dtype=np.int64, new_axis=1, chunks=shape)
+    (counts,) = compute_collections("the quantile of the scores", each.sum(axis=0, split_every=FAN_IN))
+    return np.asarray(counts)
+
+
+def _count(scores: NDArray[np.float64], beginning: np.uint64, known: int) -> NDArray[np.int64]:
+    keys = _keys(scores)
+    if known:
+        keys = keys[keys >> np.uint64(64 - known) == beginning]
+    bits = (keys >> np.uint64(64 - known - BITS)) & np.uint64(2**BITS - 1)
+    return np.bincount(bits.astype(np.intp), minlength=2**BITS)[None]
+
+
+def _keys(scores: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Return integers in the order of the scores; 0.0 and -0.0 have one."""
+    bits = (np.asarray(scores, dtype=np.float64) + 0.0).view(np.uint64)
+    return np.where(bits & SIGN, ~bits, bits | SIGN)
+
+
+def _check_any(n: int) -> None:
+    if n == 0:
+        raise InvalidDataError("X has no rows; give at least one.")
+
+
+def check_contamination(value: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is a share of outliers."""
+    if not (FRACTION.holds(value) and value <= 0.5):
+        raise ConfigError(
+            f"contamination = {short(value)} must be a number above 0 and at most 0.5: the share of the rows "
+            "that are outliers."
+        )
+
+
+class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
+    """Detector of outliers: the rows that are least probable under a mixture.
+
+    It has the methods of scikit-learn's detectors, such as ``sklearn.covariance.EllipticEnvelope``. The
+    mixture keeps its own ``predict``, which returns components.
+
+    Parameters
+    ----------
+    estimator : GaussianMixture
+        The mixture, which is cloned and fitted. For one that is fitted already give
+        ``sklearn.frozen.FrozenEstimator(gm)``: then only the threshold is computed.
+    contamination : float, default=0.01
+        The share of the rows of the fit that are outliers, above 0 and at most 0.5.
+
+    Attributes
+    ----------
+    estimator_ : GaussianMixture
+        Fitted.
+    offset_ : float
+        The threshold, nats: the quantile ``contamination`` of the log-likelihoods of the rows of the fit,
+        ``numpy.quantile(scores, contamination)`` for at most 8,388,608 rows, else within a millionth of its
+        size. Every row counts once, whatever weights the mixture was fitted with.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features,)
+        Where the data names its features.
+
+    Notes
+    -----
+    Beside the fit, the threshold takes one pass over the data for at most 8,388,608 rows, else two, see
+    ``emtau_dask.estimator.outliers.score_quantile``. It has the same bits for any number of threads and workers.
+    Memory is bounded.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from emtau_dask import GaussianMixture, MixtureOutlierDetector
+    >>> X = da.random.default_rng(0).normal(size=(1000, 2), chunks=(250, 2))
+    >>> detector = MixtureOutlierDetector(GaussianMixture(1, random_state=0), contamination=0.05).fit(X)
+    >>> int((detector.predict(X) == -1).sum())
+    50
+    """
+
+    def __init__(self, estimator: Any, *, contamination: float = 0.01) -> None:
+        self.estimator = estimator
+        self.contamination = contamination
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = get_tags(self.estimator).input_tags.allow_nan
+        return tags
+
+    def fit(self, X: Any, y: Any = None, *, columns: Any = None) -> Self:
+        """Fit the mixture and compute the threshold.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            As for `GaussianMixture.fit`.
+        y : ignored
+        columns : sequence of str, optional
+            Columns of parquet or CSV.
+
+        Raises
+        ------
+        EmtauError
+            As `GaussianMixture.fit`; `ConfigError` where ``contamination`` is impossible.
+        """
+        check_contamination(self.contamination)
+        mixture = clone(self.estimator).fit(X, y, **_options(columns))
+        offset = score_quantile(mixture.score_samples(X, **_options(columns)), float(self.contamination))
+        self.estimator_, self.offset_ = mixture, offset
+        self.n_features_in_ = mixture.n_features_in_
+        if hasattr(mixture, "feature_names_in_"):
+            self.feature_names_in_ = mixture.feature_names_in_
+        return self
+
+    def score_samples(self, X: Any, *, columns: Any = None) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `fit`."""
+        check_is_fitted(self)
+        return self.estimator_.score_samples(X, **_options(columns))
+
+    def decision_function(self, X: Any, *, columns: Any = None) -> Any:
+        """Return ``score_samples(X) - offset_``, (n_samples,) float64, nats: below 0 for outliers."""
+        return self.score_samples(X, columns=columns) - self.offset_
+
+    def predict(self, X: Any, *, columns: Any = None) -> Any:
+        """Return -1 for outliers and 1 for other rows.
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
+            X and columns are as for `GaussianMixture.predict`.
+        """
+        scores = self.score_samples(X, columns=columns)
+        if isinstance(scores, da.Array):
+            return scores.map_blocks(inliers, self.offset_, dtype=np.intp)
+        return inliers(scores, self.offset_)
+
+
+def inliers(scores: Any, offset: float) -> Any:
+    """Return -1 where log-likelihoods are below the threshold ``offset``, else 1."""
+    return np.where(scores < offset, -1, 1).astype(np.intp)
+
+
+def _options(columns: Any) -> dict[str, Any]:
+    return {} if columns is None else {"columns": columns}

@@ -1,0 +1,354 @@
+"""What a fitted mixture can do: label and score rows, draw samples, be saved."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from copy import copy
+from itertools import accumulate, chain
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.layers import ArrayValuesDep
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from sklearn.utils.validation import check_is_fitted
+
+from emtau_dask.constraints import integer
+from emtau_dask.data.opening import as_dask, as_source
+from emtau_dask.em.history import FitHistory
+from emtau_dask.em.predict import (
+    LABELS,
+    LOG_LIKELIHOODS,
+    RESPONSIBILITIES,
+    Scoring,
+    kernels_to_score,
+    score_rows,
+)
+from emtau_dask.em.settings import NAMED_TOL, marginalises
+from emtau_dask.errors import InvalidDataError, features_named
+from emtau_dask.estimator.inputs import (
+    COMPONENT,
+    LOG_LIKELIHOOD,
+    Seeds,
+    checked_array,
+    checked_lazy,
+    checked_output,
+    opened_path,
+    with_index,
+)
+from emtau_dask.estimator.model_file import load_model, save_model
+from emtau_dask.estimator.summary import FitSummary, summary_of
+from emtau_dask.execution.choice import compute_collections, here
+from emtau_dask.execution.dask_graph import warn_without_workers
+from emtau_dask.execution.scheduler import active_client
+from emtau_dask.execution.workers import shared_data
+from emtau_dask.kernels.dispatch import RowKernels
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.linalg import read_only_copy
+from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
+from emtau_dask.process import documentation, threads_side_by_side
+
+_MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
+"""Fitted attributes whose shapes depend on the covariance type."""
+_COPIED: tuple[str, ...] = ("weights_", "means_", "n_features_in_", "feature_names_in_")
+_COPIED += ("converged_", "n_iter_", "lower_bound_", "lower_bounds_")
+"""Fitted attributes that scikit-learn's mixture has in the same form."""
+_SETTINGS: tuple[str, ...] = ("n_components", "tol", "reg_covar", "max_iter", "n_init")
+_SETTINGS += ("init_params", "random_state", "warm_start")
+"""Settings that scikit-learn's mixture has too."""
+
+
+class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
+    """The methods of `GaussianMixture` that need a fit; its base class."""
+
+    _doc_link_module = "emtau_dask"
+
+    @property
+    def _doc_link_template(self) -> str:
+        """Return the form of the link that scikit-learn shows in a notebook; see `documentation`."""
+        return f"{documentation()}/api/emtau_dask.{{estimator_name}}.html"
+
+    def _get_doc_link(self) -> str:
+        return str(super()._get_doc_link()) if documentation() else ""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "marginalise"
+        return tags
+
+    @property
+    def parameters_(self) -> MixtureParameters:
+        """The fitted parameters as one frozen record."""
+        check_is_fitted(self)
+        arrays = (self.weights_, self.means_, self.covariances_, self.precisions_cholesky_)
+        return MixtureParameters(self._fitted_type, *map(read_only_copy, arrays))
+
+    def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
+        self._fitted_type = parameters.covariance_type
+        self.weights_ = np.array(parameters.weights)
+        self.means_ = np.array(parameters.means)
+        self.covariances_ = np.array(parameters.covariances)
+        at_hand = parameters.precision_factors is not None
+        with nullcontext() if at_hand else threads_side_by_side():
+            self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
+        self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
+        self.history_ = history
+        self.n_iter_ = len(history)
+        self.lower_bounds_ = [record.lower_bound for record in history]
+        last = history.last_kept
+        self.lower_bound_ = -np.inf if last is None else last.lower_bound
+        self.gap_ = math.nan if last is None else last.gap
+        self.stop_reason_ = stop_reason
+        self.converged_ = stop_reason == "tol"
+
+    def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
+        parameters = self.parameters_
+        missing = marginalises(self.missing) if missing is None else missing
+        names = getattr(self, "feature_names_in_", None)
+        X = opened_path(X, columns, names)
+        lazy = checked_lazy(self, X)
+        if lazy is None:
+            rows = checked_array(self, X, reset=False)
+            kernels = kernels_to_score(None, parameters, len(rows), missing=missing)
+            if not kernels.by_tiles:
+                return scoring(rows, kernels, names, missing)
+            with features_named(names):
+                return _scored_by_tiles(rows, kernels, scoring)
+        array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
+        kernels = kernels_to_score(active_client(), parameters, array.shape[0], missing=missing)
+        token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
+        return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
+
+    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
+        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
+        values = self._score(X, scoring, columns, missing=missing)
+        if isinstance(values, da.Array):
+            warn_without_workers(active_client(), "computing what this call returns")
+        return values
+
+    def predict(self, X: Any, *, columns: Any = None) -> Any:
+        """Return the most probable component of each row.
+
+        Parameters
+        ----------
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+            A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
+        columns : sequence of str, optional
+            Columns of parquet or CSV; by default those of the fit, if it had names.
+
+        Returns
+        -------
+        ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
+            A Series with the index of X for a DataFrame, where `set_output` asks for it.
+        """
+        return self._predicted(X, LABELS, columns, COMPONENT)
+
+    def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
+        """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
+        return self._predicted(X, RESPONSIBILITIES, columns, COMPONENT)
+
+    def score_samples(self, X: Any, *, columns: Any = None) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `predict`."""
+        return self._predicted(X, LOG_LIKELIHOODS, columns, LOG_LIKELIHOOD)
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.
+
+        Parameters
+        ----------
+        transform : {"default", "pandas"}, optional
+            ``"pandas"``: a Series or DataFrame with the index of the rows, a lazy one for a dask DataFrame;
+            the columns are the components. ``"default"``: arrays. None changes nothing. What is not set
+            here, ``sklearn.set_config(transform_output=...)`` sets.
+
+        Returns
+        -------
+        self
+        """
+        if transform is not None:
+            self._sklearn_output_config = {"transform": checked_output(transform)}
+        return self
+
+    def _predicted(self, X: Any, scoring: Scoring, columns: Any, name: str) -> Any:
+        return with_index(self, X, self._lazy_or_not(X, scoring, columns), name)
+
+    def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
+        """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
+        values = self._score(X, LOG_LIKELIHOODS, columns)
+        if isinstance(values, da.Array):
+            total, rows = compute_collections(
+                "the score", values.sum(), values.map_blocks(_count, dtype=np.intp).sum()
+            )
+        else:
+            total, rows = values.sum(), len(values)
+        if rows == 0:
+            raise InvalidDataError("X has no rows; a score needs at least one.")
+        return float(total), int(rows)
+
+    def score(self, X: Any, y: Any = None, *, columns: Any = None) -> float:
+        """Return the mean log-likelihood of X, nats per row; a lazy X is computed."""
+        total, rows = self._log_likelihood(X, columns)
+        return total / rows
+
+    def _n_parameters(self) -> int:
+        return free_parameters(structure_named(self._fitted_type), *self.means_.shape)
+
+    def bic(self, X: Any, *, columns: Any = None) -> float:
+        """Return the Bayesian information criterion on X; lower is better."""
+        total, rows = self._log_likelihood(X, columns)
+        return -2 * total + self._n_parameters() * float(np.log(rows))
+
+    def aic(self, X: Any, *, columns: Any = None) -> float:
+        """Return the Akaike information criterion on X; lower is better."""
+        total, _ = self._log_likelihood(X, columns)
+        return -2 * total + 2 * self._n_parameters()
+
+    def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Draw rows from the fitted mixture, in order of component.
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features)
+        y : ndarray of shape (n_samples,)
+            Components.
+        """
+        check_is_fitted(self)
+        if not integer(1).holds(n_samples):
+            raise InvalidDataError(
+                f"Invalid value for 'n_samples': {n_samples!r}. The sampling requires at least one sample; "
+                "give an integer of at least 1."
+            )
+        generator = np.random.default_rng(Seeds(self.random_state).draw())
+        counts = generator.multinomial(int(n_samples), self.weights_ / self.weights_.sum())
+        structure = structure_named(self._fitted_type)
+        rows = generator.standard_normal((int(n_samples), self.n_features_in_))
+        labels = np.repeat(np.arange(len(counts)), counts)
+        for k, mean in enumerate(self.means_):
+            members = labels == k
+            rows[members] = mean + structure.draw(rows[members], self.covariances_, k)
+        return rows, labels
+
+    def summary(self) -> FitSummary:
+        """Return the components, and how the fit ended, as a record that shows itself as a table.
+
+        Returns
+        -------
+        FitSummary
+            ``components`` (weight, mean, standard deviations), ``stop_reason``, ``lower_bound``, ``gap``,
+            ``work`` and others; ``print(gm.summary())`` in a terminal, ``gm.summary()`` in a notebook.
+        """
+        check_is_fitted(self)
+        return summary_of(self)
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write the fitted model as a zarr group, without pickle.
+
+        The settings are stored too, ``random_state`` where it is None or an integer.
+
+        Parameters
+        ----------
+        path : str, Path or zarr store
+            A path or URL.
+        overwrite : bool, default=False
+            Replace a model that is at ``path``; nothing but a model is replaced. A local folder is replaced
+            when the new one is complete; behind a URL and in a zarr store the earlier model is removed first.
+
+        Raises
+        ------
+        InvalidDataError
+            ``path`` holds something that may not be replaced.
+        StorageError
+            Nothing can be written there.
+        """
+        check_is_fitted(self)
+        save_model(self, path, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: Any) -> Self:
+        """Read a model that `save` wrote; runs no code from it.
+
+        Raises
+        ------
+        InvalidDataError
+            ``path`` holds no model of this version.
+        """
+        model: Self = load_model(cls, path)
+        return model
+
+    def to_sklearn(self) -> SklearnMixture:
+        """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters.
+
+        Of the covariance types that scikit-learn lacks, ``"tied_diag"`` becomes ``"tied"`` with a
+        diagonal matrix, and ``"tied_spherical"`` becomes ``"spherical"`` with equal variances.
+        """
+        check_is_fitted(self)
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings["tol"] = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        settings["n_init"] = 1 if isinstance(self.n_init, str) else self.n_init
+        structure = structure_named(self._fitted_type)
+        twin = SklearnMixture(covariance_type=structure.scikit_learn_name, **settings)
+        for name in _COPIED:
+            if hasattr(self, name):
+                setattr(twin, name, copy(getattr(self, name)))
+        for name in _MATRICES:
+            setattr(twin, name, copy(structure.for_scikit_learn(getattr(self, name), len(self.weights_))))
+        return twin
+
+
+def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) -> NDArray[Any]:
+    """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
+    values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
+    source, begin = as_source(rows, ndim=2, what="X"), 0
+    with threads_side_by_side():
+        for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here())):
+            values[begin : begin + len(part)] = part
+            begin += len(part)
+    return values
+
+
+def _scored_lazily(
+    array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: bool, name: str
+) -> da.Array:
+    """Return what `Scoring` does of a dask array with one block of all features a chunk, as one of that name.
+
+    `dask.array.map_blocks` would copy each block before its axis of features is dropped, to join it with
+    others.
+    """
+    chunk_rows = array.chunks[0]
+    starts = accumulate(chunk_rows[:-1], initial=0)
+    places = {
+        (chunk,): (chunk, None if math.isnan(start) else int(start)) for chunk, start in enumerate(starts)
+    }
+    shape = scoring.row_shape(kernels.plan.parameters.n_components)
+    return da.blockwise(
+        _score_block,
+        "ik"[: 1 + len(shape)],
+        *(scoring, None, kernels, None, names, None, missing, None),
+        *(ArrayValuesDep((chunk_rows,), places), "i", array, "ij"),
+        new_axes=dict(zip("k", shape, strict=False)),
+        name=name,
+        align_arrays=False,
+        dtype=scoring.dtype,
+        meta=np.empty((0,) * (1 + len(shape)), scoring.dtype),
+    )
+
+
+def _score_block(
+    scoring: Scoring,
+    kernels: RowKernels,
+    names: Any,
+    missing: bool,
+    place: tuple[int, int | None],
+    blocks: list[Any],
+) -> NDArray[Any]:
+    """Return the values of the rows of a chunk; its only block comes in a list."""
+    (rows,) = blocks
+    return scoring(rows, kernels, names, missing, place)
+
+
+def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    return np.ones(values.shape, dtype=np.intp)

@@ -1,0 +1,114 @@
+"""A bounded random sample of any data, for pictures and profiles of a fitted mixture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from emtau_dask.data.opening import as_source
+from emtau_dask.em.fit import FitSources, open_context
+from emtau_dask.em.history import FitObserver, SilentObserver
+from emtau_dask.em.predict import imputation
+from emtau_dask.em.problem import check_counts, make_problem
+from emtau_dask.em.sampling import sample_rows
+from emtau_dask.em.settings import marginalises
+from emtau_dask.errors import features_named
+from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path, row_values_source
+from emtau_dask.estimator.prediction import FittedMixture
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.workers import prove_access, resident, shared_source
+from emtau_dask.kernels.dispatch import scoring_kernels
+from emtau_dask.mixture.linalg import Floats
+
+MAX_VALUES = 2**23
+"""Of a sample: 64 MiB. Of many features fewer rows are drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnRows:
+    """Rows drawn at random, without replacement.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (m, d), float64
+    weights : ndarray of shape (m,), float64
+        Their sample weights; 1 where there are none.
+    total : int
+        Rows of positive weight that they were drawn from.
+    imputed : float
+        Share of the values that were missing, and are what the mixture expects there.
+    """
+
+    rows: Floats
+    weights: Floats
+    total: int
+    imputed: float = 0.0
+
+
+def drawn_rows(
+    estimator: FittedMixture,
+    X: Any,
+    *,
+    size: int,
+    seed: int,
+    sample_weight: Any = None,
+    columns: Any = None,
+    observer: FitObserver | None = None,
+) -> DrawnRows:
+    """Draw rows of data that a fitted mixture knows the features of; each chunk is read once at most.
+
+    Where NaN is a missing value for the mixture, drawn rows have the expected values in their place.
+
+    Parameters
+    ----------
+    estimator : GaussianMixture
+        Fitted.
+    X, sample_weight, columns
+        As for `GaussianMixture.fit`; columns by default those of the fit.
+    size : int
+        Rows to draw; all, in random order, where there are fewer. At most `MAX_VALUES` values are drawn.
+    seed : int
+        The same seed draws the same rows, under any chunking.
+    observer : FitObserver, optional
+        Told of the passes.
+
+    Raises
+    ------
+    InvalidDataError
+        The data cannot be read, have other features, have no rows, or a drawn row holds NaN or infinity.
+    """
+    missing = marginalises(estimator.missing)
+    names = getattr(estimator, "feature_names_in_", None)
+    opened = opened_path(X, columns, names)
+    lazy = checked_lazy(estimator, opened)
+    given = checked_array(estimator, opened, reset=False) if lazy is None else lazy
+    rows = as_source(given, ndim=2, what="X")
+    weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
+    check_counts(rows, weights, 1)
+    structure, executor = estimator.parameters_.structure, choose_executor()
+    client = executor.client
+    if weights is not None:
+        weights = shared_source(client, weights.aligned(rows.chunk_rows), "sample_weight")
+    with (
+        resident(client, shared_source(client, rows, "X")) as kept,
+        resident(client, weights) as kept_weights,
+        open_context(executor, observer or SilentObserver()) as context,
+        features_named(names),
+    ):
+        prove_access(client, None, FitSources(kept, kept_weights).named())
+        problem = make_problem(kept, kept_weights, 1, structure, executor, context, compiled=False)
+        problem = replace(problem, missing=missing)
+        size = max(1, min(size, MAX_VALUES // problem.n_features))
+        sample = sample_rows(problem, seed, size)
+    drawn = DrawnRows(sample.rows, sample.weights, problem.n_present)
+    return _completed(estimator, drawn) if missing else drawn
+
+
+def _completed(estimator: FittedMixture, drawn: DrawnRows) -> DrawnRows:
+    """Return the rows with expected values in the place of missing ones."""
+    parameters = estimator.parameters_
+    kernels = scoring_kernels(parameters, compiled=False, missing=True)
+    rows = imputation(parameters.n_features)(drawn.rows, kernels, missing=True)
+    return replace(drawn, rows=rows, imputed=float(np.isnan(drawn.rows).mean()))

@@ -1,0 +1,1 @@
+"""The E-step as compiled loops, by numba."""

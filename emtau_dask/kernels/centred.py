@@ -1,0 +1,270 @@
+"""The centred form of compiled tiles: rows less each component's mean, whitened, and scatters about means.
+
+As `mixture.estep`: no digit is lost however far the rows are from the origin or a component from the
+others, and nothing is required of the covariances. Scatters are about a mean of the very rows that they are
+summed over, or of others of at least their weight with which they are merged, so that nothing cancels however
+far a component moved or shrank during an iteration; they are merged as those of blocks are (Chan, Golub and
+LeVeque 1983, eq. 2.1).
+
+There are two ways to sum. All rows of a tile are summed for a component. Or those for which it has
+responsibility, where they are few, are gathered until they fill a group.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from emtau_dask.kernels.loop import loops_of
+from emtau_dask.kernels.products import (
+    add_upper_squares,
+    inlined,
+    loop,
+    multiply_transposed,
+    scatter,
+    subtract_half_squares,
+    subtract_transposed,
+    sum_loop,
+)
+from emtau_dask.mixture.linalg import Floats, Ints
+
+
+class CentredConstants(NamedTuple):
+    """What is the same for all blocks under one Θ."""
+
+    origin: Floats  # zeros, (1, d)
+    log_scales: Floats  # (K,), less the ceiling, nats
+    whitening: Floats  # P_kᵀ, 0 above their diagonals, and in the last row μ_k, (K, d + 1, d)
+    least: float  # the exponentials of smaller numbers are taken for 0
+    ceiling: float  # log-densities less scores, nats
+    negligible: float  # responsibility that groups leave out, relative to the component's sum so far
+    few: int  # so many rows of a tile, or fewer, are gathered
+
+
+class CentredBuffers(NamedTuple):
+    """Buffers of one thread for tiles of T rows; coordinates must be finite where a block begins.
+
+    S is what `side_of` returns for d features. Where no rows are gathered there are no groups.
+    """
+
+    coordinates: Floats  # x, and three rows to fill up, (d + 3, T)
+    scores: Floats  # (K, T)
+    sums: Floats  # (T,)
+    peaks: Floats  # (T,)
+    groups: Floats  # rows x, at the end √w (x − m), and one more, (K, R + 1, at least S); 0 after d columns
+    weights: Floats  # w of the rows of the groups, (K, R)
+    counts: Ints  # of the rows in each group, (K,)
+    totals: Floats  # responsibilities summed over the block so far, (K,)
+    least: Floats  # responsibility that counts as none, (K,)
+    present: Ints  # rows of a tile for which a component has more than that, (K,)
+    part: Floats  # Σ w x of a tile, (1, d)
+    middle: Floats  # [m, 0] of a tile, (1, d + 3)
+    square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
+    mean: Floats  # m, (d,)
+    rest: Floats  # Σ w (x − m) / Σ w, (d,)
+
+
+class CentredMoments(NamedTuple):
+    """Of a block: weights and means of the components, and scatters about them on and above the diagonals."""
+
+    sums: Floats  # (K, 1 + d)
+    scatter: Floats  # (K, S, S)
+
+
+@loop
+def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
+    """Merge rows of ``weight`` about ``mean`` (d,) into ``sums`` (1 + d,): a weight and a mean.
+
+    What the distance between the means adds to the scatter is added to ``scatter`` (S, S), on and above its
+    diagonal. ``mean`` is overwritten.
+    """
+    before = sums[0]
+    sums[0] = before + weight
+    share = weight / sums[0]
+    for f in range(len(mean)):
+        mean[f] -= sums[1 + f]
+        sums[1 + f] += share * mean[f]
+    if before > 0:
+        for i in range(len(mean)):
+            moved = before * share * mean[i]
+            for j in range(i, len(mean)):
+                scatter[i, j] += moved * mean[j]
+
+
+@loop
+def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
+    """Replace the rows of a group with their weights w (m,) by √w (x − m); return the sum of the weights.
+
+    Their mean m is ``mean + rest``, of which each (d,) is written: what rounding takes off the first.
+    """
+    total = 0.0
+    for f in range(len(mean)):
+        mean[f] = rest[f] = 0.0
+    for r in range(len(weights)):
+        row, weight = group[r], weights[r]
+        total += weight
+        for f in range(len(mean)):
+            mean[f] += weight * row[f]
+    for f in range(len(mean)):
+        mean[f] /= total
+    for r in range(len(weights)):
+        row, weight = group[r], weights[r]
+        for f in range(len(mean)):
+            rest[f] += weight * (row[f] - mean[f])
+    for f in range(len(mean)):
+        rest[f] /= total
+    for r in range(len(weights)):
+        row, root = group[r], math.sqrt(weights[r])
+        for f in range(len(mean)):
+            row[f] = (row[f] - mean[f] - rest[f]) * root
+    return total
+
+
+@loop
+def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: Any) -> None:
+    """Merge the rows of a group with their weights (m,) into the moments of their component.
+
+    The square of one more row, after these, is what the distance between the means adds to the scatter.
+    """
+    mean, rest, m = buffers.mean, buffers.rest, len(weights)
+    total = _subtract_mean(group, weights, mean, rest)
+    before, between = sums[0], group[m]
+    sums[0] = before + total
+    share = total / sums[0]
+    root = math.sqrt(before * share)
+    for f in range(len(mean)):
+        moved = mean[f] - sums[1 + f] + rest[f]
+        sums[1 + f] += share * moved
+        between[f] = root * moved
+    add_upper_squares(group, m + 1, scatter)
+
+
+@sum_loop
+def sum_of(values: Any) -> Any:
+    """Return the sum of (m,) values."""
+    total = 0.0
+    for i in range(len(values)):
+        total += values[i]
+    return total
+
+
+@inlined
+def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
+    """Gather the rows (m, d) for which component k has ``responsibilities`` (m,) of more than ``least``."""
+    group, weights, count = buffers.groups[k], buffers.weights[k], buffers.counts[k]
+    for t in range(len(rows)):
+        if responsibilities[t] > least:
+            row, into = rows[t], group[count]
+            for f in range(len(row)):
+                into[f] = row[f]
+            weights[count] = responsibilities[t]
+            count += 1
+            if count == len(weights):
+                _finish_group(group, weights, buffers, moments.sums[k], moments.scatter[k])
+                count = 0
+    buffers.counts[k] = count
+
+
+@inlined
+def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
+    """Add the scatter of all rows of a tile for component k.
+
+    It is formed about the mean of the rows before, where these weigh at least as much, and corrected. What
+    that loses is no more than a rounding of the sum: the distance between the means is in it with at least
+    half of the tile's weight.
+    """
+    middle, square, mean = buffers.middle, buffers.square, buffers.mean
+    sums, summed, d = moments.sums[k], moments.scatter[k], len(mean)
+    weight = sum_of(buffers.scores[k])
+    if not weight > 0:
+        return
+    if sums[0] >= weight:
+        for f in range(d):
+            middle[0, f] = sums[1 + f]
+    else:
+        multiply_transposed(buffers.scores[k : k + 1], buffers.coordinates, buffers.part)
+        for f in range(d):
+            middle[0, f] = buffers.part[0, f] / weight
+    scatter(buffers.scores, k, buffers.coordinates, middle, d, square)
+    for i in range(d):
+        moved = square[i, d] / weight
+        mean[i] = middle[0, i] + moved
+        for j in range(i, d):
+            summed[i, j] += square[i, j] - moved * square[j, d]
+    _merge(weight, mean, sums, summed)
+
+
+@inlined
+def _count_present(constants: Any, buffers: Any) -> None:
+    """Write for how many rows of a tile each component has responsibility, and how much counts as none."""
+    for k in range(len(buffers.scores)):
+        responsibilities, count = buffers.scores[k], 0
+        buffers.totals[k] += sum_of(responsibilities)
+        least = constants.negligible * buffers.totals[k]
+        for t in range(len(responsibilities)):
+            count += responsibilities[t] > least
+        buffers.present[k] = count
+        buffers.least[k] = least
+
+
+@inlined
+def fill(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write the coordinates of a tile."""
+    subtract_transposed(rows, constants.origin, buffers.coordinates)
+
+
+@inlined
+def score_component(k: Any, constants: Any, coordinates: Any, place: Any, scores: Any) -> None:
+    """Write the scores of component k for a tile's coordinates (d, T) to a place among the scores."""
+    of_component, log_scale = scores[place], constants.log_scales[k]
+    for t in range(len(of_component)):
+        of_component[t] = log_scale
+    subtract_half_squares(constants.whitening[k], coordinates, place, scores)
+
+
+@inlined
+def score(constants: Any, buffers: Any) -> None:
+    """Write the scores of a tile."""
+    coordinates = buffers.coordinates[: len(buffers.mean)]
+    for k in range(len(buffers.scores)):
+        score_component(k, constants, coordinates, k, buffers.scores)
+
+
+@inlined
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+    """Add the moments of a tile about means, or gather its rows."""
+    gathers = len(buffers.groups) > 0
+    if gathers:
+        _count_present(constants, buffers)
+    for k in range(len(buffers.scores)):
+        if gathers and buffers.present[k] <= constants.few:
+            gather(rows, buffers.scores[k], k, buffers.least[k], buffers, moments)
+        else:
+            _sum_all(k, buffers, moments)
+
+
+@inlined
+def finish(constants: Any, buffers: Any, moments: Any) -> None:
+    """Add the moments of the rows that are left in the groups."""
+    for k in range(len(buffers.groups)):
+        weights = buffers.weights[k, : buffers.counts[k]]
+        if len(weights) > 0:
+            _finish_group(buffers.groups[k], weights, buffers, moments.sums[k], moments.scatter[k])
+        buffers.counts[k] = 0
+        buffers.totals[k] = 0.0
+
+
+@loop
+def combine(block: Any, moments: Any) -> None:
+    """Merge the moments of a block, which are overwritten, into those of the blocks before."""
+    d = block.sums.shape[1] - 1
+    for k in range(len(block.sums)):
+        if block.sums[k, 0] > 0:
+            scatter, added = moments.scatter[k], block.scatter[k]
+            for i in range(d):
+                for j in range(i, d):
+                    scatter[i, j] += added[i, j]
+            _merge(block.sums[k, 0], block.sums[k, 1:], moments.sums[k], scatter)
+
+
+loops = loops_of("centred", fill=fill, score=score, collect=collect, finish=finish)

@@ -1,0 +1,118 @@
+"""The features' form of compiled tiles: products of coefficients and responsibilities with features."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from emtau_dask.kernels.loop import add, loops_of
+from emtau_dask.kernels.products import inlined, multiply, multiply_transposed, subtract_transposed
+from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
+
+
+class FeatureConstants(NamedTuple):
+    """What is the same for all blocks under one Θ; arrays of numbers have the dtype of the products.
+
+    Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
+    """
+
+    centre: AnyArray  # (1, d)
+    turned: AnyArray  # the transpose of the frame's transform, (d, d); (0, 0) for the identity
+    first: Ints
+    i: Ints
+    j: Ints
+    coefficients: AnyArray  # (K, F)
+    least: float  # the exponentials of smaller numbers are taken for 0
+    ceiling: float  # log-densities less scores, nats
+
+
+class FeatureMoments(NamedTuple):
+    """Of a block."""
+
+    sums: Floats  # of the first F' features, (K, F')
+
+
+class PooledMoments(NamedTuple):
+    """Of a block, where components share a covariance whose squares are summed over all of them."""
+
+    sums: Floats  # of the first F' features, (K, F')
+    squares: Floats  # over all components, (d, d)
+
+
+class FeatureBuffers(NamedTuple):
+    """Buffers of one thread for tiles of T rows; T numbers fill a multiple of three cache lines.
+
+    In a tile of fewer rows, the other columns keep what an earlier tile left, and are multiplied by 0.
+    Differences and features must therefore be finite where a block begins.
+    """
+
+    differences: AnyArray  # (d, T); without a transform, the coordinates among the features
+    features: AnyArray  # (F, T); the first is 1 throughout
+    scores: AnyArray  # (K, T)
+    sums: AnyArray  # (T,)
+    peaks: AnyArray  # (T,)
+    part: AnyArray  # sums of the first F' features, (K, F')
+    weighted: AnyArray  # (d, T) where squares over all components are wanted, else (0, T)
+    square: AnyArray  # (d, d) there, else (0, 0)
+
+
+@inlined
+def fill(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write the features of a tile."""
+    subtract_transposed(rows, constants.centre, buffers.differences)
+    complete(constants, buffers)
+
+
+@inlined
+def complete(constants: Any, buffers: Any) -> None:
+    """Write the features of a tile whose differences are there."""
+    d, features = len(constants.centre[0]), buffers.features
+    coordinates = features[1 : 1 + d]
+    if constants.turned.size > 0:
+        multiply(constants.turned, buffers.differences, coordinates)
+    for s in range(len(constants.first) - 1):
+        square = features[1 + d + s]
+        begin = constants.first[s]
+        a, b = coordinates[constants.i[begin]], coordinates[constants.j[begin]]
+        for t in range(len(square)):
+            square[t] = a[t] * b[t]
+        for pair in range(begin + 1, constants.first[s + 1]):
+            a, b = coordinates[constants.i[pair]], coordinates[constants.j[pair]]
+            for t in range(len(square)):
+                square[t] += a[t] * b[t]
+
+
+@inlined
+def score(constants: Any, buffers: Any) -> None:
+    """Write the scores of a tile."""
+    multiply(constants.coefficients, buffers.features, buffers.scores)
+
+
+@inlined
+def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+    """Add the sums of a tile's features to `FeatureMoments`."""
+    multiply_transposed(buffers.scores, buffers.features, buffers.part)
+    add(buffers.part, moments.sums)
+
+
+@inlined
+def _collect_pooled(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
+    """Add the sums of a tile's features, and the squares of its rows, to `PooledMoments`."""
+    collect(constants, rows, weights, buffers, moments)
+    m = len(rows)
+    for f in range(len(moments.squares)):
+        weighted, coordinate = buffers.weighted[f], buffers.features[1 + f]
+        for t in range(m):
+            weighted[t] = coordinate[t] * weights[t] if len(weights) > 0 else coordinate[t]
+        for t in range(m, len(weighted)):
+            weighted[t] = 0
+    multiply_transposed(buffers.weighted, buffers.features[1:], buffers.square)
+    add(buffers.square, moments.squares)
+
+
+@inlined
+def _finish(constants: Any, buffers: Any, moments: Any) -> None:
+    """Nothing is left in the buffers."""
+
+
+loops = loops_of("features", fill=fill, score=score, collect=collect, finish=_finish)
+pooled_loops = loops_of("pooled", fill=fill, score=score, collect=_collect_pooled, finish=_finish)

@@ -1,0 +1,393 @@
+"""Constants and buffers of a form's tiles under a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from emtau_dask.mixture.cutoff import Reach
+from emtau_dask.mixture.estep import LEAST_EXPONENT
+from emtau_dask.mixture.features import NEGLIGIBLE
+from emtau_dask.mixture.linalg import AnyArray, Bools, Floats, Ints, read_only
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import (
+    MAX_BLOCK_ROWS,
+    MERGED_ROWS,
+    KernelPlan,
+    group_rows,
+    longest_block,
+    near_rows,
+)
+from emtau_dask.mixture.statistics import (
+    MomentSums,
+    PairwiseMerger,
+    RowSums,
+    SufficientStatistics,
+    size_of,
+    spread_out,
+    views_of,
+)
+
+LINE_BYTES, LINES_AT_ONCE = 64, 3
+"""Products take so many cache lines of each feature at a time (`kernels.products`)."""
+TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
+"""Bytes of a tile's features (or coordinates), and cache lines of each feature: with more, sums over rows are
+longer; with up to 27, the responsibilities of 16 components stay in the nearest cache."""
+MOST_SUMMED, NONE_GATHERED, ALL_GATHERED = 12, 8, 32
+"""Most features d for which the centred form always sums all rows of a tile. With more, a component's rows
+are gathered where they are at most (d - 8) / (32 - 8) of a tile: gathering costs less the more features there
+are, and from 32 on no more than summing."""
+NEAR_TILE, SORTED_TILE = 24, 96
+"""Rows near one component that are scored at a time, whole vectors three at a time whatever their width; and
+rows whose component is guessed at a time."""
+DOUBLE = np.dtype(np.float64)
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def rows_of_tile(n_features: int, itemsize: int) -> int:
+    """Return the rows of a tile: an odd number of lines of each feature, which spreads them over a cache."""
+    fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
+    threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
+    return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
+
+
+def odd_lines(n_numbers: int, itemsize: int) -> int:
+    """Return the least number, ``n_numbers`` or more, whose numbers fill an odd number of cache lines."""
+    whole = -(-n_numbers * itemsize // LINE_BYTES)
+    return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
+
+
+def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
+    """Return ones of shape (n_rows, tile); each row begins a cache line where ``tile`` fills whole lines."""
+    size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
+    numbers = np.ones(size + spare, dtype)
+    begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
+    return numbers[begin : begin + size].reshape(n_rows, tile)
+
+
+class Loops(NamedTuple):
+    """The modules of compiled loops."""
+
+    blocks: ModuleType
+    features: ModuleType
+    centred: ModuleType
+    mixed: ModuleType
+    near: ModuleType
+    products: ModuleType
+
+
+@cache
+def compiled_loops() -> Loops | str:
+    """Return the compiled loops, or why there are none.
+
+    All that numba imports for its first compilation is imported here. A later import could load a library
+    (by dlopen, with the interpreter's lock held) while threadpoolctl looks through the loaded ones in another
+    thread (by dl_iterate_phdr, with the loader's lock held), and each would wait for the other for ever.
+    """
+    try:
+        from numba import config
+        from numba.core.registry import cpu_target
+
+        from emtau_dask.kernels import centred, features, loop, mixed, near, products
+    except Exception as error:  # numba raises all kinds where it does not fit what else is installed
+        return f"{type(error).__name__}: {error}"
+    if config.DISABLE_JIT:
+        return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+    return Loops(loop, features, centred, mixed, near, products)
+
+
+class BlockSums(Protocol):
+    """Sums the moments of a stream of blocks, and then of another: arrays are made once."""
+
+    @property
+    def moments(self) -> Any:
+        """The named tuple of the form into which a block's moments are to be written."""
+        ...
+
+    @property
+    def numbers(self) -> Floats:
+        """All numbers of these moments, (m,)."""
+        ...
+
+    def push(self, n_rows: int) -> None:
+        """Add the moments that were written, of a block of ``n_rows`` rows."""
+        ...
+
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks so far, None where there were none; then begin again."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """What compiled tiles need under one plan."""
+
+    blocks: ModuleType  # `mixture.compiled.loop`
+    loops: Any  # its `BlockLoops`, of the form
+    constants: Any  # a named tuple of the form
+    buffers: Any  # a named tuple of the form
+    finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
+    order: Ints | None  # the components in the order of the scores; None where it is theirs
+    sums: BlockSums
+
+
+class _FeatureSums:
+    """Sums moments of features about the centre of a frame; they are written into ``numbers``."""
+
+    def __init__(self, kind: Any, shapes: Shapes, numbers: Floats) -> None:
+        self.numbers = numbers
+        self.moments = kind(*views_of(numbers, shapes))
+        self._sums = MomentSums(self.numbers)
+
+    def push(self, n_rows: int) -> None:
+        self._sums.push(n_rows)
+
+    def sums(self) -> RowSums | None:
+        moments = self._sums.total()
+        return None if moments is None else RowSums(moments, None)
+
+
+class _CentredSums:
+    """Merges moments of some components about means, which are written into ``numbers``, pairwise."""
+
+    def __init__(self, loops: ModuleType, some: Bools, shapes: Shapes, numbers: Floats) -> None:
+        self.numbers = numbers
+        self.moments = loops.CentredMoments(*views_of(numbers, shapes))
+        self._loops, self._some, self._shapes = loops, some, shapes
+        self._upper: Bools = np.tri(shapes[0][1] - 1, dtype=np.bool_).T
+        self._merged, self._rows = self._nothing(), 0
+        self._merger: PairwiseMerger[Any] = PairwiseMerger(self._joined)
+
+    def _nothing(self) -> Any:
+        return self._loops.CentredMoments(*map(np.zeros, self._shapes))
+
+    def _joined(self, before: Any, later: Any) -> Any:
+        self._loops.combine(later, before)
+        return before
+
+    def push(self, n_rows: int) -> None:
+        self._loops.combine(self.moments, self._merged)
+        self._rows += n_rows
+        if self._rows >= MERGED_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._merger.push(self._merged)
+            self._merged, self._rows = self._nothing(), 0
+
+    def sums(self) -> RowSums | None:
+        self._flush()
+        merged = self._merger.total()
+        if merged is None:
+            return None
+        sums, scatter = merged
+        d = len(self._upper)
+        upper = scatter[:, :d, :d]
+        whole = np.where(self._upper, upper, upper.swapaxes(1, 2))
+        found = SufficientStatistics(
+            read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
+        )
+        return RowSums(None, spread_out(found, self._some))
+
+
+class _MixedSums:
+    """Sums the moments of the components scored ``together``, and merges those of the others."""
+
+    def __init__(
+        self,
+        kind: Any,
+        make: tuple[Callable[[Floats], BlockSums], Callable[[Floats], BlockSums]],
+        sizes: tuple[int, int],
+    ) -> None:
+        self.numbers = np.empty(sum(sizes))
+        self._parts = tuple(
+            each(part) for each, part in zip(make, np.split(self.numbers, sizes[:1]), strict=True)
+        )
+        self.moments = kind(*(part.moments for part in self._parts))
+
+    def push(self, n_rows: int) -> None:
+        for part in self._parts:
+            part.push(n_rows)
+
+    def sums(self) -> RowSums | None:
+        by_features, centred = (part.sums() for part in self._parts)
+        if by_features is None or centred is None:
+            return None
+        return RowSums(by_features.moments, centred.statistics)
+
+
+def _feature_parts(
+    plan: KernelPlan, loops: ModuleType, scores: AnyArray, beside: AnyArray
+) -> tuple[Any, Any, tuple[AnyArray, ...]]:
+    """Return constants and buffers of the components that are scored by features, and what must be finite.
+
+    ``scores`` are theirs, (K', T); ``beside`` are two more buffers (2, T).
+    """
+    structure, transform, d = plan.parameters.structure, plan.frame.transform, plan.parameters.n_features
+    (K, tile), dtype = scores.shape, plan.dtype
+    count = structure.n_row_features(d)
+    features = lines(count, tile, dtype)
+    differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
+    constants = loops.FeatureConstants(
+        plan.frame.centre.astype(dtype).reshape(1, d),
+        np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
+        *structure.squares.pairs(d),
+        np.array(plan.coefficients, order="C"),
+        dtype.type(LEAST_EXPONENT[dtype]),
+        float(plan.ceiling),
+    )
+    shapes = structure.moment_shapes(K, count)
+    over_all = len(shapes) - 1
+    buffers = loops.FeatureBuffers(
+        differences,
+        features,
+        scores,
+        *beside,
+        np.empty(shapes[0], dtype),
+        lines(d * over_all, tile, dtype),
+        np.empty((d * over_all, d * over_all), dtype),
+    )
+    return constants, buffers, (differences, features)
+
+
+def _whitening(parameters: MixtureParameters, some: Bools) -> Floats:
+    """Return transposed precision factors of some components, and the means below them, (K', d + 1, d)."""
+    K, d = parameters.means[some].shape
+    found = np.empty((K, d + 1, d))
+    found[:, :d] = parameters.precisions_cholesky[some].swapaxes(1, 2)
+    found[:, d] = parameters.means[some]
+    return found
+
+
+def _centred_parts(
+    plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, beside: Floats
+) -> tuple[Any, Any, tuple[AnyArray, ...]]:
+    """Return the same of the components that are scored in the centred form."""
+    parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
+    some, gathers = ~plan.together, d > MOST_SUMMED or plan.reach is not None
+    constants = loops.CentredConstants(
+        np.zeros((1, d)),
+        plan.log_scales[some].ravel(),
+        _whitening(parameters, some),
+        LEAST_EXPONENT[DOUBLE],
+        float(plan.ceiling),
+        NEGLIGIBLE / MAX_BLOCK_ROWS,
+        (d - NONE_GATHERED) * tile // (ALL_GATHERED - NONE_GATHERED) if gathers else 0,
+    )
+    rows, room = group_rows(K, d) if gathers else 0, odd_lines(side, DOUBLE.itemsize)
+    groups = lines(K * (rows + 1) if gathers else 0, room, DOUBLE).reshape(-1, rows + 1, room)
+    groups.fill(0.0)
+    wide = d + LINES_AT_ONCE
+    coordinates = lines(wide, tile, DOUBLE)
+    sums, peaks = beside
+    buffers = loops.CentredBuffers(
+        coordinates=coordinates,
+        scores=scores,
+        sums=sums,
+        peaks=peaks,
+        groups=groups,
+        weights=np.empty((K, rows)),
+        counts=np.zeros(K, np.intp),
+        totals=np.zeros(K),
+        least=np.zeros(K),
+        present=np.zeros(K, np.intp),
+        part=np.empty((1, d)),
+        middle=np.zeros((1, wide)),
+        square=np.empty((wide, wide)),
+        mean=np.empty(d),
+        rest=np.empty(d),
+    )
+    return constants, buffers, (coordinates,)
+
+
+def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tuple[Any, Any]:
+    """Return constants and buffers of tiles of rows near one component."""
+    (K, d), narrow = plan.parameters.means.shape, np.dtype(np.float32)
+    constants, buffers, _ = _centred_parts(
+        plan, loops.centred, side, lines(K, NEAR_TILE, DOUBLE), lines(2, NEAR_TILE, DOUBLE)
+    )
+    of_components, of_tile = partial(np.zeros, (K,), np.intp), partial(np.empty, (NEAR_TILE,))
+    n = longest_block(2 * near_rows(d), near_rows(d))
+    factors = np.ascontiguousarray(plan.parameters.precisions_cholesky)
+    shared = plan.frame.centre, reach.discriminants, factors, reach.distances, reach.margins
+    centre, discriminants, factors, distances, margins = (read_only(array.view()) for array in shared)
+    return loops.near.NearConstants(
+        constants,
+        centre,
+        np.zeros((1, d), narrow),
+        discriminants,
+        factors,
+        distances,
+        margins,
+        np.exp(-margins),
+    ), loops.near.NearBuffers(
+        centred=buffers._replace(coordinates=lines(d, NEAR_TILE, DOUBLE)),
+        narrow=np.empty((SORTED_TILE, d), narrow),
+        coordinates=lines(d + 1, SORTED_TILE, narrow),
+        discriminants=lines(K, SORTED_TILE, narrow),
+        largest=np.empty(SORTED_TILE, narrow),
+        guesses=np.zeros(n, np.int32),
+        order=np.zeros(n, np.intp),
+        ends=np.zeros(K + 1, np.intp),
+        rows=np.empty((NEAR_TILE, d)),
+        differences=lines(d + 1, NEAR_TILE, DOUBLE),
+        own=of_tile(),
+        directions=np.empty((K, d + 1)),
+        along=lines(K, NEAR_TILE, DOUBLE),
+        whitened=np.empty(d),
+        of_directions=of_components(),
+        known=of_components(),
+        wanted=of_components(),
+        near=of_components(),
+        labels=of_tile(dtype=np.intp),
+        found=of_tile(),
+    )
+
+
+def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
+    """Return what compiled tiles need under a plan that is `tiled`."""
+    structure, together = plan.parameters.structure, plan.together
+    (K, d), dtype = plan.parameters.means.shape, plan.dtype
+    count, first = structure.n_row_features(d), int(np.count_nonzero(together))
+    side = loops.products.side_of(d, DOUBLE.itemsize)
+    tile = rows_of_tile(count if first else 2 * (1 + d), dtype.itemsize)
+    scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
+    of_features = structure.moment_shapes(first, count)
+    of_centred = (K - first, 1 + d), (K - first, side, side)
+    sizes = size_of(of_features), size_of(of_centred)
+    pools = len(of_features) > 1
+    of_form = loops.features.pooled_loops if pools else loops.features.loops
+    by_features = partial(
+        _FeatureSums,
+        loops.features.PooledMoments if pools else loops.features.FeatureMoments,
+        of_features,
+    )
+    about_means = partial(_CentredSums, loops.centred, ~together, of_centred)
+    if plan.reach is not None:
+        near = _near_parts(plan, loops, side, plan.reach)
+        return Tiling(loops.blocks, loops.near.loops, *near, (), None, about_means(np.empty(sizes[1])))
+    if first == K:
+        parts = _feature_parts(plan, loops.features, scores, beside)
+        return Tiling(loops.blocks, of_form, *parts, None, by_features(np.empty(sizes[0])))
+    if first == 0:
+        parts = _centred_parts(plan, loops.centred, side, scores, beside)
+        return Tiling(loops.blocks, loops.centred.loops, *parts, None, about_means(np.empty(sizes[1])))
+    features, featured, finite = _feature_parts(plan, loops.features, scores[:first], beside)
+    centred, gathered, beyond = _centred_parts(plan, loops.centred, side, scores[first:], beside)
+    return Tiling(
+        loops.blocks,
+        loops.mixed.loops,
+        loops.mixed.MixedConstants(features, centred, LEAST_EXPONENT[dtype], float(plan.ceiling)),
+        loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
+        (*finite, *beyond),
+        np.argsort(~together, kind="stable"),
+        _MixedSums(loops.mixed.MixedMoments, (by_features, about_means), sizes),
+    )

@@ -1,0 +1,289 @@
+"""The port of covariance types: the operations in which types differ, as a record.
+
+The log-density of a Gaussian is linear in them, the coordinates, and the constant 1.
+
+All else in the package is written once, against `CovarianceStructure`.
+
+Shapes: K components, d features, n rows of a block, F features of a row in `mixture.features`.
+
+============== ===================== =======================
+type           covariances, scatter  precisions_cholesky
+============== ===================== =======================
+full           (K, d, d)             (K, d, d)
+tied           (d, d)                (d, d)
+diag           (K, d)                (K, d)
+spherical      (K,)                  (K,)
+tied_diag      (d,)                  (d,)
+tied_spherical ()                    ()
+============== ===================== =======================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from emtau_dask.mixture.linalg import Floats, Ints, Step, Triangles, summed_product
+
+MOST_DISTANCES = 16
+"""Coordinates up to which products of each distance are a call of their own."""
+Moments = tuple[Floats, ...]
+"""``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Features that are products of two coordinates, or sums of such products."""
+
+    # (d) -> S, the number of squares.
+    count: Callable[[int], int]
+    # (d) -> first, i, j: square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to
+    # ``first[s + 1]``.
+    pairs: Callable[[int], tuple[Ints, Ints, Ints]]
+    # (coordinates (d, n), squares (S, n)) -> the steps that write the squares.
+    fill: Callable[[Floats, Floats], Iterator[Step]]
+
+
+def pairs_by_distance(d: int) -> tuple[Ints, Ints]:
+    """Return i and j of the products of coordinates: every unordered pair once, by distance j − i mod d."""
+    distance, i = np.divmod(np.arange(d * (d + 1) // 2), d)
+    return i, (i + distance) % d
+
+
+def _fill_all(coordinates: Floats, squares: Floats) -> Iterator[Step]:
+    """Yield what writes the products by distance; for even d the last distance has half as many.
+
+    There is a call for each distance. Where these would be many and short, so that threads wait for
+    each other's lock, one call writes all.
+    """
+    d, n = coordinates.shape
+    distances, rest = divmod(len(squares), d)
+    if d <= MOST_DISTANCES:
+        yield partial(np.multiply, coordinates, coordinates, squares[:d])
+        for distance in range(1, distances):
+            out = squares[distance * d : (distance + 1) * d]
+            yield partial(np.multiply, coordinates[distance:], coordinates[:-distance], out[:-distance])
+            yield partial(np.multiply, coordinates[:distance], coordinates[-distance:], out[-distance:])
+        if rest:
+            yield partial(np.multiply, coordinates[rest:], coordinates[:rest], squares[-rest:])
+        return
+    turned = np.empty((d + d // 2, n), dtype=coordinates.dtype)
+    yield partial(np.copyto, turned[:d], coordinates)
+    yield partial(np.copyto, turned[d:], coordinates[: d // 2])
+    step, one = turned.strides
+    others: Floats = np.ndarray((distances, d, n), turned.dtype, turned, strides=(step, step, one))
+    yield partial(np.multiply, others, coordinates, squares[: distances * d].reshape(distances, d, n))
+    if rest:
+        yield partial(np.multiply, turned[distances : distances + rest], coordinates[:rest], squares[-rest:])
+
+
+ALL_PAIRS = Squares(
+    count=lambda d: d * (d + 1) // 2,
+    pairs=lambda d: (np.arange(d * (d + 1) // 2 + 1), *pairs_by_distance(d)),
+    fill=_fill_all,
+)
+OWN_SQUARES = Squares(
+    count=lambda d: d,
+    pairs=lambda d: (np.arange(d + 1), np.arange(d), np.arange(d)),
+    fill=lambda y, squares: iter([partial(np.multiply, y, y, squares)]),
+)
+SUM_OF_SQUARES = Squares(
+    count=lambda d: 1,
+    pairs=lambda d: (np.array([0, d]), np.arange(d), np.arange(d)),
+    fill=lambda y, squares: iter([partial(np.einsum, "ij,ij->j", y, y, out=squares[0])]),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Coordinates ``y = Aᵀ (x − c)`` in which features are formed."""
+
+    centre: Floats  # c, (d,)
+    transform: Floats | None  # A, (d, d), upper-triangular; None for the identity
+
+    def vectors(self, vectors: Floats) -> Floats:
+        """Return ``Aᵀ v`` of each of ``vectors`` (m, d)."""
+        return vectors if self.transform is None else vectors @ self.transform
+
+    def vectors_back(self, vectors: Floats) -> Floats:
+        """Return ``A⁻ᵀ v`` of each of ``vectors`` (m, d)."""
+        if self.transform is None:
+            return vectors
+        solved: Floats = solve_triangular(self.transform, vectors.T, trans="T", check_finite=False).T
+        return solved
+
+    def factors(self, factors: Floats) -> Floats:
+        """Return ``A⁻¹ P`` of each of ``factors`` (K, d, d)."""
+        if self.transform is None:
+            return factors
+        return np.stack([solve_triangular(self.transform, f, check_finite=False) for f in factors])
+
+    def forms(self, matrices: Floats) -> Floats:
+        """Return ``Aᵀ M A`` of each of ``matrices`` (..., d, d)."""
+        return matrices if self.transform is None else self.transform.T @ matrices @ self.transform
+
+    def forms_back(self, matrices: Floats) -> Floats:
+        """Return ``A⁻ᵀ M A⁻¹`` of each of ``matrices`` (..., d, d), exactly symmetric if M is."""
+        if self.transform is None:
+            return matrices
+        flat = matrices.reshape(-1, *matrices.shape[-2:])
+        back = np.stack([self.vectors_back(self.vectors_back(matrix).T) for matrix in flat])
+        return (0.5 * (back + back.swapaxes(-1, -2))).reshape(matrices.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The covariances of some features, given, and of the rest once these are known.
+
+    Bishop 2006, "Pattern Recognition and Machine Learning", eq. 2.81 and 2.82: the mean of the rest moves by
+    ``B (x − μ)`` of the given features, its covariance does not depend on ``x``.
+
+    Attributes
+    ----------
+    given_covariances, given_factors : ndarray
+        Of the given features alone, in the shapes of the covariance type.
+    coefficients : ndarray of shape (K or 1, r, g), or None
+        B, of r features of the rest on g given ones; None where they do not depend on each other.
+    rest_covariances, rest_factors : ndarray
+        Of the rest, where the given features are known.
+    """
+
+    given_covariances: Floats
+    given_factors: Floats
+    coefficients: Floats | None
+    rest_covariances: Floats
+    rest_factors: Floats
+
+
+def identity_alone(weights: Floats, covariances: Floats, factors: Floats) -> Iterator[Floats | None]:
+    """Yield no transform but the identity."""
+    yield None
+
+
+def summed_features(features: Floats, responsibilities: Floats, out: Moments) -> Iterator[Step]:
+    """Yield what writes the sums of all features, the only moments of most types."""
+    return summed_product(responsibilities, features, out[0])
+
+
+def unchanged(array: Floats, n_components: int) -> Floats:
+    """Return ``array`` itself, where scikit-learn has the covariance type."""
+    return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solving:
+    """How rows of many features are whitened without the inverses of triangles.
+
+    With ``U_kᵀ U_k = Σ_k``, rows are whitened by solving ``z U_k = x``, which is as fast as a product by
+    ``P_k = U_k⁻¹`` and saves a third of what U_k and P_k cost together.
+    """
+
+    # From so many features on.
+    least_features: int
+    # (covariances, P) -> U.
+    factor: Callable[[Floats, Floats], Floats]
+    # (U) -> P.
+    inverse: Callable[[Floats], Floats]
+    # (differences (n, d), U, k, scale) -> what turns differences of rows to μ_k into units of component k's
+    # standard deviations, times a number, in place.
+    whitening: Callable[[Floats, Floats, int, float], Step]
+    # (triangles of the scatter, weights, means, reg_covar, threads) -> the covariances and U, by so many
+    # threads; raises `SingularComponentError`.
+    maximise: Callable[[Triangles, Floats, Floats, float, int], tuple[Floats, Floats]]
+    # As the covariance type's, but of component k's part only strips are written, as `Triangles` has them.
+    sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceStructure:
+    """What one covariance type does differently; beside each field, what it takes and returns.
+
+    ``covariances``, ``scatter`` and ``factors`` (the precision factors) have the shape that ``shape`` says.
+    """
+
+    # scikit-learn's name of the covariance type, where it has the type.
+    name: str
+    # Whether all components have one covariance, whose scatter is summed over them. They are then scored
+    # all in the same form.
+    shared: bool
+    # Whether each component has a triangular factor of its own. All of them can then whiten rows
+    # together, and squared distances can be broken off.
+    own_factors: bool = False
+    # (K, d) -> the shape of the covariances, of their scatter and of the precision factors.
+    shape: Callable[[int, int], tuple[int, ...]]
+    # (K, d) -> the number of free parameters of the covariances.
+    n_parameters: Callable[[int, int], int]
+    # (scatter, weights (K,), d, reg_covar) -> the maximum-likelihood covariances plus ``reg_covar`` on the
+    # diagonal.
+    covariances: Callable[[Floats, Floats, int, float], Floats]
+    # (covariances, means, weights) -> factors; raises `SingularComponentError`.
+    factor: Callable[[Floats, Floats, Floats], Floats]
+    # (scatter, weights, means, reg_covar, threads) -> the same covariances and factors, by so many threads;
+    # None where they take too little time for that.
+    by_threads: Callable[[Floats, Floats, Floats, float, int], tuple[Floats, Floats]] | None = None
+    # (factors, K, d) -> ln |P_k|, half the log-determinant of the precision, (K,).
+    log_det: Callable[[Floats, int, int], Floats]
+    # (factors) -> precisions.
+    precisions: Callable[[Floats], Floats]
+    # (precisions) -> covariances and factors; raises `InvalidDataError` where precisions are not positive
+    # definite.
+    from_precisions: Callable[[Floats], tuple[Floats, Floats]]
+    # (covariances, K, d) -> the variance of each component in each feature, (K, d).
+    variances: Callable[[Floats, int, int], Floats]
+    # (covariances, factors, features (g,), the rest of the features (r,)) -> what is known of the rest where
+    # the features are given.
+    split: Callable[[Floats, Floats, Ints, Ints], Split]
+    # (covariances) -> the condition numbers of the correlation matrices, (K,) or (1,).
+    conditions: Callable[[Floats], Floats]
+    # (standard-normal draws (n, d), covariances, k) -> draws with component k's covariance, (n, d).
+    draw: Callable[[Floats, Floats, int], Floats]
+    # The type in which scikit-learn has the same model.
+    scikit_learn_name: str
+    # (array, K) -> covariances, precisions or their factors, in the shape of that type.
+    for_scikit_learn: Callable[[Floats, int], Floats] = unchanged
+    # (differences (n, d), factors, k, scale) -> what turns differences of rows to μ_k into units of component
+    # k's standard deviations, times a number, in place.
+    whitening: Callable[[Floats, Floats, int, float], Step]
+    # How passes whiten rows of many features, where not by precision factors.
+    solving: Solving | None = None
+    # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
+    # ``scatter``, or add it where components share that. ``roots`` are rows about a centre, each times
+    # √weight; there is at least one tile, valid until the next is asked for.
+    sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
+    # (scatter, weights (m, K), vectors (m, K, d)): add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` in place.
+    add_outer: Callable[[Floats, Floats, Floats], None]
+    # (scatter, factors) -> ``Σ_k tr(Σ_k⁻¹ S_k)``.
+    distances: Callable[[Floats, Floats], float]
+    # (second moments about the means, weights (K,), factors, d) -> what the moments exceed those expected of
+    # the weights by, in units of the standard deviations of one row of weight 1; (K, m), or (1, m) where
+    # components share a covariance. The sum of squares is the Fisher information's.
+    standardised: Callable[[Floats, Floats, Floats, int], Floats]
+    # Which squares of coordinates are features.
+    squares: Squares
+    # (weights, covariances, factors) -> the transforms (d, d) or None of the frames worth trying, the
+    # cheapest first.
+    transforms: Callable[[Floats, Floats, Floats], Iterator[Floats | None]] = identity_alone
+    # (log_scales (K,), means (K, d) in the frame, factors, frame) -> W (K, F), such that ``W φ`` are the
+    # weighted log-densities.
+    coefficients: Callable[[Floats, Floats, Floats, Frame], Floats]
+    # (K, F) -> the shapes of the moments.
+    moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]] = lambda K, F: ((K, F),)
+    # (features (F, n), responsibilities (K, n), out) -> the steps that write the moments of a block.
+    moments: Callable[[Floats, Floats, Moments], Iterator[Step]] = summed_features
+    # (moments, weights (K,), means (K, d) in the frame, frame) -> the scatter of the rows that the moments
+    # are sums over.
+    scatter: Callable[[Moments, Floats, Floats, Frame], Floats]
+
+    def solving_for(self, n_features: int) -> Solving | None:
+        """Return how rows of so many features are whitened by solving; None where by precision factors."""
+        if self.solving is None or n_features < self.solving.least_features:
+            return None
+        return self.solving
+
+    def n_row_features(self, n_features: int) -> int:
+        """Return F: the constant 1, the d coordinates, and the squares."""
+        return 1 + n_features + self.squares.count(n_features)

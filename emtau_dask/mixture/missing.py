@@ -1,0 +1,302 @@
+"""The mixture of some features and of the rest given these; rows with missing values under it.
+
+Bishop 2006, "Pattern Recognition and Machine Learning": section 2.3.1 for a component, and eq. 2.81 and 2.82
+for its conditional mean and covariance. The weights of the conditional mixture are the responsibilities under
+the mixture of the given features.
+
+Rows with the same features missing are scored together, under the mixture of the features that they have:
+the missing ones are integrated over (Ghahramani and Jordan 1994, "Supervised learning from incomplete data
+via an EM approach", section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from emtau_dask.mixture.covariance import Split
+from emtau_dask.mixture.estep import Accumulated, BlockKernel, MostProbable
+from emtau_dask.mixture.linalg import Bools, Floats, Ints, read_only, read_only_copy, squared_length
+from emtau_dask.mixture.parameters import MixtureParameters, most_probable
+from emtau_dask.mixture.plan import MAX_BLOCK_ROWS, KernelPlan, even_length, plan_kernel
+from emtau_dask.mixture.statistics import PairwiseMerger, RowSums, SufficientStatistics, merge, merge_sums
+
+PATTERNS_BYTES, LEAST_PATTERNS = 2**25, 8
+"""What is kept of patterns that were met, for rows that have them too."""
+LONGER = 4
+"""By how much the blocks of incomplete rows are longer, so that more of their rows lack the same features."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioning:
+    """A mixture, split into given features and the rest.
+
+    Attributes
+    ----------
+    parameters : MixtureParameters
+        Of all d features.
+    given : ndarray of shape (g,)
+        The numbers of the given features, in the order in which their values come.
+    """
+
+    parameters: MixtureParameters
+    given: Ints
+
+    @cached_property
+    def rest(self) -> Ints:
+        """The numbers of the other features, ascending, (r,)."""
+        return np.setdiff1d(np.arange(self.parameters.n_features), self.given)
+
+    @cached_property
+    def _split(self) -> Split:
+        known = self.parameters
+        return known.structure.split(known.covariances, known.precisions_cholesky, self.given, self.rest)
+
+    @property
+    def marginal(self) -> MixtureParameters:
+        """The mixture of the given features alone."""
+        return MixtureParameters(
+            self.parameters.covariance_type,
+            self.parameters.weights,
+            read_only_copy(self.parameters.means[:, self.given]),
+            read_only_copy(self._split.given_covariances),
+            read_only_copy(self._split.given_factors),
+        )
+
+    def component_means(self, rows: Floats, k: int) -> Floats:
+        """Return component k's means of the rest where the given features are ``rows`` (n, g); (n, r)."""
+        means, coefficients = self.parameters.means[k], self._split.coefficients
+        if coefficients is None:
+            return np.broadcast_to(means[self.rest], (len(rows), len(self.rest)))
+        own = coefficients[k if len(coefficients) > 1 else 0]
+        shifted: Floats = (rows - means[self.given]) @ own.T
+        shifted += means[self.rest]
+        return shifted
+
+    def means(self, rows: Floats, responsibilities: Floats) -> Floats:
+        """Return the expected values of the rest where the given features are ``rows`` (n, g), (n, r).
+
+        Responsibilities (K, n) are those of the rows under `marginal`.
+        """
+        found = np.zeros((len(rows), len(self.rest)))
+        for k, own in enumerate(responsibilities):
+            found += own[:, np.newaxis] * self.component_means(rows, k)
+        return found
+
+    @cached_property
+    def _unexplained(self) -> Floats:
+        """Vectors (r, K, d), whose outer products sum to the covariances of the rest."""
+        K, d, r = self.parameters.n_components, self.parameters.n_features, len(self.rest)
+        vectors = np.zeros((r, K, d))
+        draw, covariances = self.parameters.structure.draw, self._split.rest_covariances
+        for k in range(K):
+            vectors[:, k, self.rest] = draw(np.eye(r), covariances, k)
+        return vectors
+
+    def statistics(self, rows: Floats, responsibilities: Floats) -> SufficientStatistics:
+        """Return the expected statistics of all features where the given ones, ``rows`` (n, g), are known.
+
+        Responsibilities (K, n) may be times weights of rows. With x̂ the rows completed by `component_means`,
+        the scatter of component k is that of x̂ and ``Σ_n r_kn C_k``, C the covariance of the rest where the
+        given features are known (Ghahramani and Jordan 1994, "Supervised learning from incomplete data via an
+        EM approach", section 3).
+        """
+        structure, n = self.parameters.structure, len(rows)
+        K, d = self.parameters.means.shape
+        weights = responsibilities.sum(axis=1)
+        means, scatter = np.zeros((K, d)), np.zeros(structure.shape(K, d))
+        completed = np.empty((n, d))
+        completed[:, self.given] = rows
+        for k in range(K):
+            if not weights[k] > 0:
+                continue
+            completed[:, self.rest] = self.component_means(rows, k)
+            centre = self.parameters.means[k]
+            means[k] = centre + (responsibilities[k] / weights[k]) @ (completed - centre)
+            roots = np.sqrt(responsibilities[k])[:, np.newaxis] * (completed - means[k])
+            structure.sum_scatter(scatter, k, iter([roots]))
+        structure.add_outer(scatter, np.tile(weights, (len(self.rest), 1)), self._unexplained)
+        return SufficientStatistics(read_only(weights), read_only(means), read_only(scatter))
+
+    def at(self, row: Floats, responsibilities: Floats) -> MixtureParameters:
+        """Return the mixture of the rest where the given features are ``row`` (g,).
+
+        Its weights are the responsibilities (K,) of the row under `marginal`; one that is 0 in float64
+        becomes the smallest normal number, since weights are above 0.
+        """
+        K = self.parameters.n_components
+        weights = np.maximum(responsibilities, np.finfo(np.float64).tiny)
+        means = np.concatenate([self.component_means(row[np.newaxis], k) for k in range(K)])
+        return MixtureParameters(
+            self.parameters.covariance_type,
+            read_only(weights / weights.sum()),
+            read_only(means),
+            read_only_copy(self._split.rest_covariances),
+            read_only_copy(self._split.rest_factors),
+        )
+
+
+class Observed(NamedTuple):
+    """Rows of a block with the same features missing, scored.
+
+    Attributes
+    ----------
+    places : ndarray of shape (n,), or slice
+        In the block.
+    conditioning : Conditioning or None
+        Its given features are those that the rows have; None where they have all.
+    rows : ndarray of shape (n, g)
+        Of these features.
+    responsibilities : ndarray of shape (K, n)
+        Valid until the next rows are scored.
+    log_likelihoods : ndarray of shape (n,)
+        Of what the rows have, nats; 0 for rows that have nothing.
+    known_labels : ndarray of intp, shape (n,), or None
+        Where they were found beside the responsibilities.
+    """
+
+    places: Ints | slice
+    conditioning: Conditioning | None
+    rows: Floats
+    responsibilities: Floats
+    log_likelihoods: Floats
+    known_labels: Ints | None = None
+
+    @property
+    def labels(self) -> Ints:
+        """The most probable component of each row, (n,); ties go to the lowest index."""
+        if self.known_labels is not None:
+            return self.known_labels
+        return most_probable(self.responsibilities)[0].astype(np.intp)
+
+    @property
+    def total(self) -> float:
+        """The sum of the log-likelihoods, nats; not finite where one of them is not."""
+        return float(np.add.reduce(self.log_likelihoods))
+
+
+class Patterns:
+    """How rows are conditioned and scored, by what they lack; what was met is kept, for all threads."""
+
+    def __init__(self, parameters: MixtureParameters) -> None:
+        self._parameters = parameters
+        K, d = parameters.means.shape
+        self._most = max(LEAST_PATTERNS, PATTERNS_BYTES // (32 * K * d * d))
+        self._met: dict[bytes, tuple[Conditioning, KernelPlan | None]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without what was met."""
+        return Patterns, (self._parameters,)
+
+    def of(self, missing: Bools) -> tuple[Conditioning, KernelPlan | None]:
+        """Return how rows that lack features are conditioned, and scored where they have any; (d,)."""
+        name = missing.tobytes()
+        found = self._met.get(name)
+        if found is None:
+            conditioning = Conditioning(self._parameters, np.flatnonzero(~missing))
+            plan = None if missing.all() else plan_kernel(conditioning.marginal)
+            if len(self._met) >= self._most:
+                self._met.clear()
+            found = self._met[name] = conditioning, plan
+        return found
+
+
+class PatternKernel:
+    """Scores blocks of at most ``n_rows`` rows of float64, and sums their expected statistics."""
+
+    def __init__(self, plan: KernelPlan, n_rows: int, patterns: Patterns) -> None:
+        parameters = plan.parameters
+        self.n_rows = n_rows
+        self._parameters = parameters
+        self._complete = BlockKernel(plan, n_rows)
+        self._patterns = patterns
+        self._merger = PairwiseMerger(partial(merge, parameters.structure))
+
+    def score(self, rows: Floats, *, responsibilities: bool) -> tuple[float, Iterator[Observed]]:
+        """Return the sum of the squares of all values of a block (n, d), and what `observed` yields."""
+        return squared_length(rows), self.observed(rows)
+
+    def observed(self, rows: Floats) -> Iterator[Observed]:
+        """Yield the rows (n, d) of a block, scored, those with the same features missing together."""
+        missing = np.isnan(rows)
+        if not missing.any():
+            yield self._scored_complete(slice(None), rows)
+            return
+        packed = np.packbits(missing, axis=1)
+        _, first, which = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+        which = which.reshape(-1)
+        for number, row in enumerate(first):
+            places = np.flatnonzero(which == number)
+            if missing[row].any():
+                yield self._scored(places, rows[places], missing[row])
+            else:
+                yield self._scored_complete(places, rows[places])
+
+    def _scored_complete(self, places: Ints | slice, rows: Floats) -> Observed:
+        scored = self._complete.score(rows)
+        return Observed(places, None, rows, scored.responsibilities, scored.log_likelihoods)
+
+    def _scored(self, places: Ints, rows: Floats, missing: Bools) -> Observed:
+        conditioning, plan = self._patterns.of(missing)
+        if plan is None:
+            responsibilities = np.repeat(self._parameters.weights[:, np.newaxis], len(places), axis=1)
+            return Observed(places, conditioning, rows[:, :0], responsibilities, np.zeros(len(places)))
+        given = np.ascontiguousarray(rows[:, conditioning.given])
+        scored = BlockKernel(plan, len(given)).score(given)
+        return Observed(places, conditioning, given, scored.responsibilities, scored.log_likelihoods)
+
+    def accumulate(
+        self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
+    ) -> Accumulated:
+        """Do as `BlockKernel.accumulate`; the squares are those of the values that the rows have."""
+        squared = squared_length(np.where(np.isnan(rows), 0.0, rows))
+        if not math.isfinite(squared) and np.isinf(rows).any():
+            return Accumulated.nothing(len(rows))
+        log_likelihoods = np.empty(len(rows))
+        for found in self.observed(rows):
+            own = None if weights is None else weights[found.places]
+            log_likelihoods[found.places] = found.log_likelihoods
+            if seen is not None:
+                labels, largest = most_probable(found.responsibilities)
+                seen.labels[found.places], seen.largest[found.places] = labels, largest
+            with np.errstate(over="ignore", invalid="ignore"):
+                if found.conditioning is None:
+                    self._complete.collect(own)
+                    continue
+                weighted = found.responsibilities if own is None else found.responsibilities * own
+                self._merger.push(found.conditioning.statistics(found.rows, weighted))
+        return Accumulated(log_likelihoods, float(log_likelihoods.sum()), squared)
+
+    def sums(self) -> RowSums | None:
+        """Return the sums over all blocks, None where there were none; then begin again."""
+        incomplete = self._merger.total()
+        parts = self._complete.sums(), None if incomplete is None else RowSums(None, incomplete)
+        return merge_sums(self._parameters.structure, parts)
+
+
+class PatternKernels:
+    """Makes the kernels of tasks under one plan of float64; see `kernels.dispatch.Kernels`.
+
+    Blocks are ``longer`` than those of other kernels by this factor.
+    """
+
+    by_tiles = False
+
+    def __init__(self, plan: KernelPlan, *, longer: int = LONGER) -> None:
+        self.plan = plan
+        self._longer = longer
+        self._patterns = Patterns(plan.parameters)
+
+    def made(self, n_rows: int) -> PatternKernel:
+        """Return a kernel for up to ``n_rows`` rows of all blocks together."""
+        longest = min(MAX_BLOCK_ROWS, self._longer * self.plan.block_rows)
+        return PatternKernel(self.plan, even_length(n_rows, longest), self._patterns)
+
+    def finished(self, kernel: PatternKernel) -> RowSums | None:
+        """Return the sums of a kernel of this plan, which is not to be used any more."""
+        return kernel.sums()

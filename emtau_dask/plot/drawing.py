@@ -1,0 +1,308 @@
+"""How all pictures look, the plane they are drawn on, the rows they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.linalg import eigh
+from sklearn.utils.validation import check_is_fitted
+
+from emtau_dask.constraints import integer
+from emtau_dask.errors import InvalidDataError, MissingPackageError, one_line, short
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import Seeds
+from emtau_dask.estimator.row_sample import DrawnRows, drawn_rows
+from emtau_dask.mixture.linalg import Floats
+from emtau_dask.mixture.parameters import MixtureParameters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#4477AA", "#332288", "#882255")
+"""After Okabe and Ito 2008 and Tol 2021; all have a contrast of 3 to white at least."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES = ("-", "--", "-.", ":")
+INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
+DENSITY = "Greys"
+LONGEST = 32
+"""Characters of a feature's name that are drawn."""
+MAX_ROWS = 20_000
+FEW_ROWS = 1_000
+"""So many are drawn as points, more by their density."""
+
+
+def check_matplotlib() -> None:
+    """Raise `MissingPackageError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            "pictures need matplotlib, the extra plot: pip install 'emtau_dask[plot]'."
+        ) from error
+
+
+def single_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    """Return axes to draw on: the given ones, or those of a new figure of so many inches."""
+    check_matplotlib()
+    if ax is None:
+        from matplotlib import pyplot as plt
+
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    return ax
+
+
+def several_axes(ax: Any, count: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+    """Return so many axes: those given, parts of the place of a single one given, or new ones.
+
+    Raises
+    ------
+    InvalidDataError
+        Another number of axes is given.
+    """
+    check_matplotlib()
+    rows = -(-count // columns)
+    if ax is None:
+        from matplotlib import pyplot as plt
+
+        _, made = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        return [*made.ravel()[:count]]
+    given = np.asarray(ax, dtype=object).ravel()
+    if given.size == count:
+        return [*given]
+    if given.size != 1:
+        raise InvalidDataError(f"ax holds {given.size} axes, but {count} are drawn; give one, or {count}.")
+    (whole,) = given
+    place = whole.get_subplotspec()
+    if place is None:
+        raise InvalidDataError(
+            f"ax has no place in a grid that could be divided; give {count} axes, or one of plt.subplots()."
+        )
+    whole.set_axis_off()
+    grid = place.subgridspec(rows, columns)
+    return [whole.figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
+
+
+def plain(text: object, longest: int = 10**4) -> str:
+    """Return a text from data as it may be drawn: without control characters, and not longer than that."""
+    text = one_line(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
+    """Give axes the look of all pictures, and their texts, which are drawn as they are.
+
+    ``labels`` are those of the two axes. ``below`` is what the reader has to know of the data; it stands
+    below the title.
+    """
+    heading = ax.set_title(title, loc="left", pad=19 if below else 6)
+    for text in (heading, ax.set_xlabel(labels[0]), ax.set_ylabel(labels[1])):
+        text.set(parse_math=False, color=INK, fontsize=9)
+    heading.set(fontsize=9.5, fontweight="bold")
+    if below:
+        look: dict[str, Any] = {"fontsize": 8, "color": FAINT, "parse_math": False, "va": "bottom"}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        ax.annotate(below, (0, 1), xytext=(0, 5), **place, **look)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(FAINT)
+    ax.tick_params(labelcolor=INK, labelsize=8.5, length=3, color=FAINT)
+    ax.set_axisbelow(True)
+
+
+def with_grid(ax: Axes, axis: Any = "both") -> None:
+    """Draw a faint grid below all else."""
+    ax.grid(visible=True, axis=axis, which="major", color=GRID, linewidth=0.8)
+
+
+def colours(name: str) -> Colormap:
+    """Return a colour map without its palest colours, which paper swallows."""
+    import matplotlib as mpl
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(mpl.colormaps[name](np.linspace(0.1, 1.0, 256)), name)
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """Draw a legend whose texts are drawn as they are."""
+    made = ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, **options)
+    for text in made.get_texts():
+        text.set_parse_math(False)
+
+
+def figure_of(axes: Sequence[Axes]) -> Figure:
+    """Return the figure that the first of some axes belongs to."""
+    from matplotlib.figure import SubFigure
+
+    figure = axes[0].get_figure()
+    while isinstance(figure, SubFigure):
+        figure = figure.figure
+    assert figure is not None
+    return figure
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """One or two directions in the space of the features.
+
+    Attributes
+    ----------
+    centre : ndarray of shape (d,)
+        The point that is drawn at 0.
+    directions : ndarray of shape (d, m)
+        m is 1 or 2.
+    labels : tuple of str
+        What the axes are called.
+    """
+
+    centre: Floats
+    directions: Floats
+    labels: tuple[str, ...]
+
+    @property
+    def flat(self) -> bool:
+        """Whether there is one direction alone."""
+        return len(self.labels) == 1
+
+    def points(self, rows: Floats) -> Floats:
+        """Return where rows (n, d) are, (n, m)."""
+        points: Floats = (rows - self.centre) @ self.directions
+        return points
+
+    def covariance(self, parameters: MixtureParameters, component: int) -> Floats:
+        """Return a component's covariance along the directions, (m, m)."""
+        drawn = parameters.structure.draw(np.eye(len(self.centre)), parameters.covariances, component)
+        along = drawn @ self.directions  # draws are linear: of the unit vectors they are a factor's rows
+        covariance: Floats = along.T @ along
+        return covariance
+
+
+def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Plane:
+    """Return the plane of the features that are named; of None, of all of them or of the principal axes.
+
+    Parameters
+    ----------
+    estimator : GaussianMixture
+        Fitted.
+    drawn : DrawnRows
+        Whose principal axes are taken where more than two features are to be drawn.
+    features : None, int, str, or a sequence of one or two of these
+
+    Raises
+    ------
+    InvalidDataError
+        There is no such feature, or more than two are named.
+    """
+    d = int(estimator.n_features_in_)
+    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    if features is None and d > 2:
+        return _principal_plane(drawn)
+    numbers = list(range(d)) if features is None else _numbers(features, names, d)
+    labels = tuple(plain(names[i], LONGEST) if names else f"feature {i}" for i in numbers)
+    return Plane(np.zeros(d), np.eye(d)[:, numbers], labels)
+
+
+def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
+    given = [features] if isinstance(features, str) or not isinstance(features, Iterable) else [*features]
+    if not 1 <= len(given) <= 2 or len(set(given)) < len(given):
+        raise InvalidDataError(
+            f"features = {short(features)} must be one feature or two different ones; None draws the two "
+            "principal axes of the data."
+        )
+    return [_number(feature, names, d) for feature in given]
+
+
+def _number(feature: Any, names: Sequence[str], d: int) -> int:
+    if isinstance(feature, str) and feature in names:
+        return names.index(feature)
+    if integer(0, d - 1).holds(feature):
+        return int(feature)
+    known = f", or a name: {short(list(names))}" if names else ""
+    raise InvalidDataError(
+        f"features: there is no feature {short(feature)}. Give a number from 0 to {d - 1}{known}."
+    )
+
+
+def _principal_plane(drawn: DrawnRows) -> Plane:
+    """Return the plane of the two directions in which weighted rows vary most."""
+    share = drawn.weights / drawn.weights.sum()
+    centre = share @ drawn.rows
+    centred = (drawn.rows - centre) * np.sqrt(share)[:, np.newaxis]
+    total = float(np.einsum("ij,ij->", centred, centred))
+    directions = _largest(centred)
+    variances: Floats = ((centred @ directions) ** 2).sum(axis=0)
+    parts = variances / total if total > 0 else np.zeros(2)
+    labels = tuple(f"principal axis {i + 1} ({part:.0%} of the variance)" for i, part in enumerate(parts))
+    return Plane(centre, directions, labels)
+
+
+def _largest(centred: Floats) -> Floats:
+    """Return the first two right-singular vectors (d, 2), each with a positive largest entry."""
+    m, d = centred.shape
+    wide = d > m
+    products = centred @ centred.T if wide else centred.T @ centred
+    last = [len(products) - 2, len(products) - 1]
+    vectors = eigh(products, subset_by_index=last)[1] if len(products) > 1 else np.ones((1, 1))
+    directions = np.zeros((d, 2))
+    found = (centred.T @ vectors if wide else vectors)[:, ::-1]
+    directions[:, : found.shape[1]] = found
+    lengths = np.linalg.norm(directions, axis=0)
+    for i in np.flatnonzero(lengths <= 1e-6 * lengths.max()):  # of fewer than three different rows
+        directions[:, i] = 0.0
+        directions[:, i] = _across(directions[:, 1 - i])
+    directions /= np.linalg.norm(directions, axis=0)
+    largest = directions[np.abs(directions).argmax(axis=0), [0, 1]]
+    signed: Floats = directions * np.where(largest < 0, -1.0, 1.0)
+    return signed
+
+
+def _across(direction: Floats) -> Floats:
+    """Return a unit vector at a right angle to a direction, which may be zero."""
+    across: Floats = np.eye(len(direction))[np.abs(direction).argmin()]
+    if direction.any():
+        unit = direction / np.linalg.norm(direction)
+        across = across - (across @ unit) * unit
+    return across / np.linalg.norm(across)
+
+
+def rows_to_show(
+    estimator: GaussianMixture, X: Any, max_rows: Any, random_state: Any, sample_weight: Any, columns: Any
+) -> DrawnRows:
+    """Return at most ``max_rows`` rows; ``X`` may be rows that were drawn already.
+
+    Raises `InvalidDataError` as `drawn_rows`, and where ``max_rows`` is not an integer of at least 1.
+    """
+    check_is_fitted(estimator)
+    allowed = integer(1)
+    if not allowed.holds(max_rows):
+        raise InvalidDataError(f"max_rows = {short(max_rows)} must be {allowed.words}.")
+    if isinstance(X, DrawnRows):
+        return DrawnRows(X.rows[: int(max_rows)], X.weights[: int(max_rows)], X.total, X.imputed)
+    return drawn_rows(
+        estimator,
+        X,
+        size=int(max_rows),
+        seed=Seeds(random_state).draw(),
+        sample_weight=sample_weight,
+        columns=columns,
+    )
+
+
+def counted(drawn: DrawnRows) -> str:
+    """Return how many rows are shown, of how many."""
+    shown = len(drawn.rows)
+    imputed = f"; {drawn.imputed:.1%} of the values were missing" if drawn.imputed else ""
+    if shown == drawn.total:
+        return f"all {shown:,} rows{imputed}"
+    return f"{shown:,} of {drawn.total:,} rows, drawn at random{imputed}"
+
+
+def cells_of(rows: int) -> int:
+    """Return into how many cells each axis of a plane is cut for the density of so many rows."""
+    return max(24, min(72, int(rows**0.5 / 2.5)))

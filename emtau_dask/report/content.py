@@ -1,0 +1,319 @@
+"""What a report says: subject, features, how the fit went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.em.predict import LABELS, RESPONSIBILITIES
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.row_sample import DrawnRows
+from emtau_dask.kernels.dispatch import scoring_kernels
+from emtau_dask.mixture.linalg import Floats
+from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
+
+LONGEST = 48
+SHOWN_FEATURES, MOST_FEATURES, MOST_COMPONENTS = 6, 200, 40
+"""Features of the first tables, and of all; and components. What is left out is said."""
+SURE = 0.9
+STOPPED = MappingProxyType(
+    {
+        "tol": "The fit converged. It stopped by its tolerance: more iterations would change little.",
+        "no-active-rows": "The fit ended because no row was active any more: each had stayed in its "
+        "component. That does not say that the likelihood is at a maximum.",
+        "max-iter": "The fit did not converge. It stopped at the greatest number of iterations.",
+    }
+)
+STATES = MappingProxyType(
+    {"tol": "Converged", "no-active-rows": "Ended without active rows", "max-iter": "Not converged"}
+)
+FLOOR = 1.5
+"""A variance below this many times ``reg_covar`` consists of it for the most part."""
+ROWS_PER_FEATURE = 2
+MOST_NAMED = 5
+MANY = 1e5
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A fitted mixture, and what is known of its fit.
+
+    Texts may hold anything: the page escapes them, and leaves out secrets of URLs.
+
+    Attributes
+    ----------
+    model : GaussianMixture
+        Fitted.
+    name : str
+        What it is called.
+    place : str
+        Where it was read from, or written to.
+    data : str or None
+        Where its rows are; None where that is not known.
+    drawn : DrawnRows or None
+        Rows to show; None where the data are not at hand.
+    config : str or None
+        The run's config as YAML.
+    command : str or None
+        The command that repeats the fit.
+    finished : bool
+        Whether the run has ended.
+    written : str or None
+        When its last commit was written.
+    environment : mapping of str to str
+        Versions and the like, of the fit; empty where they are not known.
+    notes : tuple of str
+        Remarks that were made before.
+    run : str or None
+        The id of a checkpointed run.
+    """
+
+    model: GaussianMixture
+    name: str
+    place: str
+    data: str | None = None
+    drawn: DrawnRows | None = None
+    config: str | None = None
+    command: str | None = None
+    finished: bool = True
+    written: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    run: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of weight above 0 that were fitted; 0 where the fit had no iteration."""
+        history = self.model.history_
+        return history[-1].rows if len(history) else 0
+
+    @property
+    def names(self) -> list[str]:
+        """What the features are called, as far as 48 characters say it."""
+        names = getattr(self.model, "feature_names_in_", None)
+        if names is None:
+            return [f"feature {i}" for i in range(self.model.n_features_in_)]
+        return [text if len(text := str(name)) <= LONGEST else f"{text[: LONGEST - 1]}…" for name in names]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table: its headings and its rows of texts, of which the first names the row."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The tables of a mixture and its data.
+
+    Attributes
+    ----------
+    components : Cells
+        Weights, and means of the features that tell most.
+    means : Cells or None
+        A row for each feature, and a column for each component; None where the first table has all.
+    data : Cells or None
+        A row for each feature; None without data.
+    order : tuple of str
+        Features, those that tell components apart best first.
+    left_out : tuple of str
+        What the tables do not hold.
+    """
+
+    components: Cells
+    means: Cells | None
+    data: Cells | None
+    order: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def tables_of(subject: Subject) -> Tables:
+    """Return the tables of a fitted mixture."""
+    parameters, names = subject.model.parameters_, subject.names
+    k, d = parameters.means.shape
+    variances = parameters.structure.variances(parameters.covariances, k, d)
+    told = told_apart(parameters.weights, parameters.means, variances)
+    by_telling = np.argsort(-told, kind="stable")
+    order = by_telling if d > SHOWN_FEATURES else np.arange(d)
+    shown = np.sort(np.argsort(-parameters.weights, kind="stable")[:MOST_COMPONENTS])
+    left_out = []
+    if k > MOST_COMPONENTS:
+        left_out.append(f"The {MOST_COMPONENTS} heaviest of {k:,} components are shown.")
+    if d > MOST_FEATURES:
+        left_out.append(f"Tables hold the {MOST_FEATURES} of {d:,} features that tell components apart best.")
+    cells = [
+        [_mean(parameters.means[i, j], variances[i, j]) for j in order[:MOST_FEATURES]] for i in range(k)
+    ]
+    first = order[:SHOWN_FEATURES]
+    counted = _labelled(subject.drawn, parameters)
+    components = Cells(
+        ("component", "weight", *counted.headings, *(names[j] for j in first)),
+        tuple(
+            (str(i), f"{parameters.weights[i]:.4f}", *counted.rows[i], *cells[i][: len(first)]) for i in shown
+        ),
+    )
+    means = None
+    if d > SHOWN_FEATURES:
+        means = Cells(
+            ("feature", "told apart", *(f"component {i}" for i in shown)),
+            tuple(
+                (names[j], f"{told[j]:.0%}", *(cells[i][place] for i in shown))
+                for place, j in enumerate(order[:MOST_FEATURES])
+            ),
+        )
+    data = None if subject.drawn is None else _profile(subject.drawn, names, order[:MOST_FEATURES])
+    return Tables(components, means, data, tuple(names[j] for j in by_telling), tuple(left_out))
+
+
+def told_apart(weights: Floats, means: Floats, variances: Floats) -> Floats:
+    """Return which part of each feature's variance in the mixture lies between components, (d,).
+
+    Parameters
+    ----------
+    weights : ndarray of shape (K,)
+    means, variances : ndarray of shape (K, d)
+    """
+    between: Floats = weights @ (means - weights @ means) ** 2
+    within: Floats = weights @ variances
+    total = between + within
+    return np.divide(between, total, out=np.zeros_like(total), where=total > 0)
+
+
+def _mean(mean: float, variance: float) -> str:
+    return f"{mean:.4g} ± {np.sqrt(variance):.3g}"
+
+
+def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
+    """Return, for each component, which rows of the sample it labels, and how sure it is of them."""
+    k = parameters.n_components
+    if drawn is None:
+        return Cells((), ((),) * k)
+    kernels = scoring_kernels(parameters, compiled=False)
+    labels: NDArray[np.intp] = LABELS(drawn.rows, kernels)
+    sure = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
+    counts = np.bincount(labels, drawn.weights, minlength=k)
+    certain = np.bincount(labels, drawn.weights * sure, minlength=k)
+    return Cells(
+        ("rows labelled", "sure"),
+        tuple(
+            (f"{counts[i] / counts.sum():.1%}", f"{certain[i] / counts[i]:.1%}" if counts[i] else "–")
+            for i in range(k)
+        ),
+    )
+
+
+def _profile(drawn: DrawnRows, names: Sequence[str], order: Sequence[int] | NDArray[np.intp]) -> Cells:
+    """Return what the drawn rows are like; quartiles are of rows, without their weights."""
+    share = drawn.weights / drawn.weights.sum()
+    rows = []
+    for j in order:
+        column = drawn.rows[:, j]
+        mean = float(share @ column)
+        deviation = float(np.sqrt(share @ (column - mean) ** 2))
+        quantiles = np.quantile(column, [0.0, 0.25, 0.5, 0.75, 1.0])
+        rows.append((names[j], *(f"{value:.4g}" for value in (mean, deviation, *quantiles))))
+    headings = ("feature", "mean", "deviation", "least", "25 %", "median", "75 %", "greatest")
+    return Cells(headings, tuple(rows))
+
+
+def state(subject: Subject) -> str:
+    """Return how a fit ended, in a word or two."""
+    if not subject.finished:
+        return "Not finished"
+    return STATES[subject.model.stop_reason_]
+
+
+def ending(subject: Subject) -> str:
+    """Return why a fit stopped."""
+    if not subject.finished:
+        return (
+            f"The run has not ended. This is its state after {subject.model.n_iter_:,} iterations; "
+            "it can be resumed."
+        )
+    return STOPPED[subject.model.stop_reason_]
+
+
+def gap_meaning(subject: Subject) -> str:
+    """Return what the estimated gap says, and what it is to be compared with."""
+    gap, rows = subject.model.gap_, subject.rows
+    if not math.isfinite(gap) or not rows:
+        return (
+            "There is no estimate of how far the bound is from where the fit would end. Traditional EM has "
+            "one after three passes, quasi-Newton steps after one."
+        )
+    error = n_parameters(subject.model) / (2 * rows)
+    return (
+        f"The lower bound is estimated to be {gap:.2g} nats per row below where this fit would end. That "
+        "is an estimate from the last steps, for this optimum; another start may find a better one. For "
+        f"comparison: a sample of {rows:,} rows itself leaves about {error:.2g} nats per row open "
+        f"(p/2N), {compared(error, gap)}."
+    )
+
+
+def compared(error: float, gap: float) -> str:
+    """Return how many times larger sampling error is than the gap."""
+    if gap <= 0 or error / gap >= MANY:
+        return "far more than the gap"
+    if error >= gap:
+        return (
+            f"{error / gap:,.2g} times the gap" if error < 10 * gap else f"{error / gap:,.0f} times the gap"
+        )
+    return f"less than the gap, by a factor of {min(gap / error, MANY):,.3g}"
+
+
+def n_parameters(model: GaussianMixture) -> int:
+    """Return the number of free parameters."""
+    return free_parameters(model.parameters_.structure, *model.means_.shape)
+
+
+def warnings_of(subject: Subject) -> list[str]:
+    """Return what a reader should know before trusting the fit; empty where there is nothing."""
+    model, rows = subject.model, subject.rows
+    found = [*_of_the_end(subject), *subject.notes, *model.history_.notes]
+    parameters = model.parameters_
+    d = parameters.n_features
+    own = parameters.weights * rows
+    small = np.flatnonzero(own < ROWS_PER_FEATURE * (d + 1)) if rows else np.empty(0, dtype=np.intp)
+    if len(small):
+        said = ", ".join(f"{k} ({own[k]:.3g} rows)" for k in small[:MOST_NAMED])
+        found.append(
+            f"{_counted(len(small), 'component')} with very few rows for {d:,} features: {said}"
+            f"{_more(len(small))}. Covariances of so few rows are uncertain; fewer components or a simpler "
+            "covariance type may be better."
+        )
+    variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
+    at_floor = np.flatnonzero((variances < FLOOR * model.reg_covar).any(axis=1)) if model.reg_covar else ()
+    if len(at_floor):
+        said = ", ".join(str(k) for k in at_floor[:MOST_NAMED])
+        found.append(
+            f"{_counted(len(at_floor), 'component')} with a variance that is hardly more than reg_covar = "
+            f"{model.reg_covar:g}: {said}{_more(len(at_floor))}. Rows there are nearly equal in a feature; "
+            "reg_covar, not the data, decides on the variance."
+        )
+    return list(dict.fromkeys(found))
+
+
+def _of_the_end(subject: Subject) -> list[str]:
+    model = subject.model
+    if not subject.finished:
+        return ["The run has not ended."]
+    if model.stop_reason_ != "max-iter":
+        return []
+    change = model.history_.last_change
+    last = f" The bound last changed by {change:.2g} nats per row." if math.isfinite(change) else ""
+    return [f"The fit reached max_iter = {model.max_iter:,} before it converged.{last}"]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _more(count: int) -> str:
+    return f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""

@@ -1,0 +1,210 @@
+"""What lies at a path or URL: its kind, and the files that a pattern names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from glob import glob, has_magic
+from pathlib import Path
+
+from zarr.storage import LocalStore
+
+from emtau_dask.errors import InvalidDataError
+from emtau_dask.storage.errors import read_errors
+from emtau_dask.storage.files import check_listed, read_regular, stream_at
+from emtau_dask.storage.urls import Url, is_url, plain_path, suffix_of
+from emtau_dask.storage.zarr_check import document_at
+
+READABLE = {
+    ".npy": "a .npy file",
+    ".parquet": "a parquet file",
+    ".pq": "a parquet file",
+    ".csv": "a CSV table",
+    ".tsv": "a table of text",
+}
+OTHER_ENDINGS = {
+    ".npz": "an .npz archive",
+    ".feather": "an Arrow file",
+    ".arrow": "an Arrow file",
+    ".h5": "an HDF5 file",
+    ".hdf5": "an HDF5 file",
+    ".nc": "a netCDF file",
+    ".pkl": "a pickle",
+    ".joblib": "a pickle",
+    ".json": "a JSON file",
+    ".xlsx": "an Excel file",
+}
+BEGINNINGS = {
+    b"\x93NUMPY": "a .npy file",
+    b"PAR1": "a parquet file",
+    b"PK\x03\x04": "a zip archive",
+    b"\x89HDF": "an HDF5 file",
+    b"ARROW1": "an Arrow file",
+    b"\x1f\x8b": "a gzip file",
+}
+OWN_GROUPS = {
+    "emtau-checkpoint": "the checkpoint of a fit",
+    "emtau-model": "a saved model",
+    "emtau-labels": "a group of labels",
+}
+FOLDERS = ("a folder", "a zarr array", "a zarr group", "a dataset")
+REMEDIES = {
+    "an .npz archive": "Take its array out: numpy.save('rows.npy', numpy.load(path)[name])",
+    "a .npy file": "Give it the ending .npy",
+    "a parquet file": "Give it the ending .parquet",
+}
+"""What to do with data that are not read."""
+Place = str | Sequence[str]
+
+
+def kind_by_ending(path: str) -> str | None:
+    """Return what the ending of a path or URL says, with an article; None where it says nothing."""
+    return {**READABLE, **OTHER_ENDINGS}.get(suffix_of(path).lower())
+
+
+def kind_of(path: str) -> str | None:
+    """Return what lies at a path, with an article; None for nothing, plain text, and what is not known.
+
+    Behind a URL the ending decides, and nothing is opened.
+    """
+    path = plain_path(path)
+    if is_url(path):
+        return kind_by_ending(path)
+    place = Path(path)
+    try:
+        if place.is_dir():
+            return _kind_of_folder(place)
+        if not place.is_file():
+            return None
+        beginning = read_regular(place, 0, max(map(len, BEGINNINGS)), 64).tobytes()
+    except (OSError, ValueError):
+        return None
+    found = (kind for start, kind in BEGINNINGS.items() if beginning.startswith(start))
+    return kind_by_ending(path) or next(found, None)
+
+
+def check_readable(path: str, array: str | None) -> None:
+    """Raise `InvalidDataError` where a path holds neither a folder nor a zarr array that may be rows.
+
+    A member of a group that this package wrote must be named by ``array``.
+    """
+    stream = stream_at(path)
+    if stream is not None:
+        raise InvalidDataError(f"{path} is no regular file but {stream}; give a file.")
+    kind = kind_of(path)
+    with read_errors(path, remote=False):
+        if kind is None and Path(plain_path(path)).is_file():
+            kind = "a file of an unknown kind"
+    if kind is None or kind in FOLDERS:
+        return
+    if kind not in OWN_GROUPS.values():
+        remedy = REMEDIES.get(kind, "Give a zarr array or group, a .npy, a parquet or a CSV file")
+        raise InvalidDataError(f"{path} is {kind}, which is not read as rows. {remedy}.")
+    if array is None:
+        raise InvalidDataError(f"{path} is {kind}, not rows. Give the data, or the name of an array in it.")
+
+
+def _kind_of_folder(folder: Path) -> str:
+    """Return what a folder is; raises OSError or ValueError where it cannot be looked at."""
+    found = document_at(LocalStore(folder, read_only=True), "")
+    if found is None:
+        return "a folder"
+    if found.kind == "array":
+        return "a zarr array"
+    attributes = found.document.get("attributes")
+    attributes = attributes if isinstance(attributes, dict) else {}
+    if "dataset" in attributes:
+        return "a dataset"
+    return OWN_GROUPS.get(str(attributes.get("format")), "a zarr group")
+
+
+def paths_at(place: Place) -> tuple[str, ...]:
+    """Return the paths and URLs that a place stands for.
+
+    Parameters
+    ----------
+    place : str or sequence of str
+        A path or URL; a pattern with ``*`` (in local paths also ``?`` and ``[...]``; ``**`` is any number of
+        folders), unless that very path exists; or a list of these.
+
+    Returns
+    -------
+    tuple of str
+        Those of a list in its order. Those of a pattern in the order of their names, folder by folder and
+        character by character, so that ``part-10`` comes before ``part-9``.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing matches a pattern, or the list is empty.
+    """
+    given = [place] if isinstance(place, str) else list(place)
+    if not given:
+        raise InvalidDataError("the list of files is empty; give at least one.")
+    return tuple(path for each in given for path in _matches(plain_path(each)))
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether a path or URL is a pattern of names, and not the name of a file that exists."""
+    if is_url(path):
+        return "*" in path.partition("?")[0]
+    with read_errors(path, remote=False):
+        return has_magic(path) and not Path(path).exists()
+
+
+def _matches(path: str) -> list[str]:
+    if not is_pattern(path):
+        return [path]
+    if is_url(path):
+        found = _remote_matches(path)
+    else:
+        with read_errors(path, remote=False):
+            found = _local_matches(path)
+    if not found:
+        raise InvalidDataError(f"nothing matches {path}. Check the pattern; it is relative to {_base(path)}.")
+    return found
+
+
+def _local_matches(pattern: str) -> list[str]:
+    """Return the paths that match; raises `OSError` where a folder that may hold some cannot be looked into.
+
+    Python's glob takes such a folder for an empty one.
+    """
+    parts = Path(pattern).parts
+    for number, part in enumerate(parts):
+        within = parts[: number + (part == "**")]
+        for folder in _sorted_glob(os.path.join(*within, "")) if within else [""]:  # noqa: PTH118
+            if has_magic(part):
+                check_listed(folder or ".")
+            else:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.lstat(f"{folder}{part}")
+    return _sorted_glob(pattern)
+
+
+def _sorted_glob(pattern: str) -> list[str]:
+    # Path.glob would also find hidden files, such as those that are being written.
+    return sorted(glob(pattern, recursive=True), key=lambda name: Path(name).parts)  # noqa: PTH207
+
+
+def _base(path: str) -> str:
+    return "its bucket or host" if is_url(path) else str(Path.cwd())
+
+
+def _remote_matches(url: str) -> list[str]:
+    before, star, after = url.partition("*")
+    folder, _, begun = before.rpartition("/")
+    pattern, question, query = f"{begun}{star}{after}".partition("?")
+    with read_errors(url, remote=True):
+        return [
+            f"{folder}/{name}{question}{query}" for name in Url.of(f"{folder}{question}{query}").glob(pattern)
+        ]
+
+
+def place_text(place: Place) -> str:
+    """Return a place for messages: a path or pattern, or the first of a list and how many follow."""
+    if isinstance(place, str):
+        return place
+    first, *others = place
+    return f"{first} and {len(others)} more" if others else first

@@ -1,0 +1,378 @@
+"""The port of stores: named objects of a run, arrays as objects, digests.
+
+An object is bytes under a key such as ``commits/3/zarr.json``. It is written whole or not at all, and
+not changed afterwards. A store is a folder, an fsspec URL, or a zarr store of the user's.
+`ObjectStore.create` decides which of several processes writes a commit.
+
+The metadata documents are zarr's own, so that ``zarr.open`` reads what is written here. This module does
+not trust them when it reads, because a checkpoint may come from a stranger: it compares a chunk's bytes
+with their digest, and decodes them into a buffer of the expected size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import zarr
+from numcodecs.zstd import Zstd
+from numpy.typing import NDArray
+from zarr.codecs import BytesCodec, ZstdCodec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
+
+from emtau_dask.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointTakenError,
+    ShutdownError,
+    cause_of,
+    shutdown_named,
+)
+from emtau_dask.storage.errors import reason_of, remedy_of
+from emtau_dask.storage.files import each
+
+PARTIAL = ".partial"
+PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
+CLAIM = "replacing"
+"""In stores without locks, this object exists while a process replaces a run."""
+PROBES = "probe"
+"""The folder where processes try a store before a run begins; they remove what they write."""
+ROOT_DOCUMENT = "zarr.json"
+LEVEL = 1
+UNWRITTEN = 255
+"""Bytes of a buffer have this value before decompression; few have it after."""
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """Objects by key; picklable, so that tasks can take it along."""
+
+    @property
+    def location(self) -> str:
+        """Names the store in messages."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can reach the same objects."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether `create` is certain to let only one of several processes win."""
+        ...
+
+    def prepare(self) -> None:
+        """Make the folder of the first object, where the store has folders."""
+        return
+
+    def empty(self) -> bool:
+        """Return whether nothing is there."""
+        ...
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Return an object's bytes, at most ``limit + 1`` of them; None where it does not exist."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object whole; a second writer of the same key wins."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object that does not exist, durably; return False where it does."""
+        ...
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Make objects survive a loss of power, where writing them does not do so already."""
+        return
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the keys that begin with ``prefix``: a folder name ending in ``/``, or ""."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those that do not exist are no error."""
+        ...
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does."""
+        if not self.create(CLAIM, uuid.uuid4().hex.encode()):
+            raise CheckpointTakenError(
+                f"another process is replacing the run in {self.location}, or ended while it did. See that "
+                f"none is, remove {CLAIM} there, and start again."
+            )
+        try:
+            yield
+        finally:
+            self.delete([CLAIM])
+
+
+@contextmanager
+def storage_errors(
+    location: str,
+    doing: str,
+    remedy: Callable[[Exception], str] = remedy_of,
+    kind: Callable[[Exception], type[CheckpointError]] = lambda _: CheckpointError,
+) -> Iterator[None]:
+    """Raise `CheckpointError`, or the subclass that ``kind`` chooses, for any error of a store.
+
+    ``doing`` completes "cannot …"; ``remedy`` says what is wrong and what to do about it.
+    """
+    try:
+        with shutdown_named():
+            yield
+    except (CheckpointError, ShutdownError):
+        raise
+    except Exception as error:
+        message = f"cannot {doing} in {location} ({reason_of(error)}). {remedy(error)}."
+        raise kind(error)(message) from cause_of(error)
+
+
+def is_remnant(key: str) -> bool:
+    """Return whether an object may remain of a process that ended before it had begun a run."""
+    return key.startswith(f"{PROBES}/") or PARTIAL_NAME.fullmatch(key) is not None
+
+
+def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
+    """Return the error for a run that another process has begun just before this one."""
+    return CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
+
+
+def copy_new(source: ObjectStore, target: ObjectStore) -> None:
+    """Copy all objects into an empty store, the root document last; where that fails, nothing stays.
+
+    Of several processes that do this at once one succeeds; others raise `CheckpointExistsError`, as does
+    one that finds remains. A store that fails raises `CheckpointError`.
+    """
+    first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
+    limit = sys.maxsize - 1
+    try:
+        if not target.create(first, source.get(first, limit) or b""):
+            raise CheckpointExistsError(f"{target.location} is being written by another process.")
+        each(lambda key: target.put(key, source.get(key, limit) or b""), others)
+        target.create(ROOT_DOCUMENT, source.get(ROOT_DOCUMENT, limit) or b"")
+    except CheckpointExistsError:
+        raise
+    except BaseException:
+        with suppress(CheckpointError):
+            target.delete([ROOT_DOCUMENT])
+            target.delete([first, *others])
+        raise
+
+
+@dataclass(frozen=True)
+class PrefixedObjects(ObjectStore):
+    """The objects of ``whole`` whose keys begin with ``folder`` and a slash, which their keys here lack."""
+
+    whole: ObjectStore
+    folder: str
+
+    @property
+    def location(self) -> str:
+        """That of the whole, and the folder."""
+        return f"{self.whole.location}/{self.folder}"
+
+    @property
+    def shared(self) -> bool:
+        """As the whole is."""
+        return self.whole.shared
+
+    @property
+    def exclusive(self) -> bool:
+        """As the whole is."""
+        return self.whole.exclusive
+
+    def _key(self, key: str) -> str:
+        return f"{self.folder}/{key}"
+
+    def prepare(self) -> None:
+        """Prepare the whole."""
+        self.whole.prepare()
+
+    def empty(self) -> bool:
+        """List them."""
+        return not self.list("")
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Read one of the whole."""
+        return self.whole.get(self._key(key), limit)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write one of the whole."""
+        self.whole.put(self._key(key), data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create one of the whole."""
+        return self.whole.create(self._key(key), data)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Make them durable in the whole."""
+        self.whole.sync(list(map(self._key, keys)))
+
+    def list(self, prefix: str) -> list[str]:
+        """List the whole."""
+        return [key.removeprefix(self._key("")) for key in self.whole.list(self._key(prefix))]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove them from the whole."""
+        self.whole.delete(list(map(self._key, keys)))
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of an object's bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def group_document(attributes: Mapping[str, Any]) -> bytes:
+    """Return a zarr v3 group's metadata document; raises ValueError for NaN or infinity, unknown to JSON."""
+    document = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def digested_document(content: Mapping[str, Any]) -> bytes:
+    """Return a group document whose attributes are ``content`` and the digest of that."""
+    return group_document({**content, "sha256": digest(_canonical(content))})
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def read_document(objects: ObjectStore, key: str, limit: int) -> dict[str, Any]:
+    """Return the content of a digested document of at most ``limit`` bytes.
+
+    Raises `CheckpointCorruptError` where it is missing, too large, damaged, or not what its digest says.
+    """
+    data = objects.get(key, limit)
+    where = f"{key} in {objects.location}"
+    if data is None:
+        raise CheckpointCorruptError(f"{where} is missing.")
+    if len(data) > limit:
+        raise CheckpointCorruptError(f"{where} has more than {limit:,} bytes, the most that is read.")
+    try:
+        document = json.loads(data)
+        content = document["attributes"]
+        expected = content.pop("sha256")
+        intact = document["node_type"] == "group" and digest(_canonical(content)) == expected
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointCorruptError(f"{where} is damaged ({type(error).__name__}: {error}).") from error
+    if not intact:
+        raise CheckpointCorruptError(f"{where} has been altered: its SHA-256 is not the one that it states.")
+    return dict(content)
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """A zarr array in the folder ``name``, of which single chunks are written; ``dtype`` is NumPy's name.
+
+    A chunk is its values, little-endian, in C order; compressed by zstd, if ``compressed`` says so.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+    axes: tuple[str, ...]
+    compressed: bool = False
+    attributes: Mapping[str, Any] | None = None
+
+    def chunk_key(self, *place: int) -> str:
+        """Return the key of a chunk, its remaining indices zero."""
+        rest = (0,) * (len(self.shape) - len(place))
+        return f"{self.name}/c.{'.'.join(map(str, place + rest))}"
+
+    def document(self) -> bytes:
+        """Return the metadata document that zarr itself writes."""
+        array = zarr.create_array(
+            store=MemoryStore(),
+            shape=self.shape,
+            chunks=self.chunks,
+            dtype=self.dtype,
+            serializer=BytesCodec() if np.dtype(self.dtype).itemsize == 1 else BytesCodec(endian="little"),
+            compressors=ZstdCodec(level=LEVEL) if self.compressed else None,
+            filters=None,
+            fill_value=0,
+            dimension_names=self.axes,
+            chunk_key_encoding={"name": "default", "separator": "."},
+            attributes=dict(self.attributes or {}),
+            zarr_format=3,
+        )
+        return array.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
+
+
+def encode(values: NDArray[Any]) -> bytes:
+    """Return a chunk's bytes: its values, little-endian, in C order."""
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+
+
+def decode(data: bytes, layout: ArrayLayout, where: str) -> NDArray[Any]:
+    """Return the values, read-only, of a chunk of one step that `encode` wrote.
+
+    Raises `CheckpointCorruptError`, which names ``where``, for bytes that are not a chunk of this size.
+    """
+    dtype, shape = np.dtype(layout.dtype), layout.chunks[1:]
+    size = math.prod(shape) * dtype.itemsize
+    if len(data) != size:
+        raise CheckpointCorruptError(f"{where} cannot be decoded: {len(data)} bytes, {size} expected.")
+    values = np.frombuffer(data, dtype=dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
+    values.setflags(write=False)
+    return values
+
+
+def compress(values: NDArray[Any]) -> bytes:
+    """Return what `encode` does, compressed by zstd."""
+    return bytes(Zstd(level=LEVEL).encode(np.frombuffer(encode(values), dtype=np.uint8)))
+
+
+def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """Return the values that `compress` was given; allocates what ``shape`` and ``dtype`` say and no more.
+
+    Raises `CheckpointCorruptError` as `decode` does.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.full(size, UNWRITTEN, dtype=np.uint8)
+    try:
+        Zstd(level=LEVEL).decode(data, buffer)
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointCorruptError(f"{where} cannot be decoded: {error}.") from error
+    if size and buffer[-1] == UNWRITTEN and _fits(data, size - 1):
+        raise CheckpointCorruptError(f"{where} cannot be decoded: fewer than {size} bytes when decompressed.")
+    return buffer.view(dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
+
+
+def _fits(data: bytes, size: int) -> bool:
+    """Return whether ``data`` decompresses to at most ``size`` bytes."""
+    try:
+        Zstd(level=LEVEL).decode(data, np.empty(size, dtype=np.uint8))
+    except ValueError:
+        return False
+    return True
+
+
+def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> bytes:
+    """Return the bytes, at most ``limit``, of an object with the digest ``expected``.
+
+    Raises `CheckpointCorruptError` where it is missing, or not what was written.
+    """
+    data = objects.get(key, limit)
+    if data is None:
+        raise CheckpointCorruptError(f"{key} in {objects.location} is missing.")
+    found = digest(data)
+    if found != expected:
+        raise CheckpointCorruptError(
+            f"{key} in {objects.location} has been altered: its SHA-256 begins with {found[:12]}, the commit "
+            f"says {expected[:12]}."
+        )
+    return data

@@ -1,0 +1,349 @@
+"""Results that appear at their place complete or not at all: zarr groups, pages, folders.
+
+A folder is written in a scratch folder beside its place, which its process locks (`storage.files`), and
+is renamed when it is complete. What it replaces is first moved into the same scratch folder. If the
+process is killed in between, the next one that writes there moves that back.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, ZstdCodec
+
+from emtau_dask.errors import EmtauError, InvalidDataError, PathTakenError
+from emtau_dask.storage.errors import writing_errors
+from emtau_dask.storage.files import ScratchFolder, followed, give_free_name, read_regular
+from emtau_dask.storage.locations import kind_by_ending
+from emtau_dask.storage.urls import is_url, plain_path
+from emtau_dask.storage.zarr_check import own_group
+
+NEW, OLD, OUTDATED = "new", "old", "outdated"
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
+CHUNK_BYTES = 4 * 2**20
+ENDINGS = (".html", ".htm")
+BEGINNING = 2**12
+_OURS = re.compile(
+    r'<meta name="generator" content="emtau_dask [^"<>]*">\s*<meta name="emtau-run" content="(\w*)">'
+)
+"""How a page says that emtau wrote it, and of which run it is."""
+
+
+@contextmanager
+def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """Yield where to make a folder that appears at ``path`` when the block ends without an error.
+
+    What is yielded is a path, on the same file system, at which nothing is yet. Of several processes that
+    do this at once one succeeds; with ``replaceable`` the last result stays.
+
+    Parameters
+    ----------
+    path : Path
+        A local path; folders above it are made. An empty folder there is replaced.
+    replaceable : callable (Path) -> bool, optional
+        Whether what is at ``path`` may be replaced, asked when the block has ended; by default nothing may.
+
+    Raises
+    ------
+    PathTakenError
+        Something is at ``path`` that may not be replaced.
+    EmtauError
+        Nothing can be written there, or what was there cannot be put back.
+    """
+    target = path.absolute()
+    try:
+        folder = ScratchFolder(f".{target.name}.emtau-", str(target.parent), partial(_rescue, target))
+    except OSError as error:
+        raise EmtauError(
+            f"nothing can be written in {target.parent} ({error}); choose another place"
+        ) from error
+    try:
+        yield folder.path / NEW
+        _publish(folder.path, target, replaceable)
+    finally:
+        try:
+            folder.remove()
+        except OSError as error:
+            raise EmtauError(
+                f"what was at {target} cannot be put back ({error}); it is {folder.path / OLD}, move it"
+            ) from error
+
+
+def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | None) -> None:
+    try:
+        while not _moved(folder / NEW, target):
+            if replaceable is not None and replaceable(target):
+                _set_aside(folder, target)
+            elif os.path.lexists(target):
+                raise PathTakenError(
+                    f"{target} already exists, made meanwhile; it was left as it is. Choose another place"
+                )
+    except OSError as error:
+        raise EmtauError(f"{target} cannot be written ({error}); choose another place") from error
+
+
+def _moved(source: Path, target: Path) -> bool:
+    """Move a folder to its place; return False where something else is there."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def _set_aside(folder: Path, target: Path) -> None:
+    """Move what is at ``target``, if it is still there, to `OLD`."""
+    with suppress(FileNotFoundError):
+        (folder / OLD).rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
+    with suppress(FileNotFoundError):
+        target.rename(folder / OLD)
+
+
+def _rescue(target: Path, folder: Path) -> None:
+    """Put back what was set aside, unless something else is in its place by now."""
+    old = folder / OLD
+    while os.path.lexists(old):
+        if os.path.lexists(target):
+            old.rename(folder / f"{OUTDATED}-{uuid.uuid4().hex}")
+        else:
+            _moved(old, target)
+
+
+def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
+    """Raise `EmtauError` unless a zarr group may be written at the local path ``path``.
+
+    With ``overwrite`` it may replace a group that emtau wrote, and nothing else. It never replaces what the
+    run reads, ``inputs``.
+    """
+    refuse_url(path)
+    kind = kind_by_ending(str(path))
+    if kind is not None:
+        raise EmtauError(
+            f"{path} would be {kind} by its name, but results are zarr groups; give a name such as "
+            f"{path.with_suffix('.zarr')}"
+        )
+    refuse_inputs(path, inputs)
+    with writing_errors("the result", path):
+        if not path.exists():
+            return
+    if not overwrite:
+        raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
+    if not _is_ours(path):
+        raise EmtauError(
+            f"{path} was not written by emtau, so --overwrite does not replace it; choose another place"
+        )
+
+
+def refuse_url(path: Path) -> None:
+    """Raise `EmtauError` for a path that is made of a URL."""
+    if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
+        raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
+
+
+def refuse_inputs(path: Path, inputs: Sequence[str | Path]) -> None:
+    """Raise `EmtauError` where a result would lie at, in or around what its run reads."""
+    for source in (plain_path(str(each)) for each in inputs):
+        if is_url(source):
+            continue
+        ours, theirs = followed(path), followed(source)
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+            raise EmtauError(
+                f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
+            )
+
+
+def check_writable(path: Path) -> None:
+    """Raise `EmtauError` unless files can be written beside ``path``; folders above it are made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise EmtauError(
+            f"nothing can be written in {path.parent} ({error.strerror}); choose another place"
+        ) from error
+
+
+def _attributes(path: Path) -> Mapping[str, Any]:
+    """Return the attributes of the zarr group at a path; {} where no readable group is there."""
+    try:
+        group = own_group(path)
+    except EmtauError:
+        return {}
+    return {} if group is None else group.attributes
+
+
+def _is_ours(path: Path) -> bool:
+    attributes = _attributes(path)
+    return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
+
+
+def mark_as_of(path: Path, run: str | None) -> None:
+    """Note in a zarr group the id of the run that it is a result of, if that is given."""
+    if run is not None:
+        zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
+
+
+def run_that_wrote(path: Path) -> object:
+    """Return the id that `mark_as_of` noted at a path, or None."""
+    return _attributes(path).get("run")
+
+
+@contextmanager
+def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield where to write what appears at ``path`` when the block ends without an error; see `published`.
+
+    With ``overwrite`` it replaces a group that emtau wrote, also one that appears there meanwhile. Raises
+    `EmtauError` where something else is at ``path``, before the block or when it has ended.
+    """
+    with (
+        writing_errors("the result", path),
+        published(path, replaceable=lambda found: overwrite and _is_ours(found)) as private,
+    ):
+        refuse_existing(path, overwrite)
+        yield private
+
+
+@contextmanager
+def new_group(path: Path, *, overwrite: bool) -> Iterator[zarr.Group]:
+    """Yield a new zarr v3 group; see `replacing`."""
+    with replacing(path, overwrite=overwrite) as private:
+        yield zarr.create_group(str(private), zarr_format=3)
+
+
+class RowWriter:
+    """Appends rows to a new array of a group, one whole zarr chunk at a time.
+
+    Parameters
+    ----------
+    group : zarr.Group
+        Where the array is created.
+    name : str
+    shape : tuple of int
+        The array's final shape, rows first.
+    dtype : numpy dtype
+    chunk_rows : int or None
+        Rows of a chunk, the buffer in memory; by default as many as fit in 4 MiB.
+    compressed : bool
+        False for values that do not compress, such as random float64.
+    """
+
+    def __init__(
+        self,
+        group: zarr.Group,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        chunk_rows: int | None = None,
+        compressed: bool = True,
+    ) -> None:
+        fitting = CHUNK_BYTES // max(dtype.itemsize * math.prod(shape[1:]), 1)
+        chunks = (max(1, min(chunk_rows or fitting, shape[0])), *shape[1:])
+        compressor = _compressor(dtype) if compressed else None
+        self._array = group.create_array(
+            name, shape=shape, dtype=dtype, chunks=chunks, compressors=compressor
+        )
+        self._buffer: NDArray[Any] = np.empty(chunks, dtype=dtype)
+        self._written = self._buffered = 0
+
+    def append(self, values: NDArray[Any]) -> int:
+        """Add rows, write every chunk that they fill, and return how many these were."""
+        start, written = 0, 0
+        while start < len(values):
+            stop = min(len(values), start + len(self._buffer) - self._buffered)
+            self._buffer[self._buffered : self._buffered + stop - start] = values[start:stop]
+            self._buffered += stop - start
+            start = stop
+            if self._buffered == len(self._buffer):
+                written += self.flush()
+        return written
+
+    def flush(self) -> int:
+        """Write buffered rows, as after the last `append`; return how many chunks these were, 0 or 1."""
+        if not self._buffered:
+            return 0
+        stop = self._written + self._buffered
+        self._array[self._written : stop] = self._buffer[: self._buffered]
+        self._written, self._buffered = stop, 0
+        return 1
+
+
+def _compressor(dtype: np.dtype[Any]) -> BloscCodec | ZstdCodec:
+    """The codec for values of a type; bits of responsibilities, transposed, would take more bytes."""
+    if dtype.kind == "f":
+        return ZstdCodec(level=1)
+    return BloscCodec(cname="lz4", clevel=1, shuffle="bitshuffle")
+
+
+def refuse_existing_page(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
+    """Raise `EmtauError` unless a page may be written at the local path ``path``.
+
+    With ``overwrite`` it may replace a page that emtau wrote, and nothing else. It never replaces what is
+    read for it, ``inputs``.
+    """
+    refuse_url(path)
+    if path.suffix.lower() not in ENDINGS:
+        raise EmtauError(
+            f"{path} would hold a page of HTML, which its name does not say; give a name such as "
+            f"{path.with_suffix(ENDINGS[0])}"
+        )
+    refuse_inputs(path, inputs)
+    with writing_errors("the report", path):
+        if not path.exists():
+            return
+    if not overwrite:
+        raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
+    if _written_by_us(path) is None:
+        raise EmtauError(
+            f"{path} is no report that emtau wrote, so --overwrite does not replace it; choose another place"
+        )
+
+
+def run_of_page(path: Path) -> str | None:
+    """Return the id of the run that a page is a report of; None where it names none, or is no report."""
+    found = _written_by_us(path)
+    return None if found is None else found[1] or None
+
+
+def _written_by_us(path: Path) -> re.Match[str] | None:
+    try:
+        beginning = read_regular(path, 0, BEGINNING, BEGINNING).tobytes()
+    except (OSError, InvalidDataError):
+        return None
+    return _OURS.search(beginning.decode("utf-8", "replace"))
+
+
+def write_page(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write a page where nothing is; with ``overwrite`` also in place of a page that emtau wrote.
+
+    Raises
+    ------
+    EmtauError
+        Something else is there by now, or nothing can be written there.
+    """
+    with writing_errors("the report", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.emtau-", dir=path.parent) as folder:
+            private = Path(folder) / path.name
+            private.write_text(text, encoding="utf-8")
+            try:
+                give_free_name(private, path)
+            except FileExistsError:
+                refuse_existing_page(path, overwrite)
+                private.replace(path)

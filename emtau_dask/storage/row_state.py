@@ -1,0 +1,299 @@
+"""Row state in zarr: which rows are active, and what a policy keeps about each.
+
+A task writes the state of its chunks as one object, the rows of one chunk after those of another, padded to
+one length. It is at the place of its first chunk in one regular array, so no two tasks ever write one object.
+State is never changed in place: a step writes new objects. Nothing is written for a chunk that is
+skipped or whose state does not change; the object that has it remains in use, whichever chunks share it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.errors import CheckpointCorruptError, CheckpointError
+from emtau_dask.process import Proofs, of_process, this_process
+from emtau_dask.storage.objects import ArrayLayout, ObjectStore, compress, decompress, digest, read_verified
+
+MAX_WITNESS_BYTES = 2**16
+SHARING_ROWS = 2**14
+"""Chunks of more rows share no object with others: their state need not be held until a task ends."""
+OBJECT_ROWS = 2**16
+"""Rows of an object that several chunks share, at most."""
+RECENT_BYTES = 2**24
+"""Of shared objects that a process keeps decoded while tasks read the state of one chunk after another."""
+
+
+def most_object_rows(chunk_rows: Iterable[tuple[int, int]]) -> int:
+    """Return the rows of the longest object that chunks can need; of each length there are so many.
+
+    That is the longest chunk, or what chunks that may share an object have together.
+    """
+    longest = sharing = 0
+    for rows, count in chunk_rows:
+        if count:
+            longest = max(longest, rows)
+            sharing += rows * count if rows <= SHARING_ROWS else 0
+    return max(longest, min(sharing, OBJECT_ROWS))
+
+
+@dataclass(frozen=True)
+class RowFields:
+    """The row arrays of a policy, as fields of one array; ``object_rows`` is the length of every object.
+
+    Each of ``dtypes`` is the smallest that fits its array. They are stored in the widest of them.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    object_rows: int
+
+    @classmethod
+    def of(cls, dtypes: Mapping[str, np.dtype[Any]], object_rows: int) -> RowFields:
+        """Return the fields of arrays by name."""
+        return cls(tuple(dtypes), tuple(dtype.name for dtype in dtypes.values()), object_rows)
+
+    @property
+    def by_name(self) -> dict[str, np.dtype[Any]]:
+        """The dtype of each field, by name."""
+        return {name: np.dtype(dtype) for name, dtype in zip(self.names, self.dtypes, strict=True)}
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The unsigned integer dtype that holds every field."""
+        return np.dtype(f"u{max(np.dtype(name).itemsize for name in self.dtypes)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of an object's array: fields, rows."""
+        return len(self.names), self.object_rows
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of an object's array."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes of an object; zstd adds little to what it cannot compress."""
+        return self.nbytes + self.nbytes // 128 + 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StateObject:
+    """An object that holds row state, with the fields of the process that wrote it."""
+
+    key: str
+    sha256: str
+    fields: RowFields
+
+    def read(self, objects: ObjectStore) -> NDArray[Any]:
+        """Return the values of all rows, (fields, rows).
+
+        Raises `CheckpointCorruptError` where the object is missing or altered, or cannot be decoded.
+        """
+        data = read_verified(objects, self.key, self.sha256, self.fields.most_bytes)
+        values = decompress(data, self.fields.shape, self.fields.stored, f"{self.key} in {objects.location}")
+        values.setflags(write=False)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """Where a chunk's newest state is: the object, and the first of its rows there; goes into tasks."""
+
+    object: StateObject
+    first_row: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Identifies the values: the digest of the object, and the first row."""
+        return self.object.sha256, self.first_row
+
+    def read(self, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return the values of a chunk's rows, of shape (n_rows,) each, by name.
+
+        Raises `CheckpointCorruptError` as `StateObject.read` does, and where there are values that no policy
+        can have written.
+        """
+        return self.of(self.object.read(objects), n_rows, objects)
+
+    def of(self, values: NDArray[Any], n_rows: int, objects: ObjectStore) -> dict[str, NDArray[Any]]:
+        """Return what `read` does, from the values of the object."""
+        where, fields = f"{self.object.key} in {objects.location}", self.object.fields
+        own = values[:, self.first_row : self.first_row + n_rows]
+        if own.shape[1] != n_rows:
+            raise CheckpointCorruptError(f"{where} ends before row {self.first_row + n_rows} of it.")
+        state = {}
+        for name, dtype, row in zip(fields.names, fields.dtypes, own, strict=True):
+            limit = 1 if dtype == "bool" else np.iinfo(dtype).max
+            if (row > limit).any():
+                raise CheckpointCorruptError(f"{where}: {name} is above {limit}.")
+            state[name] = row.astype(dtype)
+        return state
+
+
+class RecentObjects:
+    """Shared objects that a process has decoded last, for any number of threads; each is read once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: dict[tuple[str, StateObject], Future[NDArray[Any]]] = {}
+
+    def read(self, stored: StateObject, objects: ObjectStore) -> NDArray[Any]:
+        """Do as `StateObject.read`; while another thread reads the object, wait for it."""
+        name = objects.location, stored
+        own: Future[NDArray[Any]] | None = None
+        with self._lock:
+            found = self._recent.pop(name, None)
+            if found is None:
+                found = own = Future()
+            self._recent[name] = found
+        if own is None:
+            try:
+                return found.result()
+            except CancelledError:  # The other thread could not read it.
+                return stored.read(objects)
+        try:
+            values = stored.read(objects)
+            own.set_result(values)
+        except BaseException:
+            with self._lock:
+                self._recent.pop(name, None)
+            own.cancel()
+            raise
+        self._forget_oldest()
+        return values
+
+    def _forget_oldest(self) -> None:
+        with self._lock:
+            done = [name for name, found in self._recent.items() if found.done()]
+            held = sum(self._recent[name].result().nbytes for name in done)
+            for name in done:
+                if held <= RECENT_BYTES:
+                    break
+                held -= self._recent.pop(name).result().nbytes
+
+
+@dataclass(frozen=True)
+class Witness:
+    """An object that the fitting process wrote: a process that finds it sees the same store.
+
+    A process that has found it remembers ``token``, and does not look again.
+    """
+
+    key: str
+    sha256: str
+    token: str
+
+    @classmethod
+    def of(cls, key: str, data: bytes) -> Witness:
+        """Return the witness of an object that this process has written."""
+        witness = cls(key, digest(data), uuid4().hex)
+        of_process(Proofs).settle(witness.token)
+        return witness
+
+    def check(self, objects: ObjectStore) -> None:
+        """Raise `CheckpointError` in a process that does not find the object; looks once."""
+        of_process(Proofs).once(self.token, lambda: self._look(objects))
+
+    def _look(self, objects: ObjectStore) -> None:
+        found = objects.get(self.key, MAX_WITNESS_BYTES)
+        if found is None or digest(found) != self.sha256:
+            raise CheckpointError(
+                f"{this_process()} cannot use {objects.location}, where row state goes: it does not find "
+                "there what the process that fits wrote. Give a checkpoint (or, without one, a dask "
+                "temporary-directory) that every worker sees under the same path, or the URL of an object "
+                "store."
+            )
+
+
+@dataclass(frozen=True)
+class RowStateWriter:
+    """Where the tasks of one step write row state, and read what earlier steps wrote.
+
+    The array of ``layout`` has the shape (steps, chunks, fields, rows of an object).
+    """
+
+    objects: ObjectStore
+    layout: ArrayLayout
+    fields: RowFields
+    step: int
+    witness: Witness
+
+    def write(self, states: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, SlotState]:
+        """Write the values of chunks, by chunk, as one object, or as few as have room for them.
+
+        The same values make the same objects. Raises `CheckpointError` where this process does not see the
+        store, or cannot write there.
+        """
+        self.witness.check(self.objects)
+        return {
+            chunk: slot
+            for group in _groups(states, self.fields.object_rows)
+            for chunk, slot in self._written(group).items()
+        }
+
+    def _written(self, group: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, SlotState]:
+        fields = self.fields
+        ends = np.cumsum([_length(values) for values in group.values()])
+        padded = np.zeros(fields.shape, dtype=fields.stored)
+        for row, name in zip(padded, fields.names, strict=True):
+            np.concatenate([values[name] for values in group.values()], out=row[: ends[-1]])
+        data = compress(padded)
+        key = self.layout.chunk_key(self.step, min(group))
+        self.objects.put(key, data)
+        stored = StateObject(key, digest(data), fields)
+        begins = [0, *ends[:-1].tolist()]
+        return {chunk: SlotState(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
+
+    def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Do as `SlotState.read`; raises `CheckpointError` too where this process does not see the store.
+
+        An object that other chunks may share is kept for a while.
+        """
+        self.witness.check(self.objects)
+        if n_rows > SHARING_ROWS:
+            return state.read(self.objects, n_rows)
+        return state.of(of_process(RecentObjects).read(state.object, self.objects), n_rows, self.objects)
+
+
+def _length(values: Mapping[str, NDArray[Any]]) -> int:
+    return len(next(iter(values.values())))
+
+
+def _groups(
+    states: Mapping[int, Mapping[str, NDArray[Any]]], most: int
+) -> Iterator[dict[int, Mapping[str, NDArray[Any]]]]:
+    """Yield chunks that share an object, ascending: as many as have ``most`` rows or fewer."""
+    group: dict[int, Mapping[str, NDArray[Any]]] = {}
+    rows = 0
+    for chunk in sorted(states):
+        rows += _length(states[chunk])
+        if group and rows > most:
+            yield group
+            group, rows = {}, _length(states[chunk])
+        group[chunk] = states[chunk]
+    if group:
+        yield group
+
+
+def rows_layout(name: str, fields: RowFields, n_steps: int, n_chunks: int) -> ArrayLayout:
+    """Return the layout of the array that holds the state of all steps."""
+    return ArrayLayout(
+        name,
+        (n_steps, n_chunks, *fields.shape),
+        (1, 1, *fields.shape),
+        fields.stored.name,
+        ("step", "first_chunk", "field", "row"),
+        compressed=True,
+        attributes={"fields": list(fields.names), "dtypes": list(fields.dtypes)},
+    )

@@ -1,0 +1,492 @@
+"""Objects in a folder, behind a URL, in a user's zarr store; which of them a location means."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
+
+from emtau_dask.errors import (
+    CheckpointError,
+    CheckpointTakenError,
+    InvalidDataError,
+    StoreUnreachableError,
+    cause_of,
+    masked,
+    warn_user,
+)
+from emtau_dask.process import of_process
+from emtau_dask.storage.errors import is_unreachable, reason_of, remedy_of, remote_remedy
+from emtau_dask.storage.files import each, give_free_name, opened_regular, paths_below
+from emtau_dask.storage.objects import (
+    PARTIAL,
+    PARTIAL_NAME,
+    PROBES,
+    ObjectStore,
+    PrefixedObjects,
+    begun_elsewhere,
+    storage_errors,
+)
+from emtau_dask.storage.urls import OpenedPath, RemotePath, Url, missing_package
+
+CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
+"""Protocols with a conditional PUT; other file systems look first, then write."""
+FOLDERS_MADE = 10
+"""How often an object's folder is made anew, where others find it empty and remove it."""
+
+
+def _kind_of(error: Exception) -> type[CheckpointError]:
+    return StoreUnreachableError if is_unreachable(error) else CheckpointError
+
+
+@dataclass(frozen=True, repr=False)
+class UrlObjects(ObjectStore):
+    """Objects below an fsspec URL."""
+
+    root: RemotePath
+
+    def __repr__(self) -> str:
+        return f"UrlObjects({self.location!r})"
+
+    @property
+    def location(self) -> str:
+        """The URL, without secrets."""
+        return str(self.root)
+
+    @property
+    def shared(self) -> bool:
+        """Yes, but for fsspec's ``memory://``."""
+        return "memory" not in self.root.protocols
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the file system has a conditional PUT."""
+        return bool(self.root.protocols & CONDITIONAL_PUT)
+
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return storage_errors(self.location, doing, remote_remedy, _kind_of)
+
+    def empty(self) -> bool:
+        """List the root; what another process tries there does not count."""
+        with self._errors("see what is there"):
+            return all(name == PROBES for name in self.root.names())
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Read a range from the beginning."""
+        with self._errors(f"read {key}"):
+            return (self.root / key).read_beginning(limit + 1)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Upload."""
+        with self._errors(f"write {key}"):
+            (self.root / key).write(data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Upload on condition that there is no such object; see `RemotePath.create`."""
+        with self._errors(f"write {key}"):
+            return (self.root / key).create(data)
+
+    def list(self, prefix: str) -> list[str]:
+        """List below the prefix, never from a cache."""
+        folder = self.root / prefix.rstrip("/") if prefix else self.root
+        with self._errors(f"list {prefix or 'the objects'}"):
+            return sorted(f"{prefix}{name}" for name, _ in folder.find())
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects side by side."""
+        with self._errors("remove objects"):
+            each(lambda key: (self.root / key).delete(), keys)
+
+
+@dataclass(frozen=True)
+class LocalObjects(ObjectStore):
+    """Objects as files below a folder, whose path ``root`` is absolute."""
+
+    root: str
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return self.root
+
+    @property
+    def shared(self) -> bool:
+        """Yes, with processes that see the folder."""
+        return True
+
+    @property
+    def exclusive(self) -> bool:
+        """Yes: `give_free_name` fails where the name exists."""
+        return True
+
+    def _path(self, key: str) -> Path:
+        return Path(self.root, key)
+
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return storage_errors(self.root, doing, lambda error: remedy_of(error, self.root))
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        with self._errors("make the folder"):
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            _fsync(str(Path(self.root).parent))
+
+    def empty(self) -> bool:
+        """Look for the folder, and for anything in it but probes and remains of an interrupted `create`."""
+        root = Path(self.root)
+        with self._errors("see what is there"):
+            if not root.is_dir():
+                return not root.exists()
+            names = [path.name for path in root.iterdir()]
+            return all(name == PROBES or PARTIAL_NAME.fullmatch(name) for name in names)
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Read a file; anything else, such as a pipe, counts as missing."""
+        with self._errors(f"read {key}"):
+            try:
+                with (
+                    opened_regular(self._path(key)) as (descriptor, size),
+                    open(descriptor, "rb", closefd=False) as file,
+                ):
+                    return file.read(min(limit, size) + 1)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, InvalidDataError):
+                return None
+
+    @staticmethod
+    def _new_partial(path: Path) -> Path:
+        return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+
+    @contextmanager
+    def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
+        """Give the block a temporary file beside ``path``; after an error nothing new is left."""
+        partial = self._new_partial(path)
+        try:
+            with self._opened(partial) as file:
+                left = memoryview(data)
+                while len(left):
+                    left = left[file.write(left) :]
+                if durable:
+                    os.fsync(file.fileno())
+            yield partial
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            self._remove_empty(path.parent)
+            raise
+
+    def _opened(self, path: Path) -> io.FileIO:
+        """Return a new file; its folder is made where it is missing, again if others remove it."""
+        for _ in range(FOLDERS_MADE):
+            try:
+                return path.open("xb", buffering=0)
+            except FileNotFoundError:
+                if not Path(self.root).is_dir():
+                    raise
+            with suppress(FileNotFoundError):
+                self._make_folder(path.parent)
+        return path.open("xb", buffering=0)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make folders below the root, never the root itself: where that has vanished, so has the run."""
+        root = Path(self.root)
+        missing = [path for path in (folder, *folder.parents) if root in path.parents]
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+        each(_fsync, [str(path.parent) for path in missing])
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a temporary file and rename it."""
+        path = self._path(key)
+        with self._errors(f"write {key}"), self._written(path, data, durable=False) as partial:
+            partial.replace(path)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a temporary file, fsync it, give it its name, fsync the folders."""
+        path = self._path(key)
+        with self._errors(f"write {key}"), self._written(path, data, durable=True) as partial:
+            try:
+                give_free_name(partial, path)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                if path.exists():
+                    return False
+                raise
+            finally:
+                partial.unlink(missing_ok=True)
+            _fsync(str(path.parent))
+        return True
+
+    def check_exclusive(self) -> None:
+        """Raise `CheckpointError` unless the file system refuses a name that is taken; leaves nothing."""
+        with self._errors("give a file a name that is free"):
+            name = self._new_partial(self._path(f"{PROBES}/name"))
+            made = [name]
+            try:
+                with (
+                    self._written(name, b"", durable=False) as first,
+                    self._written(name, b"", durable=False) as second,
+                ):
+                    made += [first, second]
+                    give_free_name(first, name)
+                    with suppress(FileExistsError):
+                        give_free_name(second, name)
+                        raise OSError(errno.ENOTSUP, "a file that was there has been replaced")
+            except FileNotFoundError as error:
+                if not Path(self.root).is_dir():
+                    raise
+                raise begun_elsewhere(self) from error  # A process that begins a run removes such files.
+            finally:
+                for path in made:
+                    path.unlink(missing_ok=True)
+                self._remove_empty(name.parent)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Fsync files and the folders that name them."""
+        paths = [self._path(key) for key in keys]
+        with self._errors("make written objects durable"):
+            each(_fsync, [str(path) for path in {*paths, *(path.parent for path in paths)}])
+
+    def list(self, prefix: str) -> list[str]:
+        """Walk the folder; temporary files are listed too."""
+        top = Path(self.root, prefix)
+        with self._errors(f"list {prefix or 'the objects'}"):
+            return sorted(path.removeprefix(f"{self.root}/") for path in paths_below(top, changing=True))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove files, and the folders that this leaves empty."""
+        folders = set()
+        with self._errors("remove objects"):
+            for key in keys:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(f"{self.root}/{key}")  # noqa: PTH108 (making a Path takes longer)
+                folders.add(key.rpartition("/")[0])
+        for folder in sorted(folders, key=lambda name: -name.count("/")):
+            self._remove_empty(self._path(folder))
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder below the root, and those above it, as far as they are empty."""
+        while folder != Path(self.root) and folder.is_relative_to(self.root):
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                break
+            folder = folder.parent
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the folder until this process ends, at the latest; a file system without locks is trusted."""
+        with self._errors("open the folder"):
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise CheckpointTakenError(
+                        f"another process is replacing the run in {self.root}; choose another place, or "
+                        "start again when it has ended."
+                    ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrStoreObjects(ObjectStore):
+    """Objects in a zarr store that the user made."""
+
+    store: Store
+
+    @classmethod
+    def opened(cls, store: Store) -> ZarrStoreObjects:
+        """Open a store, if it is not open yet, and return its objects."""
+        with storage_errors(str(store), "open the store"):
+            sync(store._ensure_open())
+        return cls(store)
+
+    @property
+    def location(self) -> str:
+        """What the store calls itself, without secrets."""
+        return masked(str(self.store))
+
+    @property
+    def shared(self) -> bool:
+        """Yes, but for a store in this process's memory."""
+        return not isinstance(self.store, MemoryStore)
+
+    @property
+    def exclusive(self) -> bool:
+        """Only in memory, see `create`: zarr's other stores hide the error that would tell."""
+        return isinstance(self.store, MemoryStore)
+
+    def empty(self) -> bool:
+        """Ask the store."""
+        with storage_errors(self.location, "see what is there"):
+            return sync(self.store.is_empty(""))
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Read a range from the beginning."""
+        with storage_errors(self.location, f"read {key}"):
+            value = sync(self.store.get(key, default_buffer_prototype(), RangeByteRequest(0, limit + 1)))
+        return None if value is None else value.to_bytes()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object."""
+        with storage_errors(self.location, f"write {key}"):
+            sync(self.store.set(key, default_buffer_prototype().buffer.from_bytes(data)))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Look for the object, and write it if it is missing; one thread of this process at a time."""
+
+        async def look_and_set() -> bool:
+            prototype = default_buffer_prototype()
+            found = await self.store.get(key, prototype, RangeByteRequest(0, 1))
+            if found is None:
+                await self.store.set(key, prototype.buffer.from_bytes(data))
+            return found is None
+
+        with storage_errors(self.location, f"write {key}"), of_process(threading.Lock):
+            return sync(look_and_set())
+
+    def list(self, prefix: str) -> list[str]:
+        """List below the prefix."""
+
+        async def collect() -> list[str]:
+            return [key async for key in self.store.list_prefix(prefix)]
+
+        with storage_errors(self.location, f"list {prefix or 'the objects'}"):
+            return sorted(sync(collect()))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects."""
+        with storage_errors(self.location, "remove objects"):
+            for key in keys:
+                with suppress(FileNotFoundError, KeyError):
+                    sync(self.store.delete(key))
+
+
+class NotExclusiveWarning(UserWarning):
+    """Two processes that resume one run might not notice each other in a store."""
+
+
+def warn_unless_exclusive(objects: ObjectStore) -> None:
+    """Warn where two processes could both create one commit without noticing.
+
+    A conditional PUT is tried, since some endpoints accept the condition and ignore it. A folder is tried
+    too; raises `CheckpointError` where its file system cannot create a file on condition that it is new.
+    """
+    if _is_exclusive(objects):
+        return
+    warn_user(
+        f"{objects.location} cannot create an object on condition that it is new, so two processes "
+        "that resume this run at the same moment might not notice each other. See that only one does.",
+        NotExclusiveWarning,
+    )
+
+
+def _is_exclusive(objects: ObjectStore) -> bool:
+    if isinstance(objects, LocalObjects):
+        objects.check_exclusive()
+    return objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects))
+
+
+def try_store(objects: ObjectStore) -> bool:
+    """Write, read and remove a small object; return whether two processes would notice each other there.
+
+    Nothing stays, no folder either. Raises `CheckpointError` where one of these fails.
+    """
+    root = Path(objects.root) if isinstance(objects, LocalObjects) else None
+    new = [] if root is None else [folder for folder in (root, *root.parents) if not folder.exists()]
+    key, content = f"{PROBES}/{uuid.uuid4().hex}", b"emtau"
+    try:
+        objects.prepare()
+        objects.put(key, content)
+        if objects.get(key, len(content)) != content or key not in objects.list(f"{PROBES}/"):
+            raise CheckpointError(f"{objects.location} does not give back what is written there.")
+        return _is_exclusive(objects)
+    finally:
+        with suppress(CheckpointError):
+            objects.delete([key])
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
+
+
+def _refuses_second(objects: UrlObjects) -> bool:
+    key = f"{PROBES}/{uuid.uuid4().hex}"
+    try:
+        return objects.create(key, b"first") and not objects.create(key, b"second")
+    finally:
+        objects.delete([key])
+
+
+def object_store(where: object) -> ObjectStore:
+    """Return the object store of a path, an fsspec URL or an open zarr store; an object store as it is.
+
+    Raises `CheckpointError` where ``where`` is none of these, a URL of an unknown or missing file system, or
+    a store that cannot be written.
+    """
+    if isinstance(where, ObjectStore) and not isinstance(where, type):
+        return where
+    if isinstance(where, Path):
+        return LocalObjects(str(where.absolute()))
+    if isinstance(where, str) and where:
+        return _at(where) if "://" in where else LocalObjects(str(Path(where).absolute()))
+    if not isinstance(where, Store):
+        raise CheckpointError(f"checkpoint is {where!r}; give a path, a URL or a zarr store.")
+    if where.read_only or not where.supports_deletes:
+        raise CheckpointError(f"{where} cannot be written and deleted from; give a store that can.")
+    if isinstance(where, LocalStore):
+        return LocalObjects(str(Path(where.root).absolute()))
+    if isinstance(where, FsspecStore):
+        return UrlObjects(OpenedPath.of(where.fs, where.path))
+    return ZarrStoreObjects(where)
+
+
+def objects_below(objects: ObjectStore, folder: str) -> ObjectStore:
+    """Return the store of the objects of another whose keys begin with ``folder`` and a slash."""
+    if isinstance(objects, LocalObjects):
+        return LocalObjects(str(Path(objects.root, folder)))
+    if isinstance(objects, UrlObjects):
+        return UrlObjects(objects.root / folder)
+    return PrefixedObjects(objects, folder)
+
+
+def _at(url: str) -> ObjectStore:
+    try:
+        files, path = Url.of(url).connect()
+    except InvalidDataError as error:
+        raise CheckpointError(str(error)) from error
+    except ImportError as error:
+        raise CheckpointError(f"{Url(url)}: {missing_package(url, error)}") from error
+    except Exception as error:
+        raise CheckpointError(
+            f"{Url(url)} cannot be used ({reason_of(error)}). {remote_remedy(error)}."
+        ) from cause_of(error)
+    if isinstance(files, LocalFileSystem):
+        return LocalObjects(str(Path(path).absolute()))
+    return UrlObjects(OpenedPath.of(files, path))
