@@ -303,8 +303,7 @@ def picture(package: Path = PACKAGE) -> str:
         *drawn(whole, GAP, GAP),
         f'<rect class="group" x="{GAP}" y="{top:.0f}" width="{whole.width:.0f}" height="{bar}"/>',
         f'<text class="name" x="{width / 2:.0f}" y="{top + PADDING + 13:.0f}">{" · ".join(beside)}</text>',
-        f'<text x="{width / 2:.0f}" y="{top + PADDING + 13 + TITLE:.0f}">'
-        "modules beside the folders, which every folder may import</text>",
+        f'<text x="{width / 2:.0f}" y="{top + PADDING + 13 + TITLE:.0f}">modules beside the folders</text>',
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

@@ -50,7 +50,7 @@ __all__ = [
 _POLICIES = ("EMLazy", "EMSampled", "EMStar", "EMTau", "FullEM")
 _HOMES = {
     "GaussianMixture": "estimator",
-    "MixtureOutlierDetector": "outliers",
+    "MixtureOutlierDetector": "estimator.outliers",
     "select_components": "selection",
 }
 _HOMES |= dict.fromkeys(_POLICIES, "policies")

@@ -20,8 +20,9 @@ from packaging.requirements import Requirement
 from emtau_dask.cli.options import debug_option, json_option
 from emtau_dask.cli.terminal import FAILED, echo, echo_json
 from emtau_dask.errors import EmtauError, shown
-from emtau_dask.process import OWN
 
+OWN = __name__.partition(".")[0]
+"""The package: its process module would import NumPy."""
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
 FOR_DEVELOPMENT = {"test", "docs", "pages", "dev"}

@@ -15,7 +15,7 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 
-from emtau_dask import EMTau, GaussianMixture, runs
+from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.cli.main import main
 from emtau_dask.runs import inputs
 
@@ -208,7 +208,7 @@ def test_interrupts_and_surprises_have_their_exit_codes(
     def raise_error(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(runs, "run_fit", raise_error)
+    monkeypatch.setattr("emtau_dask.runs.fit.run_fit", raise_error)
     result = emtau("fit", "run.yaml")
     assert result.exit_code == code
     assert part in errors_of(result)[0]
@@ -351,7 +351,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_fit(workplace: Path)
 
 def test_help_imports_nothing_large() -> None:
     code = "import sys; from emtau_dask.cli.main import main; main(sys.argv[1:], standalone_mode=False)"
-    code += "; print(sorted({'dask', 'numpy', 'pydantic', 'sklearn', 'zarr'} & set(sys.modules)))"
+    code += "; print(sorted({'dask', 'numpy', 'pydantic', 'rich', 'sklearn', 'zarr'} & set(sys.modules)))"
     for command in ([], ["fit"], ["predict"], ["dataset", "mixture"]):
         run = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True)
         assert run.stdout.endswith("[]\n"), run.stdout + run.stderr

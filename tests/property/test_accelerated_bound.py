@@ -195,8 +195,8 @@ def test_where_a_sixteenth_is_too_few_rows_a_quarter_is_annealed():
     X, _ = starts.mixture(600, 3, 2, separation=2.0, seed=7)
     problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emtau_dask.fit.resolving, "LARGEST_SHARE", 0.01)
-        patch.setattr(emtau_dask.fit.resolving, "ROWS_UNANNEALED", 10**6)
+        patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
+        patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
         model, made = fitted("auto", problem, max_iter=200)
     assert {one.stage for one in made} >= {"annealed", "contest", "all rows"}
     exact = exact_bounds(problem, made)
@@ -210,8 +210,8 @@ def test_annealed_passes_are_not_counted_among_those_of_a_sample_nor_compared():
     X, _ = starts.mixture(600, 3, 2, separation=6.0, seed=7)
     problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emtau_dask.fit.resolving, "LARGEST_SHARE", 0.01)
-        patch.setattr(emtau_dask.fit.resolving, "ROWS_UNANNEALED", 10**6)
+        patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
+        patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
         _, made = fitted("auto", problem, max_iter=200)
     annealed = [one for one in made if one.stage == "annealed"]
     assert annealed
@@ -227,8 +227,8 @@ def test_annealing_that_is_cut_leaves_the_bound_of_all_rows_exact(max_iter):
     X, _ = starts.mixture(600, 3, 2, separation=2.0, seed=7)
     problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emtau_dask.fit.resolving, "LARGEST_SHARE", 0.01)
-        patch.setattr(emtau_dask.fit.resolving, "ROWS_UNANNEALED", 10**6)
+        patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
+        patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
         model, made = fitted("auto", problem, max_iter=max_iter)
     assert max_iter < 3 or made[0].stage == "annealed"
     assert sum(one.record.full_pass for one in made) >= max_iter - max_iter // 2

@@ -712,7 +712,7 @@ def test_distances_of_which_the_end_cannot_matter_are_broken_off(
     monkeypatch.setattr(np, "matmul", counted)
     monkeypatch.setattr(estep, "times_upper", counted_by(times_upper))
     monkeypatch.setattr(covariance_types, "upper_product", counted_by(upper_product))
-    for module in (centred, full):
+    for module in (estep, covariance_types):
         monkeypatch.setattr(module, "upper_solution", counted_by(upper_solution))
     kernel = BlockKernel(plan_kernel(parameters), len(rows))
     responsibilities, log_likelihoods, _ = kernel.score(rows)

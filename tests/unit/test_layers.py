@@ -1,68 +1,41 @@
-"""Imports go downwards only and by the front door, state is not hidden, and importing changes nothing."""
+"""Imports go downwards and name the file that defines, state is not hidden, and importing changes nothing."""
 
 import ast
 import subprocess
 import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import emtau_dask
 
 PACKAGE = Path(emtau_dask.__file__).parent
-LAYERS = (
-    "messages",
-    "errors",
-    "checks",
-    "settings",
-    "versions",
-    "process",
-    "interrupts",
-    "calls",
-    "mixture.numerics",
-    "mixture.covariance",
-    "mixture.model",
-    "mixture.estep",
-    "mixture.compiled",
-    "ascent",
-    "policies",
-    "io.files",
-    "io.remote",
-    "io.zarr_format",
-    "io.formats",
-    "io.sources",
-    "io.objects",
-    "io.cache",
-    "io.output",
-    "cluster",
-    "execution",
-    "rows",
-    "em",
-    "init",
-    "checkpoint",
-    "fit",
-    "progress",
-    "inputs",
-    "estimator",
-    "selection",
-    "outliers",
-    "plot",
-    "config",
-    "report",
-    "datasets",
-    "runs",
-    "compare",
-    "cli",
+FLOORS = (
+    {"constraints", "errors", "interrupts", "process"},
+    {"dask_config", "mixture", "policies"},
+    {"kernels", "storage"},
+    {"data"},
+    {"execution"},
+    {"em"},
+    {"checkpoint", "config", "progress", "sources"},
+    {"compare", "datasets", "estimator"},
+    {"plot", "selection"},
+    {"report"},
+    {"runs"},
+    {"cli"},
 )
-"""From the bottom up; a module may import its own layer and those below it."""
-MOST_MODULES = 12
-"""Of a folder, beside its `__init__`."""
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+"""From the ground up; a folder, or a module beside the folders, may import what stands on lower floors."""
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+OF_THE_GROUND = {"errors": 0, "constraints": 1, "interrupts": 1, "process": 2}
+"""The ground floor has an order of its own."""
+PUBLIC = {"em", "estimator", "plot", "policies", "selection"}
+"""Folders that hand on the names that users import from them."""
+NUMERICS = {"mixture", "policies", "kernels"}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
 
 
 def dotted(path):
-    """`emtau_dask/em/loop.py` -> `em.loop`, and `emtau_dask/em/__init__.py` -> `em`."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    """`emtau_dask/em/loop.py` -> `em.loop`."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 NAMES = {dotted(path): path for path in MODULES}
@@ -70,9 +43,7 @@ NAMES = {dotted(path): path for path in MODULES}
 
 def folder_of(name):
     """The folder of a module; a module beside the folders is one of its own."""
-    if NAMES[name].name == "__init__.py":
-        return name
-    return name.rpartition(".")[0] or name
+    return name.partition(".")[0]
 
 
 def imports_of(path):
@@ -91,7 +62,43 @@ def imports_of(path):
                 yield inner if inner in NAMES else inner.rpartition(".")[0], node.lineno
 
 
-EDGES = {name: {other for other, _ in imports_of(path)} - {name, ""} for name, path in NAMES.items()}
+IMPORTS = {name: sorted(set(imports_of(path))) for name, path in NAMES.items()}
+
+
+def may_import(name, other):
+    """Whether a module may import another one."""
+    here, there = folder_of(name), folder_of(other)
+    if here == there:
+        return name != here
+    if {here, there} <= set(OF_THE_GROUND):
+        return OF_THE_GROUND[there] < OF_THE_GROUND[here]
+    return FLOOR[there] < FLOOR[here]
+
+
+def test_every_module_stands_on_a_floor():
+    assert {folder_of(name) for name in NAMES} == set(FLOOR)
+
+
+def test_imports_go_downwards():
+    upwards = [
+        f"{NAMES[name]}:{line} imports {other}"
+        for name, found in IMPORTS.items()
+        for other, line in found
+        if other and not may_import(name, other)
+    ]
+    assert upwards == []
+
+
+def test_imports_name_the_file_that_defines():
+    """Not a folder; of the package itself only its version."""
+    folders = [
+        f"{NAMES[name]}:{line} imports from {other or 'the package'}"
+        for name, found in IMPORTS.items()
+        for other, line in found
+        if other not in NAMES
+        and not (other == "" and "__version__" in NAMES[name].read_text(encoding="utf-8"))
+    ]
+    assert folders == []
 
 
 def circle(edges):
@@ -112,76 +119,30 @@ def circle(edges):
     return next((found for name in sorted(edges) if (found := visit(name))), [])
 
 
-def test_every_module_belongs_to_a_layer():
-    parents = {name for name in NAMES if any(other.startswith(f"{name}.") for other in LAYERS)}
-    assert {folder_of(name) for name in NAMES} - parents == set(LAYERS)
-
-
-def test_imports_go_downwards():
-    place = {folder: number for number, folder in enumerate(LAYERS)}
-    upwards = [
-        f"{name} imports {other}"
-        for name, others in EDGES.items()
-        for other in sorted(others)
-        if place[folder_of(other)] > place.get(folder_of(name), 0)
-    ]
-    assert upwards == []
-
-
 def test_no_modules_import_each_other():
-    """A folder's `__init__` counts with its folder, which imports its modules and is imported by others."""
-    within = {
-        name: {other for other in others if NAMES[other].name != "__init__.py"}
-        for name, others in EDGES.items()
-    }
-    assert circle(within) == []
+    assert circle({name: {other for other, _ in found if other} for name, found in IMPORTS.items()}) == []
 
 
-def test_no_folders_import_each_other():
-    folders = defaultdict(set)
-    for name, others in EDGES.items():
-        folders[folder_of(name)] |= {folder_of(other) for other in others} - {folder_of(name)}
-    assert circle(folders) == []
+def test_a_folder_says_what_lives_there_and_hands_on_what_users_import():
+    wrong = []
+    for folder in FOLDERS:
+        tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+        said = ast.get_docstring(tree)
+        if not said or "\n" in said or (len(tree.body) > 1 and folder.name not in PUBLIC):
+            wrong.append(str(folder))
+    assert wrong == []
+    assert [path for path in PACKAGE.rglob("*.py") if len(path.relative_to(PACKAGE).parts) > 2] == []
 
 
-def test_nothing_reaches_past_the_door_of_another_folder():
-    past = [
-        f"{NAMES[name]}:{line} imports {other}"
-        for name in NAMES
-        for other, line in imports_of(NAMES[name])
-        if "." in other and folder_of(other) != folder_of(name) and NAMES[other].name != "__init__.py"
-    ]
-    assert past == []
-
-
-def test_folders_are_small():
-    modules = Counter(path.parent for path in MODULES if path.name != "__init__.py")
-    assert {folder: number for folder, number in modules.items() if number > MOST_MODULES} == {}
-
-
-def test_folders_say_in_one_paragraph_what_lives_there():
-    said = {
-        folder: ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
-        for folder in {path.parent for path in MODULES}
-    }
-    assert {folder: text for folder, text in said.items() if not text or "\n\n" in text} == {}
-
-
-def test_mixture_knows_numpy_and_scipy_only():
-    """And numba, in the modules that compile; the package can do without."""
+def test_numerics_know_numpy_and_scipy_only():
+    """And the kernels numba, which the package can do without; policies are estimators of scikit-learn."""
     allowed = {"numpy", "scipy", "emtau_dask", *sys.stdlib_module_names}
-    compiling = {
-        "mixture.compiled.first_use": {"numba"},
-        "mixture.compiled.loop": {"numba", "llvmlite"},
-        "mixture.compiled.products": {"numba"},
-        "mixture.compiled.tiling": {"numba"},
-        "mixture.compiled.vectors": {"numba", "llvmlite"},
-    }
+    more = {"kernels": {"numba", "llvmlite"}, "policies": {"sklearn"}}
     found = {
         (name, package)
         for name, path in NAMES.items()
-        if name.startswith("mixture.")
-        for package in packages_of(path) - allowed - compiling.get(name, set())
+        if folder_of(name) in NUMERICS
+        for package in packages_of(path) - allowed - more.get(folder_of(name), set())
     }
     assert found == set()
 
@@ -195,12 +156,6 @@ def packages_of(path):
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module.partition(".")[0])
     return found
-
-
-def test_only_io_and_above_know_dask_and_zarr():
-    low = LAYERS[LAYERS.index("mixture.numerics") : LAYERS.index("io.files")]
-    known = {name for name, path in NAMES.items() if packages_of(path) & {"dask", "zarr", "distributed"}}
-    assert {name for name in known if folder_of(name) in low} == set()
 
 
 PROBE = """

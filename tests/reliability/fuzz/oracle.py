@@ -158,13 +158,13 @@ def _of_error(error):
 
 
 def _where(error):
-    """Return the function that an error's first cause came from, such as ``io.files.regular.followed``."""
+    """Return the function that an error's first cause came from, such as ``storage.files.followed``."""
     for cause in reversed([*_causes(error)]):
-        frames = traceback.extract_tb(cause.__traceback__)
-        inside = [frame for frame in frames if "emtau_dask/" in frame.filename]
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        inside = [code for code in codes if "emtau_dask/" in code.co_filename]
         if inside:
-            module = inside[-1].filename.rpartition("emtau_dask/")[2].removesuffix(".py").replace("/", ".")
-            return f"{module}.{inside[-1].name}"
+            module = inside[-1].co_filename.rpartition("emtau_dask/")[2].removesuffix(".py").replace("/", ".")
+            return f"{module}.{inside[-1].co_qualname}"
     return ""
 
 

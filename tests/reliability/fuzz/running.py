@@ -52,27 +52,33 @@ class Kind:
     originals: Callable = lambda folder: list(folder.iterdir())
 
 
-OPENED = ("io.files.regular.", "io.sources.opening.")
+OPENED = ("storage.files.", "data.opening.")
 ZARR = (
     *OPENED,
-    "io.zarr_format.documents._read_document",
-    "io.zarr_format.documents.document_at",
-    "io.formats.zarr_arrays.open_zarr",
+    "storage.zarr_check._read_document",
+    "storage.zarr_check.document_at",
+    "data.zarr_arrays.open_zarr",
 )
+FOOTER = "row_groups_of _group _column _check_depth _Compact"
 COMMITS = (
     *OPENED,
-    *(f"io.objects.{name}." for name in ("documents", "base", "beginning", "commits", "local", "opening")),
+    *(f"storage.{name}." for name in ("objects", "commits", "stores")),
 )
 KINDS = {
-    "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "io.formats.npy._"), ".npy"),
+    "npy": Kind(npy.make, npy.mutate, npy.target, 4, (*OPENED, "data.npy._"), ".npy"),
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),
     "zarr 2": Kind(zarrs.make_v2, zarrs.mutate, zarrs.target, 4, ZARR, ".zarr"),
     "parquet": Kind(
-        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "io.formats.parquet_footer."), ".parquet"
+        parquet.make,
+        parquet.mutate,
+        parquet.target,
+        5,
+        (*OPENED, *(f"data.parquet.{name}" for name in FOOTER.split())),
+        ".parquet",
     ),
     "config": Kind(configs.make, configs.mutate, configs.target, 4, ("config.yaml.",), ".yaml"),
     "model": Kind(
-        models.make, models.mutate, models.target, 3, (*ZARR, "io.zarr_format.own_groups.own_group"), ".zarr"
+        models.make, models.mutate, models.target, 3, (*ZARR, "storage.zarr_check.own_group"), ".zarr"
     ),
     "checkpoint": Kind(
         checkpoints.make, checkpoints.mutate, checkpoints.target, 2, COMMITS, ".zarr", checkpoints.originals
