@@ -1,7 +1,7 @@
 """Datasets that `emtau dataset` writes: digits, example1, mnist, mixture.
 
-A block depends on the seed, the shape of the parameters and its number alone: neither on the chunks in
-which it is stored nor on the number of all rows.
+A block of `mixture` depends on the seed, the shape of the parameters and its number alone: neither on the
+chunks in which it is stored nor on the number of all rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Sections and field types of a config, and its errors as one message.
 
-An error says what is allowed and, where there is one, the nearest valid value. `config.sections` puts
-the key and the value before it.
-
-Each names the full dotted key, the value, what is allowed, and the nearest valid key or value.
+An error names the full dotted key, the value, what is allowed and, where there is one, the nearest valid
+key or value.
 """
 
 from __future__ import annotations

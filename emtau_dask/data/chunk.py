@@ -1,7 +1,6 @@
 """A chunk in memory: loaded, checked, a block of rows at a time, with the digest of what it holds.
 
-Tasks report the digests of the chunks that they read whole with their results, and the process that fits
-compares them once the pass is over, before anything of it is used.
+What becomes of the digests is in `em.contents`.
 """
 
 from __future__ import annotations

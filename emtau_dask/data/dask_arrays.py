@@ -1,7 +1,8 @@
 """Dask arrays, whose own tasks compute chunks, unless they are just stored ones.
 
-Two arrays may have equal metadata, so a few rows are compared as well. Every process does so before it
-first reads, also a worker that joins late.
+Rows that the fitting process and its workers both see are read by each. Two arrays may have equal metadata,
+so a few rows are compared as well, by every process before it first reads, also by a worker that joins
+late.
 """
 
 from __future__ import annotations

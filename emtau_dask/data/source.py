@@ -4,6 +4,7 @@ A source is either *addressable* (a task gets a small reader and the range of a 
 itself) or a *graph* (tasks of the user's own compute a chunk, and the fit's task depends on them). Both are
 used alike: an addressable source has no references and an empty graph.
 
+Values are known again by a digest, XXH3 with 128 bits:
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
 

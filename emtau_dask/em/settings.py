@@ -1,6 +1,6 @@
 """The settings of a fit, their constraints, and what "auto" stands for.
 
-The bounds were measured by `benchmarks/passes.py`; `docs/passes.md` has the figures.
+The bounds by which "auto" decides were measured by `benchmarks/passes.py`; `docs/passes.md` has the figures.
 """
 
 from __future__ import annotations

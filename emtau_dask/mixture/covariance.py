@@ -1,8 +1,7 @@
 """The port of covariance types: the operations in which types differ, as a record.
 
-The log-density of a Gaussian is linear in them, the coordinates, and the constant 1.
-
-All else in the package is written once, against `CovarianceStructure`.
+All else in the package is written once, against `CovarianceStructure`. The log-density of a Gaussian is
+linear in the squares that a type needs (`squares`), the coordinates, and the constant 1.
 
 Shapes: K components, d features, n rows of a block, F features of a row in `mixture.features`.
 

@@ -1,8 +1,8 @@
 """The E-step over a block of rows by NumPy, and the statistics that it leaves.
 
-The differences to μ_k are whitened by a triangle, squared and summed: by the precision factor, or with many
-features by solving with the covariance's. No digit is lost however far the rows are from the origin, and
-nothing is required of the covariances.
+In the centred form the differences to μ_k are whitened by a triangle, squared and summed: by the precision
+factor, or with many features by solving with the covariance's. No digit is lost however far the rows are
+from the origin, and nothing is required of the covariances.
 
 In many dimensions a row is often so far from most components that their responsibility for it is 0 in
 float64. With a triangular factor, a squared distance is a sum of terms of which each needs only the features

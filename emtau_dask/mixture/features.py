@@ -9,8 +9,8 @@ The price is cancellation: a squared distance is a difference of terms as large 
 the origin of the coordinates. Coordinates are therefore those of a `Frame`, and `conditions` says how many
 digits a component loses there. Where it loses too many, another form is used.
 
-Rows are taken relative to one centre c. The triangular precision factors, side by side with the whitened
-means, are one matrix, so that
+In the joint form rows are taken relative to one centre c. The triangular precision factors, side by side
+with the whitened means, are one matrix, so that
 
     ``[1, x − c] [(c − μ_1)ᵀ P_1 … ; P_1 …]``
 

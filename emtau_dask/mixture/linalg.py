@@ -19,12 +19,12 @@ Cholesky factorisation says little. Two limits decide here, both independent of 
 Passes over a large (K, d, d) array cost as much as the memory that they read and write. Upper triangles are
 half of it. Where the work goes strip by strip, all steps are done while a strip is in the cache.
 
-Two costs are avoided. OpenBLAS packs the factors of a product before it multiplies them; where
-a factor has few rows, packing takes longer than the product. It does not pack where the product has at most a
-million multiplications and, if the second factor is transposed, at most about a thousand results. And NumPy's
-`matmul` keeps the interpreter lock, so that all other threads wait, while it computes a result of at most 500
-numbers, however long the factors are. A stack of results, one for each slice, has more numbers. `dot` never
-keeps the lock, but copies factors that are not contiguous.
+Two costs of NumPy's products are avoided. OpenBLAS packs the factors of a product before it multiplies
+them; where a factor has few rows, packing takes longer than the product. It does not pack where the product
+has at most a million multiplications and, if the second factor is transposed, at most about a thousand
+results. And NumPy's `matmul` keeps the interpreter lock, so that all other threads wait, while it computes
+a result of at most 500 numbers, however long the factors are. A stack of results, one for each slice, has
+more numbers. `dot` never keeps the lock, but copies factors that are not contiguous.
 
 Making the views of the slices keeps the lock as well. Such a product is therefore returned as steps, calls of
 NumPy whose arguments exist already, which every block of rows in the same buffers can `perform` again.

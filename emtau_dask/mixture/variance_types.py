@@ -1,10 +1,11 @@
 """The covariance types without correlations: diag, spherical, tied_diag, tied_spherical.
 
-Its covariance is ``diag(Σ_k S_k) / Σ_k n_k`` (Celeux and Govaert 1995, "Gaussian parsimonious
+The covariance of tied_diag is ``diag(Σ_k S_k) / Σ_k n_k`` (Celeux and Govaert 1995, "Gaussian parsimonious
 clustering models", model [λB]).
 
-It is ``tr(Σ_k S_k) / (d Σ_k n_k)`` (Celeux and Govaert 1995, "Gaussian parsimonious clustering
-models", model [λI]). NumPy computes scalars from arrays without axes, so results are made arrays again.
+That of tied_spherical is ``tr(Σ_k S_k) / (d Σ_k n_k)`` (Celeux and Govaert 1995, "Gaussian parsimonious
+clustering models", model [λI]). NumPy computes scalars from arrays without axes, so results are made arrays
+again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Local files: read if regular, named in one step, scratch folders that go with their process.
 
-Each holds a file that its process keeps locked. The kernel lifts the lock when the process ends,
-however it ends. A process that later makes a folder in the same place removes all folders whose lock
+Each scratch folder holds a file that its process keeps locked. The kernel lifts the lock when the process
+ends, however it ends. A process that later makes a folder in the same place removes all folders whose lock
 it gets. Some network file systems keep the locks of each host, or of each mount, apart; so the names
 contain the id of the kernel's boot and the number of the mounted file system. A forked process never
 removes its parent's folders.

@@ -1,7 +1,7 @@
 """What lies behind fsspec's URLs: opened, listed, written as text.
 
-It bounds the number of attempts, the waiting and the length of answers. Credentials, endpoints and the
-like are fsspec's configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
+Reading by URL bounds the number of attempts, the waiting and the length of answers. Credentials, endpoints
+and the like are fsspec's configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
 
 zarr's own, `zarr.storage.FsspecStore`, holds an asynchronous file system, whose connections are bound to
 one event loop, do not outlive a fork, and are not closed.

@@ -7,8 +7,8 @@ compressed chunk itself states its decoded size; the decompressors here are told
 Only a node's own document counts. Consolidated metadata may describe other arrays than those whose
 chunks are read, so at most its names are used.
 
-A model may come from a stranger. Only format 3 is read, only each array's own document, and only the
-data types and codecs that this package writes. Arrays that declare far more than is stored are refused.
+A model may come from a stranger. Of models only format 3 is read, only each array's own document, and only
+the data types and codecs that this package writes. Arrays that declare far more than is stored are refused.
 """
 
 from __future__ import annotations
