@@ -7,7 +7,7 @@ The first table is of whole iterations of full EM by the public `GaussianMixture
 `emtau.compiled` "always" and "never", in turn: medians of milliseconds. The second is of the E-step of a
 chunk alone, by shape (covariance type, components, features), in nanoseconds per row; there threads
 are each given a chunk of their own. The third is of the two products of a tile, features by coefficients
-and responsibilities by features, by SciPy's BLAS and by `mixture.compiled.products`, on one thread.
+and responsibilities by features, by SciPy's BLAS and by `kernels.products`, on one thread.
 """
 
 from __future__ import annotations

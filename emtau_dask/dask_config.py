@@ -22,7 +22,7 @@ class Settings:
     ----------
     cache_bytes : int or "auto"
         ``emtau.cache-bytes``: bytes that each process may keep in memory between passes; 0 keeps nothing.
-        What "auto", the default, stands for depends on the fit and its memory (`fit.automatic_cache`).
+        What "auto", the default, stands for depends on the fit and its memory (`em.memory.automatic_cache`).
     read_ahead_bytes : int
         ``emtau.read-ahead-bytes``: bytes that a pass may hold read ahead; 0 reads nothing ahead.
     compiled, direct_reads : "auto", "always" or "never"

@@ -53,7 +53,7 @@ def chunk_costs(source: Source) -> dict[int, float]:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What belongs to a process while a fit lasts, see `fit.open_context`; ``read_ahead`` is in bytes."""
+    """What belongs to a process while a fit lasts, see `em.fit.open_context`; ``read_ahead`` is in bytes."""
 
     observer: FitObserver = field(default_factory=SilentObserver)
     cache: RowCache | None = None

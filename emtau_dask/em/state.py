@@ -67,7 +67,7 @@ class Progress:
     cycle : Cycle or None
         None where all rows are scored next, or a sample.
     damping : float
-        See `ascent.begin_cycle`.
+        See `em.acceleration.begin_cycle`.
     failures : int
         Cycles that led to a lower bound of all rows, or gained hardly less than the one before.
     unsure : float

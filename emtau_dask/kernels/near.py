@@ -41,7 +41,7 @@ class NearConstants(NamedTuple):
     nothing: AnyArray  # zeros of float32, (1, d)
     discriminants: AnyArray  # coefficients of x less the centre, and of 1, in float32, (K, d + 1)
     factors: Floats  # P_k, (K, d, d)
-    reach: AnyArray  # the distances of `mixture.estep.reach`, (K, K)
+    reach: AnyArray  # the distances of `mixture.cutoff`, (K, K)
     margins: Floats  # so many nats below a row's largest score, a responsibility counts as none, (K,)
     least: Floats  # the exponentials of minus these, (K,)
 

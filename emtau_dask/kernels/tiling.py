@@ -129,7 +129,7 @@ class BlockSums(Protocol):
 class Tiling:
     """What compiled tiles need under one plan."""
 
-    blocks: ModuleType  # `mixture.compiled.loop`
+    blocks: ModuleType  # `kernels.loop`
     loops: Any  # its `BlockLoops`, of the form
     constants: Any  # a named tuple of the form
     buffers: Any  # a named tuple of the form
