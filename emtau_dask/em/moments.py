@@ -82,7 +82,7 @@ class MomentSpace:
         return result
 
     def expected_log_density(self, moments: Floats, parameters: MixtureParameters) -> float:
-        """Return ``Σ_nk w_nk ln[π_k N(x_n | μ_k, Σ_k)]``, nats; see `mixture.parameters.expected_log_density`."""
+        """Return ``Σ_nk w_nk ln[π_k N(x_n | μ_k, Σ_k)]``, in nats; as a function of `mixture.parameters`."""
         about = self.moved(moments, parameters.means)
         weights, _, seconds = self.split(about)
         distance = self.structure.distances(seconds, parameters.precisions_cholesky)

@@ -75,7 +75,7 @@ class _Entry(BaseModel):
 
 
 class AlgorithmEntry(_Entry):
-    """A policy by its name, or what ``auto`` chooses; `policies.registry.matching_policy` checks the parameters."""
+    """A policy by its name, or what ``auto`` chooses; `matching_policy` checks the parameters."""
 
     name: Annotated[str, _allowed(choice(AUTO, *ALGORITHMS))]
     params: dict[str, Any]

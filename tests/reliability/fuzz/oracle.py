@@ -122,7 +122,7 @@ class Watch:
 
 def installed_watch(place):
     """Watch this process from now on; a hook cannot be removed, so that a process has one."""
-    sys.dont_write_bytecode = True  # A module that an input is the first to need is read, and nothing is written.
+    sys.dont_write_bytecode = True  # For modules that an input is the first to need.
     watch = Watch(place)
     sys.addaudithook(watch)
     return watch
