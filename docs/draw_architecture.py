@@ -26,6 +26,8 @@ WIDTH, PADDING, GAP, ROW_GAP = 178, 10, 18, 30
 """Of a box without inner boxes; between a box and what is in it; between boxes of a row; between rows."""
 TITLE, LINE, LETTERS = 17, 14, 26
 """Heights of a name and of a line of text, and the letters of a line."""
+BAR_LETTERS = 60
+"""Of a line of the names of modules beside the folders."""
 ORDERINGS, SHIFTS = 8, 300
 """Rounds of the search for the order and for the places of boxes, after which nothing moves."""
 STRAIGHT = 8
@@ -290,8 +292,8 @@ def picture(package: Path = PACKAGE) -> str:
     names = folders(package)
     edges = imports(package, names)
     whole = arranged(among(edges, ""), names, edges)
-    beside = sorted(path.stem for path in package.glob("[!_]*.py"))
-    width, bar = whole.width + 2 * GAP, TITLE + LINE + 2 * PADDING
+    beside = wrap(" · ".join(sorted(path.stem for path in package.glob("[!_]*.py"))), BAR_LETTERS)
+    width, bar = whole.width + 2 * GAP, TITLE * len(beside) + LINE + 2 * PADDING
     top = GAP + whole.height + ROW_GAP / 2
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {top + bar + GAP:.0f}"'
@@ -302,8 +304,12 @@ def picture(package: Path = PACKAGE) -> str:
         '<rect width="100%" height="100%" fill="#fff"/>',
         *drawn(whole, GAP, GAP),
         f'<rect class="group" x="{GAP}" y="{top:.0f}" width="{whole.width:.0f}" height="{bar}"/>',
-        f'<text class="name" x="{width / 2:.0f}" y="{top + PADDING + 13:.0f}">{" · ".join(beside)}</text>',
-        f'<text x="{width / 2:.0f}" y="{top + PADDING + 13 + TITLE:.0f}">modules beside the folders</text>',
+        *(
+            f'<text class="name" x="{width / 2:.0f}" y="{top + PADDING + 13 + TITLE * i:.0f}">{names}</text>'
+            for i, names in enumerate(beside)
+        ),
+        f'<text x="{width / 2:.0f}" y="{top + PADDING + 13 + TITLE * len(beside):.0f}">'
+        "modules beside the folders</text>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
