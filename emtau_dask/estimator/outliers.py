@@ -134,7 +134,7 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     Notes
     -----
     Beside the fit, the threshold takes one pass over the data for at most 8,388,608 rows, else two, see
-    `score_quantile`. It has the same bits for any number of threads and workers.
+    ``estimator.outliers.score_quantile``. It has the same bits for any number of threads and workers.
     Memory is bounded.
 
     Examples
