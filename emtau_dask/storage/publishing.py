@@ -138,15 +138,19 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
             f"{path.with_suffix('.zarr')}"
         )
     refuse_inputs(path, inputs)
-    with writing_errors("the result", path):
-        if not path.exists():
-            return
-    if not overwrite:
-        raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
-    if not _is_ours(path):
+    if _is_taken(path, "the result", overwrite) and not _is_ours(path):
         raise EmtauError(
             f"{path} was not written by emtau, so --overwrite does not replace it; choose another place"
         )
+
+
+def _is_taken(path: Path, what: str, overwrite: bool) -> bool:
+    """Return whether something is at ``path``; raise `EmtauError` where it may not be replaced."""
+    with writing_errors(what, path):
+        taken = path.exists()
+    if taken and not overwrite:
+        raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
+    return taken
 
 
 def refuse_url(path: Path) -> None:
@@ -304,12 +308,7 @@ def refuse_existing_page(path: Path, overwrite: bool, *, inputs: Sequence[str | 
             f"{path.with_suffix(ENDINGS[0])}"
         )
     refuse_inputs(path, inputs)
-    with writing_errors("the report", path):
-        if not path.exists():
-            return
-    if not overwrite:
-        raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
-    if _written_by_us(path) is None:
+    if _is_taken(path, "the report", overwrite) and _written_by_us(path) is None:
         raise EmtauError(
             f"{path} is no report that emtau wrote, so --overwrite does not replace it; choose another place"
         )
