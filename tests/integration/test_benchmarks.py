@@ -17,18 +17,8 @@ from threadpoolctl import threadpool_limits
 pytestmark = pytest.mark.docs
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = [
-    "--scale",
-    "5000",
-    "--most-features",
-    "20",
-    "--repeats",
-    "1",
-    "--iterations",
-    "1",
-    "2",
-    "--product",
-    "50",
-]
+    "--scale", "5000", "--most-features", "20", "--repeats", "1", "--iterations", "1", "2", "--product", "50",
+]  # fmt: skip
 PEERS = ["--peers", "scikit-learn"]
 
 

@@ -85,14 +85,6 @@ def test_fit_writes_the_model_and_its_labels() -> None:
 
 
 @pytest.mark.usefixtures("workplace")
-def test_fit_is_the_estimators_fit() -> None:
-    emtau("fit", "run.yaml")
-    rows = zarr.open_array("out/example1.zarr", path="X", mode="r")
-    direct = GaussianMixture(2, algorithm=EMTau(tau=5), tol=1e-7, random_state=0).fit(rows)
-    np.testing.assert_array_equal(GaussianMixture.load("out/model.zarr").means_, direct.means_)
-
-
-@pytest.mark.usefixtures("workplace")
 def test_a_given_dirichlet_start_is_numpys() -> None:
     emtau("fit", "run.yaml", "--set", "model.init={dirichlet_seed: 7}", "--set", "stop.tol=0.001")
     rows = values("out/example1.zarr", "X")
@@ -218,21 +210,6 @@ def test_row_weights_may_be_a_member_of_the_group(workplace: Path) -> None:
     direct = GaussianMixture(2, algorithm=EMTau(tau=5), tol=0.01, random_state=0)
     direct.fit(rows, sample_weight=weights)
     np.testing.assert_allclose(GaussianMixture.load("out/model.zarr").means_, direct.means_, rtol=1e-9)
-
-
-def test_parquet_and_npy_data_give_the_same_labels(workplace: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    rows = np.random.default_rng(0).standard_normal((300, 2))
-    np.save(workplace / "points.npy", rows)
-    table = pa.table({"a": rows[:, 0], "b": rows[:, 1], "w": np.ones(300)})
-    parquet.write_table(table, workplace / "points.parquet", row_group_size=70)
-    emtau("fit", "run.yaml", "--set", "data={path: points.npy}")
-    given = ("--set", "data={path: points.parquet, weights: w}", "--set", "output.directory=out2")
-    result = emtau("fit", "run.yaml", *given)
-    assert result.exit_code == 0, result.stderr
-    np.testing.assert_array_equal(values("out/labels.zarr", "labels"), values("out2/labels.zarr", "labels"))
 
 
 @pytest.mark.parametrize(
