@@ -2,12 +2,24 @@
 
 from contextlib import contextmanager
 
+import dask
+import numpy as np
 import pytest
 from dask.callbacks import Callback
+from fits import quietly
 from zarr.storage import WrapperStore
 
+from emtau_dask import GaussianMixture
 from emtau_dask.execution import graph as merge_tree
 from emtau_dask.mixture import features, plan
+
+K = 4
+START = {
+    "weights_init": np.full(K, 1 / K),
+    "means_init": np.array([[-50.0, -50], [-0.5, 0.2], [1.5, 1.0], [50, 50]]),
+    "precisions_init": np.array([np.eye(2)] * K),
+}
+"""Of two clusters far from all others, and two that overlap."""
 
 
 class Tasks(Callback):
@@ -28,6 +40,14 @@ class Tasks(Callback):
         """The tasks of this name that ran, by computation."""
         computations = zip(self.graphs, self.ran, strict=True)
         return [[graph[key] for key in ran if layer(key) == name] for graph, ran in computations]
+
+
+def counted_fit(X, algorithm, max_iter, scheduler="synchronous", **fit_options):
+    """Fit from `START`; return the mixture and the `Tasks`."""
+    mixture = GaussianMixture(K, algorithm=algorithm, tol=0, max_iter=max_iter, **START)
+    with dask.config.set(scheduler=scheduler), Tasks() as tasks:
+        quietly(mixture, X, **fit_options)
+    return mixture, tasks
 
 
 def layer(key):

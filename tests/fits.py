@@ -25,6 +25,12 @@ def quietly(model, X, **fit_options):
         return model.fit(X, **fit_options)
 
 
+def resumed(run, X, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return GaussianMixture.resume(run, X, **options)
+
+
 def assert_same_bits(a, b):
     for name in FITTED:
         assert np.asarray(getattr(a, name)).tobytes() == np.asarray(getattr(b, name)).tobytes(), name

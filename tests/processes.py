@@ -1,10 +1,14 @@
 """Other processes, which live as long as a test wants them to."""
 
 import multiprocessing
+import socket
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+
+EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
+"""The command line in a process of its own, for what is about signals, streams or imports."""
 
 
 @contextmanager
@@ -21,3 +25,9 @@ def process_of(program, *arguments):
 def pool_of_two():
     """A pool for dask's processes, which it would otherwise start anew for each pass."""
     return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+
+
+def free_port():
+    """A port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

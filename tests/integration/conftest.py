@@ -1,6 +1,7 @@
-"""The process that clusters are forked from, once for all tests."""
+"""Processes that others are forked from, and a cluster of two workers, once for all tests."""
 
 import pytest
+from clusters import processes
 from reliability.zygote import Zygote
 
 
@@ -8,3 +9,23 @@ from reliability.zygote import Zygote
 def zygote():
     with Zygote("clusters") as zygote:
         yield zygote
+
+
+@pytest.fixture(scope="session")
+def forked_fits():
+    """The process that small fits are forked from, and what damages their checkpoints."""
+    with Zygote("reliability.damage") as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session")
+def cluster_of_two(zygote, tmp_path_factory):
+    with processes(zygote, tmp_path_factory.mktemp("session") / "cluster", 2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_workers(cluster_of_two):
+    """The active client of a cluster that many tests share: none kills, adds or configures workers of it."""
+    with cluster_of_two.client() as client:
+        yield client

@@ -133,30 +133,29 @@ def too_long(path):
 
 
 SPOILT = [folder, parent_is_a_file, cut_off, cut_to_nothing]
+IN_A_BUCKET = [folder_with_a_file, cut_off, cut_to_nothing]
+EACH = pytest.mark.parametrize("layout", ["plain", "uncompressed", "shards"])
 
 
-@pytest.mark.parametrize("spoil", SPOILT)
-@pytest.mark.parametrize("layout", ["plain", "uncompressed", "shards"])
-def test_what_is_no_whole_object_is_refused_by_name(layout, spoil, tmp_path):
+def stored(layout, tmp_path):
+    """Write all rows; return the object that holds rows 300 to 400."""
     written(tmp_path / "rows.zarr", (), **LAYOUTS[layout])
-    stored = tmp_path / "rows.zarr" / ("c/1/0" if layout == "shards" else "c/3/0")
-    spoil(stored)
-    with pytest.raises(InvalidDataError, match=REFUSAL):
-        GaussianMixture(2, random_state=0).fit(tmp_path / "rows.zarr")
+    return tmp_path / "rows.zarr" / ("c/1/0" if layout == "shards" else "c/3/0")
 
 
-@pytest.mark.parametrize("spoil", [folder_with_a_file, cut_off, cut_to_nothing])
-@pytest.mark.parametrize("layout", ["plain", "uncompressed", "shards"])
-def test_in_a_bucket_too(layout, spoil, s3, tmp_path):
-    written(tmp_path / "rows.zarr", (), **LAYOUTS[layout])
-    spoil(tmp_path / "rows.zarr" / ("c/1/0" if layout == "shards" else "c/3/0"))
+@EACH
+@pytest.mark.parametrize(
+    ("spoil", "where"),
+    [*((spoil, "here") for spoil in SPOILT), *((spoil, "in a bucket") for spoil in IN_A_BUCKET)],
+)
+def test_what_is_no_whole_object_is_refused_by_name(layout, spoil, where, s3, tmp_path):
+    spoil(stored(layout, tmp_path))
     with pytest.raises(InvalidDataError, match=REFUSAL):
-        GaussianMixture(2, random_state=0).fit(s3.upload(tmp_path / "rows.zarr", "rows.zarr"))
+        GaussianMixture(2, random_state=0).fit(opened(tmp_path / "rows.zarr", where, s3))
 
 
 def test_an_uncompressed_object_that_is_too_long(tmp_path):
-    written(tmp_path / "rows.zarr", (), **LAYOUTS["uncompressed"])
-    too_long(tmp_path / "rows.zarr/c/3/0")
+    too_long(stored("uncompressed", tmp_path))
     with pytest.raises(InvalidDataError, match=r"rows 300 to 400 of the zarr array .* cannot be read"):
         GaussianMixture(2, random_state=0).fit(tmp_path / "rows.zarr")
 
@@ -173,10 +172,9 @@ def failing(monkeypatch, device):
     monkeypatch.setattr(os, "preadv", preadv)
 
 
-@pytest.mark.parametrize("layout", ["plain", "uncompressed", "shards"])
+@EACH
 def test_a_disk_that_fails_under_zarr(layout, tmp_path, monkeypatch):
-    written(tmp_path / "rows.zarr", (), **LAYOUTS[layout])
-    failing(monkeypatch, tmp_path / "rows.zarr" / ("c/1/0" if layout == "shards" else "c/3/0"))
+    failing(monkeypatch, stored(layout, tmp_path))
     with pytest.raises(InvalidDataError, match=f"{REFUSAL} .*Input/output error.*The device failed"):
         GaussianMixture(2, random_state=0).fit(tmp_path / "rows.zarr")
 
@@ -203,12 +201,11 @@ class Acting(FullEM):
         return super().schedule(summary)
 
 
-@pytest.mark.parametrize("layout", ["plain", "uncompressed", "shards"])
+@EACH
 @pytest.mark.parametrize("spoil", [gone, *SPOILT])
 def test_in_the_middle_of_a_fit(layout, spoil, tmp_path):
-    written(tmp_path / "rows.zarr", (), **LAYOUTS[layout])
-    policy = Acting()
-    policy.act = lambda: spoil(tmp_path / "rows.zarr" / ("c/1/0" if layout == "shards" else "c/3/0"))
+    policy, chunk = Acting(), stored(layout, tmp_path)
+    policy.act = lambda: spoil(chunk)
     with pytest.raises(InvalidDataError, match=r"chunk [13] \(rows [23]00 to 400\)|rows [23]00 to 400 of"):
         GaussianMixture(2, algorithm=policy, random_state=0, tol=0, max_iter=6).fit(tmp_path / "rows.zarr")
 

@@ -8,14 +8,13 @@ import dask
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from dask.utils import parse_bytes
 from distributed import Client, LocalCluster
 from fits import assert_same_bits
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.cli.main import main
 from emtau_dask.data.cache import RowCache
 from emtau_dask.em import fit as context
 from emtau_dask.execution.scheduler import task_processes
@@ -48,11 +47,6 @@ def fit(X):
     mixture = GaussianMixture(3, algorithm=EMTau(tau=2, revisit=5), tol=0, max_iter=8, random_state=0)
     with pytest.warns(ConvergenceWarning):
         return mixture.set_params(init_params="random_from_data").fit(X)
-
-
-def emtau(*arguments, **settings):
-    changed = {f"DASK_EMTAU__{name.upper()}": str(value) for name, value in settings.items()}
-    return CliRunner(env=changed).invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -17,18 +17,8 @@ from threadpoolctl import threadpool_limits
 pytestmark = pytest.mark.docs
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = [
-    "--scale",
-    "5000",
-    "--most-features",
-    "20",
-    "--repeats",
-    "1",
-    "--iterations",
-    "1",
-    "2",
-    "--product",
-    "50",
-]
+    "--scale", "5000", "--most-features", "20", "--repeats", "1", "--iterations", "1", "2", "--product", "50",
+]  # fmt: skip
 PEERS = ["--peers", "scikit-learn"]
 
 
@@ -458,3 +448,12 @@ def test_first_result(main_of, tmp_path):
     assert len(found) == 5
     assert min(found.values()) > 0
     assert json.loads(json_file.read_text()) == found
+
+
+def test_partial(main_of, capsys):
+    size = ["--rows", "20000", "--chunks", "4", "--features", "3", "--components", "2", "--repeats", "1"]
+    found = main_of("partial")(size)
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 2 + len(found) == 8
+    stored = {cost.iterations: cost.megabytes for cost in found if cost.rows_in == "zarr"}
+    assert stored["a tenth active"] < 0.15 * stored["full, EM"]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from clusters import name_of, processes, seen
+from clusters import name_of, seen
 from tiers import exhaustive_but
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
@@ -112,14 +112,12 @@ def test_shifted_rows_in_chunks_that_are_not_sampled(make, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("make", [stored_as_zarr, computed])
-def test_a_worker_of_a_cluster_refuses_them_too(make, zygote, tmp_path):
+def test_a_worker_of_a_cluster_refuses_them_too(make, two_workers, tmp_path):
     fit(make(ROWS, folder(tmp_path / "then")), tmp_path / "run.zarr")
     now = make(SHIFTED, folder(tmp_path / "now"))
     with (
         dask.config.set(scheduler=None),
-        processes(zygote, tmp_path / "cluster", 2) as cluster,
-        cluster.client() as client,
-        seen(client) as ran,
+        seen(two_workers) as ran,
         pytest.raises(CheckpointMismatchError, match=r"X holds other .*chunk \d+ \("),
     ):
         GaussianMixture.resume(tmp_path / "run.zarr", now, max_iter=6)
@@ -145,11 +143,11 @@ def test_one_value_of_one_row(make, row, tmp_path):
     ("init_params", "algorithm", "max_iter"),
     [
         ("kmeans", "em-tau", 3),
-        pytest.param("kmeans", "auto", 60, marks=pytest.mark.exhaustive),
+        pytest.param("kmeans", "auto", 20, marks=pytest.mark.exhaustive),
         pytest.param("k-means++", "em-tau", 3, marks=pytest.mark.exhaustive),
         pytest.param("random", "em-tau", 3, marks=pytest.mark.exhaustive),
         pytest.param("random_from_data", "em-tau", 3, marks=pytest.mark.exhaustive),
-        ("random_from_data", "auto", 60),
+        ("random_from_data", "auto", 20),
     ],
 )
 def test_no_later_start_comes_of_other_rows(init_params, algorithm, max_iter, tmp_path, monkeypatch):
@@ -280,25 +278,19 @@ def test_one_row_that_changes_in_the_middle_of_a_fit(make, scheduler, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("make", [changed_zarr, changed_npy, changed_parquet, changed_graph])
-def test_on_a_cluster_too(make, zygote, tmp_path):
+@pytest.mark.usefixtures("two_workers")
+def test_on_a_cluster_too(make, tmp_path):
     X, change = make(ROWS, tmp_path)
-    with (
-        dask.config.set(scheduler=None),
-        processes(zygote, tmp_path / "cluster", 2) as cluster,
-        cluster.client(),
-        pytest.raises(InvalidDataError, match=rf"chunk {1234 // CHUNK_ROWS} \(rows"),
-    ):
+    chunk = rf"chunk {1234 // CHUNK_ROWS} \(rows"
+    with dask.config.set(scheduler=None), pytest.raises(InvalidDataError, match=chunk):
         fit(X, None, acting(lambda: change(1234)), max_iter=6)
 
 
 @pytest.mark.cluster
-def test_rows_in_memory_are_no_graph_on_a_cluster(zygote, tmp_path):
+@pytest.mark.usefixtures("two_workers")
+def test_rows_in_memory_are_no_graph_on_a_cluster(tmp_path):
     """They are sent to workers as blocks; what another machine scored must be the same all the same."""
-    with (
-        dask.config.set(scheduler=None),
-        processes(zygote, tmp_path / "cluster", 1) as cluster,
-        cluster.client(),
-    ):
+    with dask.config.set(scheduler=None):
         fit(ROWS, tmp_path / "run.zarr", sample_weight=np.ones(len(ROWS)))
     assert open_saved(tmp_path / "run.zarr").contents.keys() == {("X", ""), ("sample_weight", "")}
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 import threading
-import warnings
 from collections import Counter
 
 import dask
@@ -15,11 +14,10 @@ import zarr
 from clusters import GUARD, Homebound, fit_inside, name_of, processes, seen, tasks_of, transfers, until
 from counting import one_chunk_a_task
 from distributed import Client, futures_of, wait
-from fits import ROWS, assert_same_bits
+from fits import ROWS, assert_same_bits, mixture, quietly, resumed
 from processes import pool_of_two
-from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM
 
 pytestmark = pytest.mark.cluster
 FITS = {
@@ -34,18 +32,8 @@ THREADS = {"scheduler": "threads", "num_workers": 2}
 
 def fit(X, name="em-tau", checkpoint=None, max_iter=6, **fit_options):
     algorithm, start = FITS[name]
-    mixture = GaussianMixture(
-        3,
-        algorithm=algorithm,
-        init_params=start,
-        tol=0,
-        max_iter=max_iter,
-        random_state=0,
-        checkpoint=checkpoint,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return mixture.fit(X, **fit_options)
+    settings = {"algorithm": algorithm, "init_params": start, "tol": 0, "max_iter": max_iter}
+    return quietly(mixture(checkpoint=checkpoint, **settings), X, **fit_options)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +91,7 @@ class TestBits:
         self, client, stored, threaded, tmp_path
     ):
         fit(stored, checkpoint=tmp_path / "run", max_iter=3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            resumed = GaussianMixture.resume(tmp_path / "run", stored, max_iter=6)
-        assert_same_bits(resumed, threaded["em-tau"])
+        assert_same_bits(resumed(tmp_path / "run", stored, max_iter=6), threaded["em-tau"])
 
 
 def test_multiprocessing_gives_the_bits_of_threads(stored, threaded, tmp_path):

@@ -2,7 +2,6 @@
 
 import importlib
 import threading
-import warnings
 from pathlib import Path
 
 import dask
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from clusters import addresses, processes, seen
-from fits import ROWS
-from sklearn.exceptions import ConvergenceWarning
+from fits import ROWS, mixture, quietly
 from zarr.storage import MemoryStore
 
 from emtau_dask import CheckpointError, ClusterError, EMTau, GaussianMixture, InvalidDataError, StorageError
@@ -22,12 +20,7 @@ pytestmark = pytest.mark.cluster
 
 
 def fit(X, algorithm="em-tau", **settings):
-    mixture = GaussianMixture(
-        3, algorithm=algorithm, tol=0, max_iter=4, random_state=0, init_params="random", **settings
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return mixture.fit(X)
+    return quietly(mixture(algorithm=algorithm, tol=0, max_iter=4, init_params="random", **settings), X)
 
 
 @pytest.fixture(scope="module")

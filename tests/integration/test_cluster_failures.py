@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import warnings
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ import pytest
 import zarr
 from clusters import GUARD, Eventful, addresses, alive, dying, end, held, processes, tasks_of, until
 from distributed import Client, LocalCluster, Worker
-from fits import CHUNKS, ROWS, assert_same_bits
-from sklearn.exceptions import ConvergenceWarning
+from fits import CHUNKS, ROWS, assert_same_bits, mixture, quietly, resumed
+from processes import EMTAU
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
 from emtau_dask.data.opening import as_source
@@ -33,24 +32,8 @@ ITERATIONS = 12
 
 
 def fit(X, algorithm, checkpoint=None):
-    mixture = GaussianMixture(
-        3,
-        algorithm=algorithm,
-        tol=0,
-        max_iter=ITERATIONS,
-        random_state=0,
-        init_params="random",
-        checkpoint=checkpoint,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return mixture.fit(X)
-
-
-def resumed(run, X, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return GaussianMixture.resume(run, X, **options)
+    settings = {"algorithm": algorithm, "tol": 0, "max_iter": ITERATIONS, "init_params": "random"}
+    return quietly(mixture(checkpoint=checkpoint, **settings), X)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +239,6 @@ def test_a_cluster_that_has_closed_its_workers_ends_the_fit_which_is_resumed_on_
             assert_same_bits(resumed(tmp_path / "run", stored), undisturbed["stored"])
 
 
-EMTAU = "import sys; from emtau_dask.cli.main import main; sys.exit(main())"
 NOT_CONVERGED = 3
 
 
@@ -287,7 +269,7 @@ def test_workers_that_have_not_come_yet_are_waited_for(monkeypatch):
 def test_the_command_lines_own_workers_come_back_however_long_it_takes(stored, tmp_path):
     """Dask would close a worker that is away for longer than a limit, which the fit does not leave to it."""
     settings = ["-k", "3", "--max-iter", "150", "--tol", "0", "--scheduler", "processes", "--workers", "1"]
-    command = [sys.executable, "-c", EMTAU, "--log-level", "info", "fit", str(stored.store.root), *settings]
+    command = [*EMTAU, "--log-level", "info", "fit", str(stored.store.root), *settings]
     environment = {**os.environ, "DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "50ms"}
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
@@ -410,12 +392,8 @@ def test_an_interrupt_releases_everything(zygote, stored, tmp_path, source):
         answer = program.result()
     with dask.config.set(scheduler="threads"):
         X = stored if source == "stored" else ROWS
-        mixture = GaussianMixture(
-            3, algorithm=EMTau(2, 3), tol=0, max_iter=6, random_state=0, init_params="random"
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            assert np.array_equal(mixture.fit(X).means_, answer["means"])
+        again = mixture(algorithm=EMTau(2, 3), tol=0, max_iter=6, init_params="random")
+        assert np.array_equal(quietly(again, X).means_, answer["means"])
 
 
 @pytest.mark.sample

@@ -9,10 +9,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from commands import emtau
+from refusals import mixture
 
 from emtau_dask import GaussianMixture, InvalidDataError
-from emtau_dask.cli.main import main
 from emtau_dask.data.opening import open_source
 
 TABLE = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=["a", "b", "c"])
@@ -35,12 +35,6 @@ def by_pandas_with_a_name(path):
 
 
 WRITERS = [by_pandas, by_dask, by_pandas_with_a_name]
-
-
-def mixture(**settings):
-    return GaussianMixture(
-        **({"n_components": 2, "random_state": 0, "algorithm": "em", "tol": 1e-3} | settings)
-    )
 
 
 @pytest.fixture
@@ -87,12 +81,8 @@ class TestTheIndexOfADataFrame:
     def test_is_left_out_by_the_command_line_too(self, tmp_path, place, monkeypatch):
         monkeypatch.chdir(tmp_path)
         by_pandas(place)
-        (tmp_path / "run.yaml").write_text(
-            "data: {path: f.parquet, weights: c}\nmodel: {n_components: 2}\nstop: {tol: 1e-3}\n"
-            "algorithm: {name: em}\noutput: {directory: out}\n"
-        )
         with pytest.warns(UserWarning, match=LEFT_OUT) as said:
-            CliRunner().invoke(main, ["fit", "run.yaml", "--set", "data.weights=null"])
+            emtau("fit", "f.parquet", "-k", 2, "--algorithm", "em", "--tol", "1e-3", "-o", "out")
         assert len(said) == 1
         assert GaussianMixture.load("out/model.zarr").feature_names_in_.tolist() == ["a", "b", "c"]
 
@@ -184,8 +174,8 @@ class TestTheNameOfAColumn:
         monkeypatch.chdir(tmp_path)
         mixture().fit(stored(TABLE, place)).save("model.zarr")
         stored(self.BAD, place)
-        result = CliRunner().invoke(main, ["predict", "model.zarr", "f.parquet", "labels.zarr"])
-        assert "contains NaN (feature 1, 'b')" in result.stderr
+        said = emtau("predict", "model.zarr", "f.parquet", "labels.zarr").stderr
+        assert "contains NaN (feature 1, 'b')" in said
 
     def test_is_not_there_where_the_data_have_none(self):
         with pytest.raises(InvalidDataError, match=r"contains NaN \(feature 1\)"):

@@ -58,6 +58,7 @@ def trees(comparing):
     return tuple(comparing.Tree(name, Path(name), "python") for name in ("old", "new"))
 
 
+@pytest.mark.docs
 def test_a_worktree_is_the_same_as_itself():
     done = compare(ROOT, ROOT, "--only", "digests", "--fits", "an outlier")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,6 +68,7 @@ def test_a_worktree_is_the_same_as_itself():
     assert "differs" not in done.stdout
 
 
+@pytest.mark.docs
 def test_a_difference_of_one_ulp_is_named(planted):
     done = compare(ROOT, planted, "--only", "digests", "--fits", "by NumPy", "by NumPy, em-tau")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -75,6 +77,7 @@ def test_a_difference_of_one_ulp_is_named(planted):
     assert done.stdout.splitlines()[-1] == "- by NumPy differs"
 
 
+@pytest.mark.docs
 def test_a_folder_without_the_package_is_refused(tmp_path):
     (tmp_path / "emtau_dask").mkdir()
     done = compare(tmp_path, ROOT, "--only", "digests")

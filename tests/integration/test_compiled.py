@@ -59,10 +59,9 @@ def longer(tmp_path):
 
 
 def fit(X, policy="em-tau", compiled="always", **options):
+    settings = {"tol": 0, "max_iter": 8} | START | options
     with dask.config.set({"emtau.compiled": compiled}):
-        return quietly(
-            mixture(algorithm=POLICIES[policy], **({"tol": 0, "max_iter": 8} | START | options)), X
-        )
+        return quietly(mixture(algorithm=POLICIES[policy], **settings), X)
 
 
 @pytest.fixture
@@ -131,29 +130,22 @@ def test_going_on_without_what_was_compiled_is_noted(stored, tmp_path):
     assert note in [str(warning.message) for warning in warned]
 
 
+@pytest.mark.cluster
 class TestCluster:
-    @pytest.mark.cluster
-    def test_it_changes_no_bit_either(self, zygote, longer, tmp_path):
+    def test_it_changes_no_bit_either(self, longer, request):
         expected = fit(longer)
-        with processes(zygote, tmp_path / "cluster") as cluster:
-            cluster.start_worker()
-            cluster.start_worker()
-            with cluster.client():
-                assert_same_bits(fit(longer), expected)
+        request.getfixturevalue("two_workers")
+        assert_same_bits(fit(longer), expected)
 
-    @pytest.mark.cluster
     def test_where_a_worker_cannot_compile_none_does_by_default(self, zygote, stored, tmp_path, monkeypatch):
         monkeypatch.setattr(compiling, "WORTH_IT", 1)
         compiled, expected = fit(stored), fit(stored, compiled="never")
-        with processes(zygote, tmp_path / "cluster") as cluster:
-            cluster.start_worker()
-            with cluster.client() as client:
-                assert_same_bits(fit(stored, compiled="auto"), compiled)
-                cluster.start_worker(before=(("forget_package", "numba"),))
-                cluster.wait(client)
-                assert_same_bits(fit(stored, compiled="auto"), expected)
+        with processes(zygote, tmp_path / "cluster", 1) as cluster, cluster.client() as client:
+            assert_same_bits(fit(stored, compiled="auto"), compiled)
+            cluster.start_worker(before=(("forget_package", "numba"),))
+            cluster.wait(client)
+            assert_same_bits(fit(stored, compiled="auto"), expected)
 
-    @pytest.mark.cluster
     def test_a_worker_that_cannot_compile_is_an_error_that_says_what_to_do(self, zygote, stored, tmp_path):
         with processes(zygote, tmp_path / "cluster") as cluster:
             cluster.start_worker(before=(("forget_package", "numba"),))

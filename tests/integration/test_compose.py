@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ import yaml
 import zarr
 from dask.utils import parse_bytes
 from distributed import Client
+from processes import free_port
 
 from emtau_dask import GaussianMixture
 from emtau_dask.config.schema import load_config
@@ -65,21 +65,14 @@ def option(service: str, name: str) -> str:
     return words[words.index(name) + 1]
 
 
-def check_schema(path: Path) -> subprocess.CompletedProcess[str]:
-    """Hold a file against the schema of the Compose specification, from the copy in check-jsonschema."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=GUARD)
-
-
-def test_the_file_follows_the_compose_specification() -> None:
-    result = check_schema(COMPOSE)
+def test_the_file_follows_the_compose_specification(tmp_path: Path) -> None:
+    """From the copy of its schema in check-jsonschema; a key that compose does not know is noticed."""
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    result = subprocess.run([*check, COMPOSE], capture_output=True, text=True, timeout=GUARD)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_a_key_that_compose_does_not_know_would_be_noticed(tmp_path: Path) -> None:
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(COMPOSE.read_text(encoding="utf-8").replace("mem_limit:", "memory_limit:"))
-    result = check_schema(wrong)
+    result = subprocess.run([*check, wrong], capture_output=True, text=True, timeout=GUARD)
     assert result.returncode == 1
     assert "memory_limit" in result.stdout + result.stderr
 
@@ -150,12 +143,6 @@ def test_resume_goes_on_with_what_fit_commits() -> None:
     assert option("resume", "--scheduler") == option("fit", "--scheduler")
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 class Processes:
     """The services' commands as processes in a folder that stands for the volume.
 
@@ -171,8 +158,8 @@ class Processes:
             "/health.py": str(REPOSITORY / "containers" / "health.py"),
             "scheduler:": "127.0.0.1:",
             "0.0.0.0": "127.0.0.1",
-            "8786": free_port(),
-            "8787": free_port(),
+            "8786": str(free_port()),
+            "8787": str(free_port()),
         }
         self.running: list[subprocess.Popen[bytes]] = []
 
@@ -248,7 +235,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     try:
         scheduler = processes.start("scheduler")
         processes.wait(scheduler, lambda: processes.is_healthy("scheduler"))
-        for port in (free_port(), free_port()):
+        for port in (str(free_port()), str(free_port())):
             # In a container a worker may listen on every interface.
             worker = processes.start("worker", "--host", "127.0.0.1", worker_port=port)
             processes.wait(worker, lambda port=port: processes.is_healthy("worker", port))
@@ -280,7 +267,7 @@ def results(cluster: Processes) -> tuple[GaussianMixture, np.ndarray[Any, Any]]:
 @pytest.mark.cluster
 @pytest.mark.parametrize("service", ["scheduler", "worker"])
 def test_a_health_check_fails_where_nothing_runs(tmp_path: Path, service: str) -> None:
-    assert not Processes(tmp_path).is_healthy(service, free_port())
+    assert not Processes(tmp_path).is_healthy(service, str(free_port()))
 
 
 @pytest.mark.cluster

@@ -106,18 +106,6 @@ def logsumexp_of_given(model, given, row):
     return np.logaddexp.reduce(logs)
 
 
-def test_the_mean_is_that_of_draws_near_the_given_value(full):
-    """Of draws by scikit-learn, those whose first feature is in a narrow band: the mean of the others."""
-    twin = full.to_sklearn()
-    twin.random_state = 1
-    drawn, _ = twin.sample(400_000)
-    at, width = full.means_[0, 0], 0.02 * ROWS[:, 0].std()
-    near = drawn[np.abs(drawn[:, 0] - at) < width][:, 1:]
-    error = near.std(axis=0) / np.sqrt(len(near))
-    assert len(near) > 2000
-    assert (np.abs(near.mean(axis=0) - full.conditional_mean([[at]], [0])[0]) < 5 * error).all()
-
-
 def test_draws_from_the_conditional_mixture_have_its_mean(full):
     conditional = full.condition({0: ROWS[3, 0]})
     drawn, labels = conditional.sample(40_000)

@@ -9,11 +9,9 @@ import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from clusters import GUARD, until
+from processes import free_port
 from reliability.containers import docker, why_no_engine
 
 from emtau_dask import GaussianMixture
@@ -29,7 +29,6 @@ from emtau_dask.config.schema import load_config
 REPOSITORY = Path(__file__).parents[2]
 PLAIN = ("docker-compose.yml",)
 TLS = ("docker-compose.yml", "docker-compose.tls.yml")
-GUARD = 300  # seconds after which something that hangs is given up
 
 ROWS, COMPONENTS = 40_000, 4
 SETTINGS = {
@@ -65,19 +64,6 @@ def missing() -> str:
 
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + GUARD
-    while not (found := holds()):
-        assert time.monotonic() < end, f"{what} did not happen within {GUARD} s"
-        time.sleep(0.2)
-    return found
 
 
 def logged(container: str) -> str:
@@ -277,14 +263,8 @@ def test_with_tls_only_certificates_come_in(tmp_path: Path, expected: Any) -> No
         assert connection(address) != ""
         assert connection(address.replace("tls:", "tcp:")) != ""
         assert connection(address, certificates=copied) == ""
-        made.compose(
-            "run",
-            "--rm",
-            "--no-deps",
-            "fit",
-            *("emtau", "fit", "/configs/cluster.yaml", "--scheduler", "tls://scheduler:8786", *SMALL),
-            codes=CAME_TO_AN_END,
-        )
+        fit = ("emtau", "fit", "/configs/cluster.yaml", "--scheduler", "tls://scheduler:8786", *SMALL)
+        made.compose("run", "--rm", "--no-deps", "fit", *fit, codes=CAME_TO_AN_END)
         assert_same(results(made, tmp_path), expected)
 
 

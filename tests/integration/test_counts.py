@@ -4,8 +4,8 @@ Here each chunk has its own task, as large ones do; test_batches.py has small on
 What a cache of active rows saves beyond that is counted in test_active_cache.py.
 """
 
-import warnings
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import dask
@@ -13,9 +13,9 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from counting import Reads, Tasks, chunks_of, layer, one_chunk_a_task
+from counting import START, K, Reads, Tasks, chunks_of, counted_fit, layer, one_chunk_a_task
+from fits import quietly
 from oracles import naive, policies
-from sklearn.exceptions import ConvergenceWarning
 from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
@@ -31,13 +31,6 @@ CHUNKS = (40, 40, 0, 80, 40)
 EVERYWHERE = [0, 1, 3, 4]
 ACTIVE = [EVERYWHERE] * 4 + [[1, 3]] * 3 + [[3]] * 2
 """The chunks with active rows in every iteration; the first test has them from a naive run."""
-
-K = 4
-START = {
-    "weights_init": np.full(K, 1 / K),
-    "means_init": np.array([[-50.0, -50], [-0.5, 0.2], [1.5, 1.0], [50, 50]]),
-    "precisions_init": np.array([np.eye(2)] * K),
-}
 
 
 def draw_rows():
@@ -68,14 +61,7 @@ def apart():
 
 
 TAU = EMTau(tau=4, revisit=None)
-
-
-def fit(X, algorithm=TAU, **fit_options):
-    mixture = GaussianMixture(K, algorithm=algorithm, tol=0, max_iter=12, **START)
-    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"), Tasks() as tasks:
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        mixture.fit(X, **fit_options)
-    return mixture, tasks
+fit = partial(counted_fit, max_iter=12)
 
 
 def test_the_naive_run_has_these_active_chunks():
@@ -127,7 +113,7 @@ ADDRESSABLE = {
 def addressable(request, tmp_path_factory):
     make, active = ADDRESSABLE[request.param]
     with one_chunk_a_task():
-        return *fit(make(tmp_path_factory.mktemp("rows"))), active
+        return *fit(make(tmp_path_factory.mktemp("rows")), TAU), active
 
 
 class TestAddressable:
@@ -161,7 +147,7 @@ def test_a_zarr_array_is_worked_on_by_its_own_chunks_or_shards(make, tmp_path):
 
 @pytest.mark.usefixtures("apart")
 def test_weights_add_no_task(tmp_path):
-    _, tasks = fit(numpy_chunks(tmp_path), sample_weight=np.ones(len(ROWS)))
+    _, tasks = fit(numpy_chunks(tmp_path), TAU, sample_weight=np.ones(len(ROWS)))
     weights, *iterations = tasks.ran
     assert chunks_of(weights, "emtau-weights") == EVERYWHERE
     assert [chunks_of(keys) for keys in iterations] == ACTIVE
@@ -220,7 +206,7 @@ GRAPHS = {
 @pytest.fixture(scope="module", params=GRAPHS)
 def graph(request):
     X = GRAPHS[request.param]()
-    return X, *fit(X)
+    return X, *fit(X, TAU)
 
 
 class TestGraph:
@@ -255,30 +241,22 @@ class TestGraph:
 @pytest.mark.parametrize("columns", [1, 2])
 def test_the_blocks_of_a_skipped_chunk_are_not_computed(columns):
     calls = []
-    fit(graph_of(calls, columns))
+    fit(graph_of(calls, columns), TAU)
     blocks = 2 // columns
     assert sorted(calls) == sorted(c for chunks in ACTIVE for c in chunks for _ in range(blocks))
 
 
-@pytest.fixture(scope="module")
-def read_zarr(tmp_path_factory):
-    path = tmp_path_factory.mktemp("rows") / "rows.zarr"
+def test_every_active_chunk_of_a_zarr_is_read_once_and_no_other_and_bytes_are_counted(tmp_path):
+    path = tmp_path / "rows.zarr"
     zarr.create_array(store=path, data=ROWS, chunks=(40, 2))
     store = Reads(LocalStore(path, read_only=True))
     with one_chunk_a_task(), dask.config.set({"emtau.cache-bytes": 0}):
-        mixture, _ = fit(da.from_array(zarr.open_array(store=store, mode="r"), chunks=((40, 40, 80, 40), 2)))
-    return mixture, store.chunks, path
-
-
-def test_every_active_chunk_of_a_zarr_is_read_once_and_no_other(read_zarr):
-    _, read, _ = read_zarr
-    assert sorted(read) == sorted(c for chunks in renumbered(ACTIVE, BY_40_ROWS) for c in chunks)
-
-
-def test_bytes_read_are_those_of_the_chunk_files_read(read_zarr):
-    mixture, _, path = read_zarr
+        X = da.from_array(zarr.open_array(store=store, mode="r"), chunks=((40, 40, 80, 40), 2))
+        mixture, _ = fit(X, TAU)
+    active = renumbered(ACTIVE, BY_40_ROWS)
+    assert sorted(store.chunks) == sorted(c for chunks in active for c in chunks)
     sizes = [(path / "c" / str(chunk) / "0").stat().st_size for chunk in range(5)]
-    expected = [sum(sizes[c] for c in chunks) for chunks in renumbered(ACTIVE, BY_40_ROWS)]
+    expected = [sum(sizes[c] for c in chunks) for chunks in active]
     assert [record.bytes_read for record in mixture.history_] == expected
 
 
@@ -297,9 +275,8 @@ def test_bytes_read_of_a_pass_that_is_repeated_are_of_both_readings(tmp_path):
         means_init=[[0, 0], [20, 20]],
         precisions_init=[np.eye(2)] * 2,
     )
-    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        mixture.fit(zarr.open_array(store=store, mode="r"))
+    with dask.config.set(scheduler="synchronous"):
+        quietly(mixture, zarr.open_array(store=store, mode="r"))
     read = [record.bytes_read for record in mixture.history_]
     assert read == [2 * rows.nbytes, rows.nbytes, rows.nbytes]
     assert [record.repeated for record in mixture.history_] == [True, False, False]
@@ -359,9 +336,8 @@ def test_row_state_that_does_not_change_is_not_written(monkeypatch):
     def fit(counting):
         written.clear()
         mixture = GaussianMixture(K, algorithm=HalfStays(counting), tol=0, max_iter=6, **START)
-        with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            mixture.fit(as_source(ROWS, ndim=2, what="X").aligned(CHUNKS))
+        with dask.config.set(scheduler="synchronous"):
+            quietly(mixture, as_source(ROWS, ndim=2, what="X").aligned(CHUNKS))
         return mixture, len(written)
 
     (still, few), (counted_rows, many) = fit(False), fit(True)
@@ -380,15 +356,10 @@ def fitted_rows(X, max_iter):
         return accumulate(kernel, rows, *others)
 
     mixture = GaussianMixture(2, algorithm=EMLazy(full_every=9), max_iter=max_iter)
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    start = {"means_init": [[0, 0], [12, 12]], "precisions_init": [np.eye(2)] * 2, "weights_init": [0.5] * 2}
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BlockKernel, "accumulate", counted)
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        start = {
-            "means_init": [[0, 0], [12, 12]],
-            "precisions_init": [np.eye(2)] * 2,
-            "weights_init": [0.5, 0.5],
-        }
-        records = mixture.set_params(**start).fit(X).history_
+        records = quietly(mixture.set_params(**start), X).history_
     return sum(scored), list(records)
 
 

@@ -5,12 +5,9 @@ import warnings
 import dask
 import numpy as np
 import pytest
-import zarr
-from click.testing import CliRunner
 from oracles import starts
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.cli.main import main
 
 ROWS, K = starts.data("overlapping")
 WEIGHTS = np.random.default_rng(3).uniform(0.5, 2.0, len(ROWS))
@@ -80,6 +77,7 @@ def test_a_saved_model_is_read_again(tmp_path, covariance_type):
     model.save(tmp_path / "model.zarr")
     read = GaussianMixture.load(tmp_path / "model.zarr")
     assert read.covariance_type == covariance_type
+    assert f"{covariance_type} covariance" in str(read.summary())
     assert_same_bits(read, model)
     assert np.array_equal(read.predict(ROWS), model.predict(ROWS))
     assert read.bic(ROWS) == model.bic(ROWS)
@@ -96,18 +94,3 @@ def test_draws_have_the_moments_of_the_model(covariance_type):
         own = draws[labels == k]
         assert np.allclose(own.mean(axis=0), model.means_[k], atol=0.1)
         assert np.allclose(own.var(axis=0), variances[k], rtol=0.1)
-
-
-@TYPES
-def test_the_command_line_fits_and_shows_it(tmp_path, covariance_type):
-    zarr.create_array(tmp_path / "rows.zarr", data=ROWS)
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        f"data:\n  path: {tmp_path / 'rows.zarr'}\n"
-        f"model:\n  n_components: {K}\n  covariance_type: {covariance_type}\n"
-        f"output:\n  directory: {tmp_path / 'out'}\n  model: model.zarr\n"
-    )
-    done = CliRunner().invoke(main, ["fit", str(config)])
-    assert done.exit_code == 0, done.output
-    assert f"{covariance_type} covariance" in done.output
-    assert GaussianMixture.load(tmp_path / "out" / "model.zarr").covariance_type == covariance_type

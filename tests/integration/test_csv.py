@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from fits import ROWS, assert_same_bits, mixture
 
 from emtau_dask import GaussianMixture, InvalidDataError
-from emtau_dask.cli.main import main
 from emtau_dask.data.opening import as_dask, open_source
 
 TABLE = pd.DataFrame(ROWS, columns=["x", "y"])
@@ -134,11 +133,11 @@ class TestFits:
             "data: {path: '*.csv', weights: w}\nmodel: {n_components: 3}\nalgorithm: {name: em}\n"
             "stop: {tol: 1e-3}\noutput: {directory: out}\n"
         )
-        result = CliRunner().invoke(main, ["fit", "run.yaml"])
+        result = emtau("fit", "run.yaml")
         assert result.exit_code == 0, result.output
         model = GaussianMixture.load("out/model.zarr")
         assert model.feature_names_in_.tolist() == ["x", "y"]
-        result = CliRunner().invoke(main, ["predict", "out/model.zarr", "a.csv", "labels.zarr"])
+        result = emtau("predict", "out/model.zarr", "a.csv", "labels.zarr")
         assert result.exit_code == 0, result.output
         labels = zarr.open_group("labels.zarr", mode="r")["labels"][...]
         np.testing.assert_array_equal(labels, model.predict(TABLE[:100]))
@@ -148,5 +147,5 @@ class TestFits:
         np.savetxt("a.csv", ROWS, delimiter=",", fmt="%.17e")
         np.testing.assert_array_equal(model.predict("a.csv"), model.predict(TABLE))
         model.save("model.zarr")
-        result = CliRunner().invoke(main, ["predict", "model.zarr", "a.csv", "labels.zarr"])
+        result = emtau("predict", "model.zarr", "a.csv", "labels.zarr")
         assert result.exit_code == 0, result.output

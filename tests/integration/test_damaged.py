@@ -7,7 +7,6 @@ import pytest
 from reliability import damage, scenarios
 from reliability.campaigns import Bench
 from reliability.scenarios import Scenario
-from reliability.zygote import Zygote
 
 pytestmark = pytest.mark.kills
 EACH = 25
@@ -15,10 +14,9 @@ BATCHES = 2
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["apart", "together"])
-def bench(request, tmp_path_factory):
+def bench(request, forked_fits, tmp_path_factory):
     scenario = Scenario("em-tau, revisit", together=request.param)
-    with Zygote("reliability.damage") as zygote:
-        yield Bench(zygote, scenario, tmp_path_factory.mktemp("damage") / "bench")
+    return Bench(forked_fits, scenario, tmp_path_factory.mktemp("damage") / "bench")
 
 
 @pytest.fixture(scope="module")

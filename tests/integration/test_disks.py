@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 import subprocess
-import sys
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 import yaml
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from disks import SmallDisk
+from processes import EMTAU
 
 from emtau_dask import EmtauError, GaussianMixture
-from emtau_dask.cli.main import main
 
 pytestmark = pytest.mark.kills
 LONG = "n" * 300
@@ -61,7 +60,7 @@ WRITERS = {
 
 def failed(arguments):
     """Return the one line by which a command ends that fails as it should."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = emtau(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in (1, 2), result.output
     lines = [line for line in result.output.splitlines() if line.startswith("emtau: ")]
@@ -105,7 +104,7 @@ def test_a_disk_that_refuses(base, disk, writer, fault):
     assert any(part in message for part in known)
     assert not any(path.is_file() for path in disk.folder.rglob("*"))
     if writer != "dataset":
-        result = CliRunner().invoke(main, [str(argument) for argument in WRITERS[writer](base, place)])
+        result = emtau(*WRITERS[writer](base, place))
         assert result.exit_code == 0, result.output
         assert (place / "zarr.json").exists()
 
@@ -179,15 +178,15 @@ def test_reading_below_a_file(base, reader):
     assert str(base / "file") in failed(READERS[reader](base, base / "file" / "inner"))
 
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
+MIXTURE = ["dataset", "mixture", "--rows", "50", "--features", "16"]
 
 
 @pytest.mark.sample
 def test_a_log_on_a_full_disk_ends_no_work(tmp_path):
     """/dev/full takes nothing; the results are those of a run whose log is read."""
     with Path("/dev/full").open("w") as log:
-        subprocess.run([*EMTAU, "dataset", "digits", tmp_path / "digits.zarr"], stderr=log, check=False)
-    assert zarr.open_array(tmp_path / "digits.zarr" / "X", mode="r").shape == (1797, 64)
+        subprocess.run([*EMTAU, *MIXTURE, tmp_path / "rows.zarr"], stderr=log, check=False)
+    assert zarr.open_array(tmp_path / "rows.zarr" / "X", mode="r").shape == (50, 16)
 
 
 def test_an_observer_of_a_fit_whose_stream_fails():
@@ -196,16 +195,15 @@ def test_an_observer_of_a_fit_whose_stream_fails():
         assert model.converged_
         with suppress(OSError):
             log.flush()
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), log.fileno()
-        )  # What it holds still can be written at its end.
+        # What it holds still can be written at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), log.fileno())
 
 
 @pytest.mark.sample
 def test_standard_output_on_a_full_disk_is_said(tmp_path):
     with Path("/dev/full").open("w") as output:
         done = subprocess.run(
-            [*EMTAU, "dataset", "digits", tmp_path / "digits.zarr"],
+            [*EMTAU, *MIXTURE, tmp_path / "rows.zarr"],
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
@@ -213,4 +211,4 @@ def test_standard_output_on_a_full_disk_is_said(tmp_path):
         )
     assert done.returncode != 0
     assert "The disk is full" in done.stderr.splitlines()[-1]
-    assert (tmp_path / "digits.zarr" / "zarr.json").exists()
+    assert (tmp_path / "rows.zarr" / "zarr.json").exists()

@@ -3,37 +3,33 @@
 import json
 import os
 import subprocess
-import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import emtau
 from packaging.requirements import Requirement
+from processes import EMTAU
 
 from emtau_dask import GaussianMixture
-from emtau_dask.cli.main import main
 
 pytest_plugins = "s3server"
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-DOCTOR = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()", "doctor", "--json"]
 
 
 def examined(*arguments):
     """The exit code, whether all is well, and the findings by name."""
-    ended = CliRunner().invoke(main, ["doctor", "--json", *map(str, arguments)])
+    ended = emtau("doctor", "--json", *arguments)
     found = json.loads(ended.stdout)
-    return ended.exit_code, found["ok"], {each["name"].lower(): each for each in found["findings"]}
+    assert (ended.exit_code == 0) == found["ok"]
+    return ended.exit_code, found["ok"], by_name(found)
 
 
-def examined_in(environment):
-    """The same in a process of its own."""
-    ended = subprocess.run(DOCTOR, capture_output=True, text=True, env={**os.environ, **environment})
-    found = json.loads(ended.stdout)
-    assert (ended.returncode == 0) == found["ok"]
+def by_name(found):
     return {each["name"].lower(): each for each in found["findings"]}
 
 
@@ -50,7 +46,7 @@ def test_all_is_well_here():
 
 
 def test_people_read_a_line_for_each():
-    ended = CliRunner().invoke(main, ["doctor"])
+    ended = emtau("doctor")
     assert ended.exit_code == 0
     lines = ended.stdout.splitlines()
     assert len(lines) == len(examined()[2])
@@ -91,27 +87,33 @@ def test_a_bucket_is_tried(s3):
     assert "Access is denied" in found["text"]
 
 
-@pytest.mark.parametrize("package", ["zarr", "pyarrow"])
-def test_a_package_that_cannot_be_imported_is_wrong(package, tmp_path):
-    (tmp_path / f"{package}.py").write_text("raise ImportError('libstrange.so is missing')")
-    found = examined_in({"PYTHONPATH": str(tmp_path)})[package]
-    assert found["status"] == "wrong"
-    assert "libstrange.so is missing" in found["text"]
+def test_packages_that_cannot_be_imported_are_wrong(tmp_path):
+    for package in ("zarr", "pyarrow"):
+        (tmp_path / f"{package}.py").write_text(f"raise ImportError('lib{package}.so is missing')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    surroundings = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run([*EMTAU, "doctor", "--json"], capture_output=True, text=True, env=surroundings)
+    assert ended.returncode == 1
+    for package in ("zarr", "pyarrow"):
+        found = by_name(json.loads(ended.stdout))[package]
+        assert found["status"] == "wrong"
+        assert f"lib{package}.so is missing" in found["text"]
 
 
-def test_a_package_that_is_too_old_is_wrong(tmp_path):
+def test_a_package_that_is_too_old_is_wrong(tmp_path, monkeypatch):
     folder = tmp_path / "rich-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: rich\nVersion: 1.0\n")
-    found = examined_in({"PYTHONPATH": str(tmp_path)})["rich"]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = examined()[2]["rich"]
     assert found["status"] == "wrong"
     assert found["text"].startswith("1.0, but >=13.7 is needed: pip install")
 
 
 def test_no_room_for_temporary_files_is_wrong(tmp_path):
     (tmp_path / "file").write_text("")
-    found = examined_in({"DASK_TEMPORARY_DIRECTORY": str(tmp_path / "file")})["temporary files"]
-    assert found["status"] == "wrong"
+    with dask.config.set({"temporary-directory": str(tmp_path / "file")}):
+        assert examined()[2]["temporary files"]["status"] == "wrong"
 
 
 def test_a_current_folder_that_is_gone_is_noted(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import csv
 import errno
 import os
-import warnings
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -14,11 +13,10 @@ import pyarrow as pa
 import pytest
 import zarr
 from clusters import fail_reads, processes
-from fits import ROWS, assert_same_bits
+from fits import ROWS, assert_same_bits, mixture, quietly, resumed
 from pyarrow import parquet
-from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask import EMTau, GaussianMixture, InvalidDataError
+from emtau_dask import EMTau, InvalidDataError
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.estimator import fitting
 
@@ -52,22 +50,9 @@ def place(request, tmp_path):
     return str(path)
 
 
-def settings(**options):
-    return {
-        "n_components": 3,
-        "algorithm": EMTau(tau=2, revisit=3),
-        "tol": 0,
-        "max_iter": 8,
-        "random_state": 0,
-        "init_params": "random",
-        **options,
-    }
-
-
-def quietly(call, *arguments, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return call(*arguments, **options)
+def fit(X, **options):
+    settings = {"algorithm": EMTau(tau=2, revisit=3), "tol": 0, "max_iter": 8, "init_params": "random"}
+    return quietly(mixture(**settings | options), X)
 
 
 @contextmanager
@@ -90,7 +75,7 @@ def workers(place, zygote, folder):
 @pytest.mark.parametrize("where", ["threads", "workers"])
 def test_a_read_that_fails_in_the_middle_of_a_fit(place, where, zygote, tmp_path, monkeypatch):
     with dask.config.set(scheduler="threads"):
-        undisturbed = quietly(GaussianMixture(**settings()).fit, place)
+        undisturbed = fit(place)
 
     class Observer(SilentObserver):
         def iteration(self, record, parameters):
@@ -108,9 +93,9 @@ def test_a_read_that_fails_in_the_middle_of_a_fit(place, where, zygote, tmp_path
         with monkeypatch.context() as patched:
             patched.setattr(fitting, "observer_for", lambda verbose: Observer())
             with pytest.raises(InvalidDataError, match=FAILED) as failed:
-                quietly(GaussianMixture(**settings(checkpoint=run)).fit, place)
+                fit(place, checkpoint=run)
         assert Path(place).name in str(failed.value)
-        assert_same_bits(quietly(GaussianMixture.resume, run, place), undisturbed)
+        assert_same_bits(resumed(run, place), undisturbed)
 
 
 @pytest.fixture
@@ -136,7 +121,7 @@ def failing(monkeypatch):
 def test_data_that_cannot_be_looked_at_from_some_moment_on(place, failing, call, after):
     failing(call, place, *[Path(place, name) for name in ("zarr.json", ".zgroup", ".zarray")], after=after)
     with suppress(InvalidDataError) if after else pytest.raises(InvalidDataError, match=FAILED):
-        quietly(GaussianMixture(**settings(max_iter=1)).fit, place)
+        fit(place, max_iter=1)
 
 
 @pytest.mark.sample
@@ -156,7 +141,7 @@ def test_a_folder_that_may_hold_what_a_pattern_means(tmp_path, failing, pattern,
         _csv(tmp_path / folder / "rows" / "2.csv")
     failing(call, tmp_path / place)
     with pytest.raises(InvalidDataError, match=FAILED):
-        GaussianMixture(**settings()).fit(str(tmp_path / pattern))
+        fit(str(tmp_path / pattern))
 
 
 @pytest.mark.sample
@@ -167,4 +152,4 @@ def test_a_folder_of_parquet_files_of_which_one_cannot_be_listed(tmp_path, faili
         parquet.write_table(pa.table({"x": np.arange(9.0)}), tmp_path / "rows" / folder / "0.parquet")
     failing("scandir", tmp_path / "rows" / "b", number=number)
     with pytest.raises(InvalidDataError, match=os.strerror(number)):
-        GaussianMixture(**settings()).fit(str(tmp_path / "rows"))
+        fit(str(tmp_path / "rows"))

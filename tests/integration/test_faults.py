@@ -3,8 +3,6 @@
 import errno
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +11,17 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from commands import emtau
 from disks import SmallDisk
 from distributed import Client
 from reliability import scenarios
 from reliability.boundaries import At
 from reliability.campaigns import FLAW, FULL, QUOTA, READ_ONLY, Bench, campaign, spread
 from reliability.scenarios import SIGKILL, Scenario
-from reliability.zygote import Zygote
 
 from emtau_dask import GaussianMixture, StorageError
 
 pytestmark = pytest.mark.kills
-EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -39,9 +36,8 @@ NO_LINKS = At(1, error=errno.EPERM, refused=("link",))
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    with Zygote("reliability.scenarios") as zygote:
-        yield Bench(zygote, Scenario("em-tau, revisit"), tmp_path_factory.mktemp("faults") / "bench")
+def bench(forked_fits, tmp_path_factory):
+    return Bench(forked_fits, Scenario("em-tau, revisit"), tmp_path_factory.mktemp("faults") / "bench")
 
 
 @pytest.mark.parametrize(
@@ -140,14 +136,11 @@ ELSEWHERE = "dask's temporary-directory", "DASK_TEMPORARY_DIRECTORY=", "dask.con
 @pytest.mark.sample
 def test_row_state_that_does_not_fit_is_said_by_the_command_line(small_disk, tmp_path):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(30_000, 2)))
-    command = [*EMTAU, "fit", "rows.npy", "-k", "3", "--algorithm", "em-tau", "-o", "out"]
-    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(small_disk.folder)}
-    with small_disk.full(room=1):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+    fit = ["fit", tmp_path / "rows.npy", "-k", "3", "--algorithm", "em-tau", "-o", tmp_path / "out"]
+    with dask.config.set({"temporary-directory": str(small_disk.folder)}), small_disk.full(room=1):
+        done = emtau(*fit)
     said = done.stderr.splitlines()[-1]
-    assert done.returncode == 1
+    assert done.exit_code == 1
     for part in ("emtau: cannot write", str(small_disk.folder), "no checkpoint", *ELSEWHERE):
         assert part in said
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))

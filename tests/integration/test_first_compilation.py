@@ -46,12 +46,17 @@ print(json.dumps(found))
 """
 
 
-def in_a_process(shapes, cache):
-    """For each shape: whether something was compiled, and kinds of each form before and after a fit."""
+def printed(code, cache, *arguments):
+    """What a program prints in a process of its own."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", IN_ITS_OWN_PROCESS, json.dumps(shapes)]
+    command = [sys.executable, "-c", code, *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     return json.loads(ended.stdout)
+
+
+def in_a_process(shapes, cache):
+    """For each shape: whether something was compiled, and kinds of each form before and after a fit."""
+    return printed(IN_ITS_OWN_PROCESS, cache, json.dumps(shapes))
 
 
 @pytest.mark.exhaustive
@@ -101,14 +106,7 @@ print(json.dumps([len(begun), loaded, len(mixed.loops.accumulate.signatures)]))
 
 @pytest.mark.exhaustive
 def test_loops_for_ill_conditioned_components_are_loaded_ahead_but_not_compiled(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", ONE_ILL_CONDITIONED]
-    found = [
-        json.loads(
-            subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        )
-        for _ in range(2)
-    ]
+    found = [printed(ONE_ILL_CONDITIONED, tmp_path) for _ in range(2)]
     assert found == [[1, 0, 1], [0, 1, 1]]
 
 

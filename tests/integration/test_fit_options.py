@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 
 from emtau_dask import GaussianMixture
 from emtau_dask.cli.main import main
@@ -20,10 +20,6 @@ from emtau_dask.policies.registry import ALGORITHMS
 ROWS = np.random.default_rng(0).normal(size=(60, 3)) + 9 * np.arange(2).repeat(30)[:, None]
 TABLE = pd.DataFrame(ROWS, columns=["a", "b", "c"])
 QUICK = ("--algorithm", "em", "--tol", "1e-3")
-
-
-def emtau(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def fitted(*arguments, code=0):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau as run
 from reliability.damage import manifest_of
 
 from emtau_dask import (
@@ -22,12 +22,11 @@ from emtau_dask import (
     InvalidDataError,
     MixtureOutlierDetector,
 )
-from emtau_dask.cli.main import main
 from emtau_dask.storage.objects import digested_document
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 NAMES = ["a\x1b]0;x\x07\x7f", "\x9b2J\u202e", "\u2066z\nb\x85"]
 """C0, DEL, C1, and what changes the direction of text."""
+REPORT = ("--set", "output.report=report.html")
 ON_ONE_LINE = [name.replace("\n", "") for name in NAMES]
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(300, 3)) + np.repeat([0.0, 5.0], 150)[:, np.newaxis]
@@ -63,7 +62,7 @@ def workplace(tmp_path, monkeypatch):
 
 def emtau(*arguments, code=0):
     """Run the command line; return what it wrote on both streams, in which nothing is obeyed."""
-    result = CliRunner().invoke(main, arguments)
+    result = run(*arguments)
     assert result.exit_code == code, result.output
     assert obeyed(result.output) == []
     return result.output
@@ -73,10 +72,8 @@ def emtau(*arguments, code=0):
 def test_the_command_line_shows_no_name_raw(store):
     names = STORED[store]
     data = store(frame(names))
-    for options in ((), ("--log-level", "debug")):
-        emtau(
-            *options, "fit", data, "-k", "2", "-o", "out", "--overwrite", "--set", "output.report=report.html"
-        )
+    emtau("fit", data, "-k", "2", "-o", "out")
+    emtau("--log-level", "debug", "fit", data, "-k", "2", "-o", "out", "--overwrite", *REPORT)
     assert "\\x1b]0;x\\x07\\x7f" in emtau("inspect", "out/model.zarr")
     assert json.loads(emtau("inspect", "--json", "out/model.zarr"))["feature_names"] == names
     emtau("predict", "out/model.zarr", data, "labels.zarr", "--scores")
@@ -101,28 +98,22 @@ def test_refusals_show_no_name_raw(store):
     for bad in (store(holes, "holes"), store(texts, "texts")):
         emtau("fit", bad, "-k", "2", "-o", "again", code=1)
     for columns in (names[0], f"{names[0]}x"):
-        emtau(
-            "fit",
-            store(texts, "texts"),
-            "-k",
-            "2",
-            "-o",
-            "again",
-            "--columns",
-            columns + "," + names[1],
-            code=1,
-        )
+        chosen = ("--columns", f"{columns},{names[1]}")
+        emtau("fit", store(texts, "texts"), "-k", "2", "-o", "again", *chosen, code=1)
 
 
 def test_warnings_show_no_name_raw():
     rows = frame(ON_ONE_LINE)
     rows.to_csv("\x1b]0;x\x07.csv")
     rows.set_index(ON_ONE_LINE[0], drop=True).to_parquet("x.parquet")
-    for data in ("\x1b]0;x\x07.csv", "x.parquet"):
-        command = [*EMTAU, "fit", data, "-k", "2", "-o", "out", "--overwrite"]
-        said = subprocess.run(command, capture_output=True, timeout=120, check=True).stderr.decode()
-        assert "left out" in said
-        assert obeyed(said) == []
+    stored = ("\x1b]0;x\x07.csv", "x.parquet")
+    code = "import sys; from emtau_dask.cli.main import main\n"
+    code += "for data in sys.argv[1:]: main(['fit', data, '-k', '2', '--plan'], standalone_mode=False)"
+    command = [sys.executable, "-c", code, *stored]
+    said = subprocess.run(command, capture_output=True, timeout=120, check=True).stderr.decode()
+    assert said.count("left out") == 2
+    assert obeyed(said) == []
+    for data in stored:
         with pytest.warns(UserWarning, match="left out") as caught:
             GaussianMixture(2, random_state=0).fit(data)
         assert [obeyed(str(each.message)) for each in caught] == [[]]
@@ -195,13 +186,8 @@ def test_in_python_names_stay_names_and_are_shown_as_text(origin, loaded):
     assert model.condition({NAMES[1]: 0.5}).feature_names_in_.tolist() == [NAMES[0], NAMES[2]]
     summary = str(model.summary())
     assert "features: a\\x1b]0;x\\x07\\x7f, \\x9b2J\\u202e, \\u2066z\\nb\\x85" in summary
-    for text in (
-        summary,
-        repr(model.summary()),
-        model.summary()._repr_html_(),
-        repr(model),
-        repr(model.history_),
-    ):
+    shown = model.summary()
+    for text in (summary, repr(shown), shown._repr_html_(), repr(model), repr(model.history_)):
         assert obeyed(text) == []
     assert obeyed(model._repr_html_().replace("\t", " ")) == []
     with warnings.catch_warnings():
@@ -220,19 +206,8 @@ def test_in_python_names_stay_names_and_are_shown_as_text(origin, loaded):
 
 def test_a_checkpoint_shows_no_name_raw():
     in_parquet(frame(NAMES))
-    emtau(
-        "fit",
-        "x.parquet",
-        "-k",
-        "2",
-        "-o",
-        "out",
-        "--set",
-        "checkpoint.path=run.zarr",
-        "--max-iter",
-        "1",
-        code=3,
-    )
+    kept = ("--set", "checkpoint.path=run.zarr", "--max-iter", "1")
+    emtau("fit", "x.parquet", "-k", "2", "-o", "out", *kept, code=3)
     emtau("inspect", "run.zarr")
     assert json.loads(emtau("inspect", "--json", "run.zarr"))["config"]["feature_names"] == NAMES
     emtau("report", "run.zarr", "report.html")

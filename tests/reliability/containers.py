@@ -147,10 +147,6 @@ class Container:
         docker("kill", self.id, check=False)
         docker("wait", self.id)
 
-    def stop(self) -> None:
-        """Ask it to end, as ``docker stop`` does."""
-        docker("stop", "-t", "20", self.id)
-
     def remove(self) -> None:
         """Kill it, and make its name and address free."""
         docker("rm", "-f", "-v", self.id)

@@ -1,17 +1,15 @@
 """Stored data that somebody made to do harm, and what a process with little memory does with it."""
 
-import contextlib
-import io
 import json
 import os
 import zlib
 from pathlib import Path
 
 import numpy as np
+from commands import emtau
 from numcodecs.zstd import Zstd
 
 from emtau_dask import EmtauError, GaussianMixture
-from emtau_dask.cli.main import main
 from emtau_dask.data.opening import open_source
 from reliability import scenarios
 
@@ -93,19 +91,10 @@ def first_rows(path):
     return open_source(str(path)).ranges.read(0, 1)[0].tolist()
 
 
-def number_of_chunks(path):
-    return len(open_source(str(path)).chunk_rows)
-
-
 def command(*arguments):
     """Run the command line; return its exit code and what it wrote."""
-    output, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        try:
-            main([str(each) for each in arguments])
-        except SystemExit as end:
-            code = end.code
-    return code or 0, output.getvalue()
+    result = emtau(*arguments)
+    return result.exit_code, result.output
 
 
 def loaded(path):

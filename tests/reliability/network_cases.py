@@ -332,28 +332,30 @@ def undisturbed(session: Session, fit: Fit, settings: dict[str, str]) -> str:
         return digest_of(world.shared)
 
 
+def _begun(scene: Scene, first: dict[str, Any] | None = None) -> tuple[Container, ...]:
+    """Start a cluster and a fit; return scheduler, workers and driver once the fourth commit is there."""
+    return *scene.cluster(first=first), scene.begin_until(3)
+
+
 # --- workers -----------------------------------------------------------------------------------
 
 
 def worker_cut_off_and_back(scene: Scene) -> None:
     """For longer than `worker-ttl`, or not, in turn."""
-    _, worker, _ = scene.cluster()
-    scene.begin_until(3)
+    _, worker, *_ = _begun(scene)
     worker.cut()
     time.sleep(8 if scene.repetition % 2 == 0 else 2)
     worker.join()
 
 
 def worker_cut_off(scene: Scene) -> None:
-    _, worker, _ = scene.cluster()
-    scene.begin_until(3)
+    _, worker, *_ = _begun(scene)
     worker.cut()
 
 
 def worker_paused_and_woken(scene: Scene) -> None:
     """Wakes when the fit has gone on without it."""
-    _, worker, _ = scene.cluster()
-    fit = scene.begin_until(3)
+    _, worker, _, fit = _begun(scene)
     worker.pause()
     paused_at = scene.newest
     try:
@@ -365,29 +367,17 @@ def worker_paused_and_woken(scene: Scene) -> None:
 def worker_out_of_memory(scene: Scene) -> None:
     """Files in memory count for the container, and the kernel kills what is largest in it."""
     more = {"options": ["--memory", "600m", "--memory-swap", "600m", "--shm-size", "1g"]}
-    _, worker, _ = scene.cluster(first=more)
-    scene.begin_until(3)
+    _, worker, *_ = _begun(scene, first=more)
     worker.execute("sh", "-c", "head -c 590000000 /dev/zero > /dev/shm/full", check=False)
-    killed = docker(
-        "events",
-        "--since",
-        "10m",
-        "--until",
-        "0s",
-        "--filter",
-        f"container={worker.id}",
-        "--filter",
-        "event=oom",
-    )
-    if not killed:
+    of_worker = ("--filter", f"container={worker.id}", "--filter", "event=oom")
+    if not docker("events", "--since", "10m", "--until", "0s", *of_worker):
         log = "".join(worker.logs())
         assert "signal 9" in log, f"the kernel killed nothing: {log[-500:]}"
     worker.execute("rm", "-f", "/dev/shm/full", check=False)
 
 
 def worker_killed(scene: Scene) -> None:
-    _, worker, _ = scene.cluster()
-    scene.begin_until(3)
+    _, worker, *_ = _begun(scene)
     worker.kill()
     docker("start", worker.id)
 
@@ -396,22 +386,16 @@ def worker_killed(scene: Scene) -> None:
 
 
 def scheduler_killed_and_replaced(scene: Scene) -> None:
-    scheduler, *_ = scene.cluster()
-    scene.begin_until(3)
+    scheduler, *_ = _begun(scene)
     scheduler.kill()
     scheduler.remove()
-
-    def again() -> None:
-        scene.world.workers_there()
-
     scene.world.scheduler()
-    scene.cleared = again
+    scene.cleared = scene.world.workers_there
 
 
 def scheduler_cut_off(scene: Scene) -> None:
     """From workers and driver, for good."""
-    scheduler, *_ = scene.cluster()
-    scene.begin_until(3)
+    scheduler, *_ = _begun(scene)
     scheduler.cut()
 
     def again() -> None:
@@ -424,16 +408,14 @@ def scheduler_cut_off(scene: Scene) -> None:
 
 def scheduler_cut_off_and_back(scene: Scene) -> None:
     """From workers and driver."""
-    scheduler, *_ = scene.cluster()
-    scene.begin_until(3)
+    scheduler, *_ = _begun(scene)
     scheduler.cut()
     time.sleep(3 if scene.repetition % 2 == 0 else 15)
     scheduler.join()
 
 
 def all_workers_cut_off_and_back(scene: Scene) -> None:
-    _, *workers = scene.cluster()
-    scene.begin_until(3)
+    _, *workers, _ = _begun(scene)
     for worker in workers:
         worker.cut()
     time.sleep(10)
@@ -446,8 +428,7 @@ def all_workers_cut_off_and_back(scene: Scene) -> None:
 
 def driver_killed(scene: Scene) -> None:
     """Its tasks go on while the resume begins."""
-    scene.cluster()
-    fit = scene.begin_until(3)
+    *_, fit = _begun(scene)
     scene.judged.clear()
     fit.kill()
     scene.resume()
@@ -455,23 +436,17 @@ def driver_killed(scene: Scene) -> None:
 
 def driver_cut_off(scene: Scene) -> None:
     """From the cluster, which the volume is not."""
-    scene.cluster()
-    fit = scene.begin_until(3)
+    *_, fit = _begun(scene)
     fit.cut()
 
 
 def two_resumes(scene: Scene) -> None:
-    scene.cluster()
-    fit = scene.begin_until(3)
-    scene.judged.clear()
-    fit.kill()
-    scene.resume()
+    driver_killed(scene)
     scene.resume()
 
 
 def driver_paused_while_another_ends(scene: Scene) -> None:
-    scene.cluster()
-    fit = scene.begin_until(3)
+    *_, fit = _begun(scene)
     fit.pause()
     try:
         other = scene.resume()
@@ -484,22 +459,21 @@ def driver_paused_while_another_ends(scene: Scene) -> None:
 # --- object stores -----------------------------------------------------------------------------
 
 
-def _held_commit(scene: Scene, fit: Container) -> tuple[Path, Path]:
-    """Wait until the writing of a commit is held, before or after it is stored, in turn."""
+def _held_commit(scene: Scene) -> tuple[Container, Path]:
+    """Start all, and wait until the writing of a commit is held, before or after it is stored, in turn."""
+    server = scene.world.object_store()
+    scene.cluster()
     control = scene.world.shared / S3
     which = ("before", "after")[scene.repetition % 2]
-    scene.wait_for_commit(3, fit)
+    scene.wait_for_commit(3, scene.begin())
     (control / "new").write_text(f"/commits/\n{which}")
     (control / "new").rename(control / "hold")
     until((control / "held").exists, "a commit that is held", 60)
-    return control / "hold", control / "held"
+    return server, control / "hold"
 
 
 def store_cut_off_and_back(scene: Scene) -> None:
-    server = scene.world.object_store()
-    scene.cluster()
-    fit = scene.begin()
-    hold, _ = _held_commit(scene, fit)
+    server, hold = _held_commit(scene)
     server.cut()
     hold.unlink()
     time.sleep(3)
@@ -507,10 +481,7 @@ def store_cut_off_and_back(scene: Scene) -> None:
 
 
 def store_cut_off(scene: Scene) -> None:
-    server = scene.world.object_store()
-    scene.cluster()
-    fit = scene.begin()
-    hold, _ = _held_commit(scene, fit)
+    server, hold = _held_commit(scene)
     server.cut()
     hold.unlink()
     scene.cleared = server.join
@@ -518,10 +489,7 @@ def store_cut_off(scene: Scene) -> None:
 
 def store_silent(scene: Scene) -> None:
     """Accepts connections, and says nothing for good."""
-    server = scene.world.object_store()
-    scene.cluster()
-    fit = scene.begin()
-    hold, _ = _held_commit(scene, fit)
+    server, hold = _held_commit(scene)
     server.pause()
     hold.unlink()
     scene.cleared = server.unpause
@@ -597,23 +565,10 @@ def late_worker_without_volume(scene: Scene) -> None:
 
 def lossy_line(scene: Scene) -> None:
     """Every tenth packet to a worker and to the driver is lost."""
-    _, worker, _ = scene.cluster()
-    fit = scene.begin_until(3)
-    drop = (
-        "iptables",
-        "-A",
-        "INPUT",
-        "-m",
-        "statistic",
-        "--mode",
-        "random",
-        "--probability",
-        "0.1",
-        "-j",
-        "DROP",
-    )
+    _, worker, _, fit = _begun(scene)
+    drop = "iptables -A INPUT -m statistic --mode random --probability 0.1 -j DROP"
     for container in (worker, fit):
-        if not container.in_its_network(*drop):
+        if not container.in_its_network(*drop.split()):
             raise UnavailableError("iptables cannot lose packets here")
 
 

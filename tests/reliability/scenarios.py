@@ -15,7 +15,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, EmtauError, FullEM, GaussianMixture
+from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint import reader
 from emtau_dask.checkpoint.reader import read_commit, read_newest
 from emtau_dask.estimator import fitting
@@ -120,8 +120,6 @@ class Outcome:
     error : str
         The kind of error; empty where it finished.
     message : str
-    ours : bool
-        Whether the error is an `EmtauError`.
     kinds : tuple of str
         The error's classes.
     litter : tuple of str
@@ -129,19 +127,15 @@ class Outcome:
     steps : int
         Steps by which it changed the disk.
     seconds : float
-    megabytes : float
-        Growth of the peak resident memory.
     """
 
     bits: dict
     error: str = ""
     message: str = ""
-    ours: bool = False
     kinds: tuple = ()
     litter: tuple = ()
     steps: int = 0
     seconds: float = 0.0
-    megabytes: float = 0.0
 
     def __str__(self):
         return f"{self.error}: {self.message}" if self.error else "finished"
@@ -176,12 +170,8 @@ def litter_of(folder):
     return tuple(key for key in log.objects.list("") if key not in used and Path(key).name != "zarr.json")
 
 
-def _peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-
-
 def _outcome(work, folder, boundaries):
-    began, peak = time.perf_counter(), _peak()
+    began = time.perf_counter()
     answer = {"bits": {}}
     try:
         model = work()
@@ -191,12 +181,9 @@ def _outcome(work, folder, boundaries):
         answer |= {
             "error": type(error).__name__,
             "message": str(error),
-            "ours": isinstance(error, EmtauError),
             "kinds": tuple(kind.__name__ for kind in type(error).__mro__),
         }
-    return Outcome(
-        **answer, steps=boundaries.count, seconds=time.perf_counter() - began, megabytes=_peak() - peak
-    )
+    return Outcome(**answer, steps=boundaries.count, seconds=time.perf_counter() - began)
 
 
 def _watch(at, delays):

@@ -14,21 +14,8 @@ WITNESS = "witness-of-code"
 """A folder that exists only where a payload was run; beside the input."""
 BOMB_BYTES = 2**27
 SIZES = [
-    0,
-    1,
-    0x7F,
-    0xFF,
-    2**15,
-    2**16 - 1,
-    2**24,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**40,
-    2**62,
-    2**63,
-    2**64 - 1,
-]
+    0, 1, 0x7F, 0xFF, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1,
+]  # fmt: skip
 
 
 class _Payload:

@@ -8,23 +8,10 @@ from reliability.damage import HOSTILE, nested, places
 RAW = "@raw:{}@"
 """A string that `text_of` replaces by what no Python value gives."""
 RAWS = [
-    "NaN",
-    "Infinity",
-    "1e999",
-    "-0",
-    "1" * 5000,
-    "-" + "9" * 5000,
-    "1." + "0" * 5000,
-    "[" * 2000 + "]" * 2000,
-    '{"a":' * 2000 + "1" + "}" * 2000,
-    '"\\ud800"',
-    '"\\u0000"',
-    '"\\u001b[2J\\u001b]0;title\\u0007"',
-    "tru",
-    "'single'",
-    "0x10",
-    "01",
-]
+    "NaN", "Infinity", "1e999", "-0", "1" * 5000, "-" + "9" * 5000, "1." + "0" * 5000,
+    "[" * 2000 + "]" * 2000, '{"a":' * 2000 + "1" + "}" * 2000, '"\\ud800"', '"\\u0000"',
+    '"\\u001b[2J\\u001b]0;title\\u0007"', "tru", "'single'", "0x10", "01",
+]  # fmt: skip
 STRINGS = ["", " ", "\x1b[31mred\x1b[0m", "a\r\nb", "‮", "../..", "/dev/zero", "x" * 10_000, "null", "NaN"]
 NUMBERS = [0, 1, -1, 2, 255, 2**15, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 0.5]
 

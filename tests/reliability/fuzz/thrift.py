@@ -9,24 +9,9 @@ from copy import deepcopy
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 INTEGERS = (BYTE, I16, I32, I64)
 EXTREMES = [
-    0,
-    1,
-    -1,
-    2,
-    7,
-    127,
-    128,
-    255,
-    2**15,
-    2**20,
-    2**31 - 1,
-    2**31,
-    -(2**31),
-    2**40,
-    2**62,
-    2**63 - 1,
+    0, 1, -1, 2, 7, 127, 128, 255, 2**15, 2**20, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1,
     -(2**63),
-]
+]  # fmt: skip
 TEXTS = [b"", b"a", b"\xff\xfe", b"x" * 10_000, b"\x1b[31mred", b"\x00", b"__index_level_0__", b"../../x"]
 
 
