@@ -16,11 +16,11 @@ from emtau_dask.estimator.row_sample import DrawnRows
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
+from emtau_dask.plot.uncertainty import SURE
 
 LONGEST = 48
 SHOWN_FEATURES, MOST_FEATURES, MOST_COMPONENTS = 6, 200, 40
 """Features of the first tables, and of all; and components. What is left out is said."""
-SURE = 0.9
 STOPPED = MappingProxyType(
     {
         "tol": "The fit converged. It stopped by its tolerance: more iterations would change little.",

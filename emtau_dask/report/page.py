@@ -22,11 +22,10 @@ from emtau_dask.estimator.summary import gap_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
-from emtau_dask.plot.uncertainty import UncertaintyDisplay
+from emtau_dask.plot.uncertainty import SURE, UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
     SHOWN_FEATURES,
-    SURE,
     Subject,
     ending,
     gap_meaning,
