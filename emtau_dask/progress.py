@@ -1,8 +1,7 @@
-"""What a person sees while a fit runs: a live display, plain lines, or a log."""
+"""What a person sees while a fit runs: a live line, a notebook's bar or plain lines; and the log."""
 
 from __future__ import annotations
 
-import errno
 import html
 import logging
 import math
@@ -10,23 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
-from emtau_dask.em.history import FitObserver, IterationRecord, SilentObserver
+from rich.filesize import pick_unit_and_suffix
+
+from emtau_dask.em.history import FitObserver, IterationRecord
 from emtau_dask.errors import one_line, shown
 from emtau_dask.mixture.parameters import MixtureParameters
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from rich.text import Text
 
 LOG = logging.getLogger("emtau_dask.fit")
-Clock = Callable[[], float]
 LONG_PASS = 30.0
 """Seconds between two lines of one pass."""
-A_SECOND = 8
-"""How often a terminal is drawn."""
 NOTEBOOK_SECONDS = 0.25
 """Between two drawings of a notebook's bar; each is a message to the browser."""
 BAR = 12
@@ -34,18 +32,27 @@ BAR = 12
 
 
 class Progress:
-    """Remembers how far a fit is; what shows it is made of this. Threads may share it.
+    """Remembers how far a fit is, logs it, and has it shown. Threads may share it.
 
-    A report of chunks takes a lock, adds a number and looks at the clock.
+    A line is logged at level INFO where it is of a stage, a remark or an accepted pass over all rows, else at
+    DEBUG. A report of chunks takes a lock, adds a number and looks at the clock.
     """
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self._lock, self._clock = threading.Lock(), clock
+    def __init__(
+        self, display: Display | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._display, self._clock, self._lock = display or Display(), clock, threading.Lock()
         self._began = self._pass_began = clock()
+        self._next_line = self._began + LONG_PASS
         self._stage, self._chunks, self._done = "starting", 0, 0
         self._record: IterationRecord | None = None
         self._stopped = False
-        self._next = math.inf  # when `_draw` is called next
+        self._display.start(self)
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return self._clock() - self._began
 
     def stage(self, name: str, chunks: int) -> None:
         """Begin a pass; its line is its name, unless it is an iteration, which has one at its end."""
@@ -53,19 +60,22 @@ class Progress:
             self._stage, self._chunks, self._done, self._pass_began = name, chunks, 0, self._clock()
         if not name.startswith("iteration "):
             self._line(logging.INFO, f"{name}: {_counted(chunks)}")
-        self._draw_in_time()
+        self._display.draw()
 
     def chunks_done(self, count: int) -> None:
         """Count chunks."""
         with self._lock:
             self._done += count
-        self._draw_in_time()
+        if self._clock() >= self._next_line:
+            _, (stage, *others), _ = self.figures()
+            self._line(logging.DEBUG, f"{stage}: {', '.join(others)}")
+        self._display.draw()
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """Remember an iteration, and say its line."""
         before, self._record = self._record, record
         follows = before is not None and record.iteration == before.iteration + 1
-        change = record.lower_bound - before.lower_bound if before and follows else None
+        change = record.lower_bound - before.lower_bound if before and follows else math.nan
         total = record.chunks_processed + record.chunks_skipped
         self._line(
             logging.INFO if record.full_pass and record.accepted else logging.DEBUG,
@@ -74,199 +84,125 @@ class Progress:
             f"active {_active(record)}, chunks {record.chunks_processed:,}/{total:,}, "
             f"{record.seconds:.3g} s, {_rate(record)}{'' if record.accepted else ', refused'}",
         )
-        self._draw_in_time()
+        self._display.draw()
 
     def note(self, message: str) -> None:
         """Say a remark."""
-        self._line(logging.INFO, message)
+        LOG.info("%s", one_line(message))
+        self._display.note(message)
 
     def close(self, *, done: bool) -> None:
-        """Remember whether the fit failed or was stopped."""
+        """End the display, which says it where the fit failed or was stopped."""
         self._stopped = not done
+        self._display.stop()
 
-    def _line(self, level: int, text: str) -> None:
-        """Say what happened; ``level`` is that of `logging`."""
-
-    def _draw(self) -> None:
-        """Show how far the pass is."""
-
-    def _draw_in_time(self) -> None:
-        if self._clock() >= self._next:
-            self._draw()
-
-    def _of_pass(self) -> tuple[float, list[str]]:
-        """Return the share of the pass that is done, and its name, share and estimated time left as texts."""
+    def figures(self) -> tuple[float, list[str], list[str]]:
+        """Return the share of the pass that is done, and texts: on the pass, and on the fit."""
         with self._lock:
             share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
-            said = [f"stopped in {self._stage}" if self._stopped else self._stage]
-            said.append(f"{share:.0%} of {_counted(self._chunks)}")
+            of_pass = [f"stopped in {self._stage}" if self._stopped else self._stage]
+            of_pass.append(f"{share:.0%} of {_counted(self._chunks)}")
             if 0.0 < share < 1.0 and not self._stopped:
                 left = (self._clock() - self._pass_began) * (1.0 - share) / share
-                said.append(f"{_clock_time(left)} left")
-        return share, said
-
-    def _figures(self) -> tuple[float, list[str]]:
-        """Return the share of the pass, and what a live display says beside it, the most telling first."""
-        share, said = self._of_pass()
+                of_pass.append(f"{_clock_time(left)} left")
+        of_fit = [_clock_time(self.seconds)]
         if (record := self._record) is not None:
-            said += [f"bound {record.lower_bound:.7g}", f"gap {_number(record.gap, '.1e')}"]
-            said += [f"active {_active(record)}", _rate(record)]
-        return share, [*said, _clock_time(self._clock() - self._began)]
-
-
-class Lines(Progress):
-    """One plain line for each iteration, for each other stage, for each remark, and within long passes.
-
-    Parameters
-    ----------
-    write : callable (int, str) -> None
-        Given the level of a line, as `logging` has them, and the line. Passes over all rows, stages and
-        remarks are of level INFO; other iterations, refused steps and lines within a pass of level DEBUG.
-    """
-
-    def __init__(self, write: Callable[[int, str], None], clock: Clock = time.perf_counter) -> None:
-        super().__init__(clock)
-        self._write = write
-        self._next = clock() + LONG_PASS
+            bound, gap = f"bound {record.lower_bound:.7g}", f"gap {_number(record.gap, '.1e')}"
+            of_fit = [bound, gap, f"active {_active(record)}", _rate(record), *of_fit]
+        return share, of_pass, of_fit
 
     def _line(self, level: int, text: str) -> None:
-        self._next = self._clock() + LONG_PASS
-        self._write(level, text)
-
-    def _draw(self) -> None:
-        name, *others = self._of_pass()[1]
-        self._line(logging.DEBUG, f"{name}: {', '.join(others)}")
+        self._next_line = self._clock() + LONG_PASS
+        LOG.log(level, "%s", one_line(text))
+        self._display.line(text)
 
 
-def to_stream(out: TextIO) -> Callable[[int, str], None]:
-    """Return what writes lines to a stream, which is flushed after each and not closed.
+class Display:
+    """How progress is shown: this one shows nothing, others what they override."""
+
+    progress: Progress
+
+    def start(self, progress: Progress) -> None:
+        """Begin."""
+        self.progress = progress
+
+    def line(self, text: str) -> None:
+        """Show that a stage has begun, that an iteration has ended, or how far a long pass is."""
+
+    def note(self, text: str) -> None:
+        """Show a remark."""
+        self.line(text)
+
+    def draw(self) -> None:
+        """Show how far the pass is; called for every report."""
+
+    def stop(self) -> None:
+        """End."""
+
+
+class Lines(Display):
+    """Plain lines on a stream, which is flushed after each and not closed.
 
     An error in writing, such as that of a full disk, does not end the fit, but a pipe that its reader has
     closed does.
     """
-    writing = threading.Lock()
-
-    def write(level: int, line: str) -> None:
-        with writing:
-            try:
-                out.write(f"{one_line(line)}\n")
-                out.flush()
-            except OSError as error:
-                if error.errno == errno.EPIPE:
-                    raise
-
-    return write
-
-
-def to_log(level: int, line: str) -> None:
-    """Log a line under ``emtau_dask.fit``."""
-    LOG.log(level, "%s", one_line(line))
-
-
-class Observers:
-    """Tells each of several observers, in order."""
-
-    def __init__(self, *observers: FitObserver) -> None:
-        self._observers = observers
-
-    def stage(self, name: str, chunks: int) -> None:
-        """Tell of a pass."""
-        for observer in self._observers:
-            observer.stage(name, chunks)
-
-    def chunks_done(self, count: int) -> None:
-        """Tell of chunks."""
-        for observer in self._observers:
-            observer.chunks_done(count)
-
-    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
-        """Tell of an iteration."""
-        for observer in self._observers:
-            observer.iteration(record, parameters)
-
-    def note(self, message: str) -> None:
-        """Tell of a remark."""
-        for observer in self._observers:
-            observer.note(message)
-
-    def close(self, *, done: bool) -> None:
-        """Tell of the end."""
-        for observer in self._observers:
-            observer.close(done=done)
-
-
-def _counted(chunks: int) -> str:
-    return f"{chunks:,} chunk{'' if chunks == 1 else 's'}"
-
-
-def _number(value: float | None, form: str) -> str:
-    """Return a number in a form, "-" for none."""
-    return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def _active(record: IterationRecord) -> str:
-    """Return the share of the rows that an iteration scored."""
-    return f"{min(1.0, record.active_rows / record.rows):.1%}" if record.rows else "0.0%"
-
-
-def _rate(record: IterationRecord) -> str:
-    """Return how many rows an iteration scored a second."""
-    a_second = record.active_rows / record.seconds if record.seconds else 0.0
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if a_second >= size:
-            return f"{a_second / size:.3g}{unit} rows/s"
-    return f"{a_second:.3g} rows/s"
-
-
-def _clock_time(seconds: float) -> str:
-    """Return seconds as hours, minutes and seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
-
-
-class TerminalLine(Progress):
-    """One live line on a terminal, drawn a few times a second by a thread; `close` removes it."""
 
     def __init__(self, out: TextIO) -> None:
+        self._out, self._writing = out, threading.Lock()
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        with self._writing:
+            try:
+                self._out.write(f"{one_line(text)}\n")
+                self._out.flush()
+            except OSError as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
+
+
+class TerminalLine(Display):
+    """One live line on a terminal, drawn eight times a second by a thread, with remarks above it."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def start(self, progress: Progress) -> None:
+        """Show the line."""
         from rich.console import Console
         from rich.live import Live
 
-        super().__init__()
+        super().start(progress)
         self._live = Live(
-            console=Console(file=out),
+            console=Console(file=self._out),
             get_renderable=self._render,
-            refresh_per_second=A_SECOND,
+            refresh_per_second=8,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self._live.start()
 
-    def note(self, message: str) -> None:
-        """Print a remark above the display."""
-        self._live.console.print(shown(message), markup=False, highlight=False)
+    def note(self, text: str) -> None:
+        """Print a remark above the line."""
+        self._live.console.print(shown(text), markup=False, highlight=False)
 
-    def close(self, *, done: bool) -> None:
-        """Remove the display."""
+    def stop(self) -> None:
+        """Remove the line."""
         self._live.stop()
 
-    def _render(self) -> RenderableType:
+    def _render(self) -> Text:
         from rich.text import Text
 
-        share, (first, *others) = self._figures()
+        share, (stage, *others), of_fit = self.progress.figures()
         full = round(share * BAR)
-        line = Text(first, style="bold", no_wrap=True, overflow="ellipsis")
-        line.append(f"  {'━' * full}", style="cyan")
-        line.append(f"{'─' * (BAR - full)}  ", style="dim")
-        return line.append("  ".join(others), style="not bold")
+        bar = ("━" * full, "cyan"), ("─" * (BAR - full), "dim")
+        texts = "  ".join([*others, *of_fit])
+        return Text.assemble((stage, "bold"), "  ", *bar, "  ", texts, no_wrap=True, overflow="ellipsis")
 
 
-class NotebookBar(Progress):
-    """One bar in a notebook, drawn anew in its place.
-
-    `close` leaves it as it was last, or says that the fit stopped there. Of a fit that ends before its first
-    pass nothing is shown.
+class NotebookBar(Display):
+    """One bar in a notebook, drawn anew in its place, with remarks below; nothing before the first pass.
 
     Parameters
     ----------
@@ -274,33 +210,37 @@ class NotebookBar(Progress):
         IPython's; the handle has ``update(dict, raw=True)``. The texts are by MIME type.
     """
 
-    def __init__(self, display: Any, clock: Clock = time.perf_counter) -> None:
-        super().__init__(clock)
-        self._display: Any = display
+    def __init__(self, display: Any) -> None:
+        self._display = display
         self._handle: Any = None
         self._notes: list[str] = []
-        self._next = -math.inf
+        self._next = 0.0
 
-    def note(self, message: str) -> None:
-        """Show a remark below the bar."""
-        self._notes.append(shown(message))
-        self._draw()
+    def note(self, text: str) -> None:
+        """Draw the bar with one more remark."""
+        self._notes.append(shown(text))
+        self._show()
 
-    def close(self, *, done: bool) -> None:
-        """Draw the bar a last time."""
-        super().close(done=done)
+    def draw(self) -> None:
+        """Draw the bar where it is time."""
+        if self.progress.seconds >= self._next:
+            self._show()
+
+    def stop(self) -> None:
+        """Draw the bar as it stays."""
         if self._handle is not None:
-            self._draw()
+            self._show()
 
-    def _draw(self) -> None:
-        self._next = self._clock() + NOTEBOOK_SECONDS
-        share, said = self._figures()
-        spans = (f'<span style="white-space: nowrap">{html.escape(each)}</span>' for each in said)
-        bar = f'<progress max="1" value="{share:.3f}"></progress> &nbsp; {" &nbsp; ".join(spans)}'
+    def _show(self) -> None:
+        self._next = self.progress.seconds + NOTEBOOK_SECONDS
+        share, of_pass, of_fit = self.progress.figures()
+        texts = [*of_pass, *of_fit]
+        spans = [f'<span style="white-space: nowrap">{html.escape(text)}</span>' for text in texts]
+        bar = f'<progress max="1" value="{share:.3f}"></progress>'
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self._notes)
         drawn = {
-            "text/plain": "\n".join(["  ".join(said), *self._notes]),
-            "text/html": f"<div>{bar}</div>{notes}",
+            "text/plain": "\n".join(["  ".join(texts), *self._notes]),
+            "text/html": f"<div>{' &nbsp; '.join([bar, *spans])}</div>{notes}",
         }
         if self._handle is None:
             self._handle = self._display(drawn, raw=True, display_id=True)
@@ -308,8 +248,10 @@ class NotebookBar(Progress):
             self._handle.update(drawn, raw=True)
 
 
-def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
-    """Return the display that suits a stream; a silent one if verbose is 0, or if the log goes there already.
+def observer_for(verbose: int, out: TextIO | None = None) -> Progress:
+    """Return an observer that logs, and unless verbose is 0 shows progress as suits a stream.
+
+    Where the log goes to that stream, nothing else does.
 
     Parameters
     ----------
@@ -318,14 +260,14 @@ def observer_for(verbose: int, out: TextIO | None = None) -> FitObserver:
         By default standard output: in a notebook a bar, in a terminal a live line, else plain lines.
     """
     if not verbose:
-        return SilentObserver()
-    display = _display_of_notebook() if out is None else None
-    if display is not None:
-        return NotebookBar(display)
+        return Progress()
+    if out is None and (display := _display_of_notebook()) is not None:
+        return Progress(NotebookBar(display))
     stream = out or sys.stdout
-    if _logged_to(stream):
-        return SilentObserver()
-    return TerminalLine(stream) if stream.isatty() else Lines(to_stream(stream))
+    handlers = logging.getLogger("emtau_dask").handlers
+    if any(getattr(handler, "stream", None) is stream for handler in handlers):
+        return Progress()
+    return Progress(TerminalLine(stream) if stream.isatty() else Lines(stream))
 
 
 @contextmanager
@@ -339,17 +281,35 @@ def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
         observer.close(done=done)
 
 
-@contextmanager
-def watching(out: TextIO) -> Iterator[FitObserver]:
+def watching(out: TextIO) -> AbstractContextManager[FitObserver]:
     """Give the block an observer that shows progress on ``out`` until the block ends."""
-    with closed_after(observer_for(1, out)) as observer:
-        yield observer
+    return closed_after(observer_for(1, out))
 
 
-def _logged_to(stream: TextIO) -> bool:
-    """Return whether the package's own log goes to a stream, where it would say the same once more."""
-    handlers = logging.getLogger("emtau_dask").handlers
-    return any(getattr(handler, "stream", None) is stream for handler in handlers)
+def _counted(chunks: int) -> str:
+    return f"{chunks:,} chunk{'' if chunks == 1 else 's'}"
+
+
+def _number(value: float, form: str) -> str:
+    """Return a number in a form, "-" for none."""
+    return format(value, form) if math.isfinite(value) else "-"
+
+
+def _active(record: IterationRecord) -> str:
+    """Return the share of the rows that an iteration scored."""
+    return f"{min(1.0, record.active_rows / record.rows):.1%}" if record.rows else "0.0%"
+
+
+def _rate(record: IterationRecord) -> str:
+    """Return how many rows an iteration scored a second."""
+    a_second = record.active_rows / record.seconds if record.seconds else 0.0
+    size, prefix = pick_unit_and_suffix(int(a_second), ["", "k", "M", "G"], 1000)
+    return f"{a_second / size:.3g}{prefix} rows/s"
+
+
+def _clock_time(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds."""
+    return str(timedelta(seconds=int(seconds)))
 
 
 def _display_of_notebook() -> Any:

@@ -5,7 +5,6 @@ Each check imports what it looks at, so that a package that cannot be imported i
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import tempfile
@@ -22,7 +21,6 @@ from emtau_dask.cli.terminal import FAILED, echo, echo_json
 from emtau_dask.errors import EmtauError, shown
 
 OWN = __name__.partition(".")[0]
-"""The package: its process module would import NumPy."""
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
 FOR_DEVELOPMENT = {"test", "docs", "pages", "dev"}
@@ -47,10 +45,13 @@ class Finding(NamedTuple):
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
     """Say whether all that a fit needs is there; exit with 1 where something is wrong.
 
-    Versions of packages, and whether temporary files, the current folder and, if it is given, a place for
-    checkpoints (CHECKPOINT, a path or URL) can be written.
+    Versions of packages, and whether temporary files and, if it is given, a place for checkpoints
+    (CHECKPOINT, a path or URL) can be written.
     """
-    found = findings(checkpoint)
+    found = [Finding("python", "ok", platform.python_version()), Finding(OWN, "ok", metadata.version(OWN))]
+    found += [*_packages(), _checked("temporary files", _temporary_files)]
+    if checkpoint is not None:
+        found.append(_checked("checkpoint", partial(_checkpoint, checkpoint)))
     healthy = all(finding.status != "wrong" for finding in found)
     if as_json:
         echo_json({"ok": healthy, "findings": [finding._asdict() for finding in found]})
@@ -61,27 +62,13 @@ def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
     ctx.exit(0 if healthy else FAILED)
 
 
-def findings(checkpoint: str | None) -> list[Finding]:
-    """Return what all checks find; ``checkpoint`` is a path or URL for checkpoints."""
-    found = [
-        Finding("python", "ok", platform.python_version()),
-        Finding(OWN, "ok", metadata.version(OWN)),
-        *_packages(),
-        _checked("temporary files", partial(_folder, None)),
-        _checked("current folder", partial(_folder, os.curdir), failed="note"),
-    ]
-    if checkpoint is not None:
-        found.append(_checked("checkpoint", partial(_checkpoint, checkpoint)))
-    return found
-
-
-def _checked(name: str, check: Callable[[], tuple[Status, str]], failed: Status = "wrong") -> Finding:
-    """Return what a check finds; ``failed`` is the status where it raises."""
+def _checked(name: str, check: Callable[[], tuple[Status, str]]) -> Finding:
+    """Return what a check finds; whatever it raises is a fault."""
     try:
         return Finding(name, *check())
     except Exception as error:  # of whatever is broken here; that is what is asked for
         kind = "" if isinstance(error, EmtauError) else f"{type(error).__name__}: "
-        return Finding(name, failed, shown(" ".join(f"{kind}{error}".split())))
+        return Finding(name, "wrong", shown(" ".join(f"{kind}{error}".split())))
 
 
 def _packages() -> Iterator[Finding]:
@@ -111,17 +98,15 @@ def _package(needed: Requirement, extra: str) -> tuple[Status, str]:
     return "ok", number
 
 
-def _folder(folder: str | None) -> tuple[Status, str]:
-    """Write a file without a name; by default where fits without a checkpoint keep the state of rows."""
+def _temporary_files() -> tuple[Status, str]:
+    """Write a file without a name where fits without a checkpoint keep the state of rows."""
     import dask
     from dask.utils import format_bytes
 
-    place = folder or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+    place = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     with tempfile.TemporaryFile(dir=place) as file:
         file.write(b"emtau")
-        file.flush()
-        free = shutil.disk_usage(place).free
-    return "ok", f"{format_bytes(free)} free in {place}"
+    return "ok", f"{format_bytes(shutil.disk_usage(place).free)} free in {place}"
 
 
 def _checkpoint(place: str) -> tuple[Status, str]:
@@ -131,9 +116,7 @@ def _checkpoint(place: str) -> tuple[Status, str]:
 
     objects = object_store(place)
     exclusive = try_store(objects)
-    said = f"{objects.location} can be written and read"
-    if holds_run(objects):
-        said += "; it holds a run"
+    said = f"{objects.location} can be written and read{'; it holds a run' if holds_run(objects) else ''}"
     if not exclusive:
         return "note", f"{said}; two processes that resume one run might not notice"
     return "ok", said

@@ -65,7 +65,7 @@ from emtau_dask.mixture.parameters import check_means, check_precisions, check_w
 from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy, checked_row_arrays
 from emtau_dask.policies.registry import as_policy, describe_policy
 from emtau_dask.policies.sampled import EMSampled
-from emtau_dask.progress import Lines, Observers, closed_after, observer_for, to_log
+from emtau_dask.progress import closed_after, observer_for
 from emtau_dask.storage.commits import check_startable, open_log, start_log
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
@@ -266,9 +266,8 @@ def fit_session(
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
-    observer = Observers(observer or observer_for(verbose), Lines(to_log))
-    with interruptible(), closed_after(observer):
-        yield executor, observer
+    with interruptible(), closed_after(observer or observer_for(verbose)) as watched:
+        yield executor, watched
 
 
 def fit_estimator(

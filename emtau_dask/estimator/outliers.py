@@ -17,10 +17,8 @@ from emtau_dask.execution.choice import compute_collections
 
 MOST_KEPT = 2**23
 """Scores that are kept, 64 MiB of them; more are counted."""
-BITS = 16
-"""Of a score's 64 bits, those that one pass tells apart; its counts take 512 KiB."""
 FAN_IN = 8
-SIGN = np.uint64(2**63)
+NO_ROWS = "X has no rows; give at least one."
 
 
 def score_quantile(scores: Any, share: float) -> float:
@@ -44,56 +42,45 @@ def score_quantile(scores: Any, share: float) -> float:
     InvalidDataError
         There are no scores.
     """
-    if not isinstance(scores, da.Array):
-        kept = np.asarray(scores)
-    elif scores.shape[0] <= MOST_KEPT:
-        (kept,) = compute_collections("the quantile of the scores", scores)
-    else:
-        return _counted_quantile(scores, share)
-    _check_any(len(kept))
-    return float(np.quantile(kept, share))
+    if isinstance(scores, da.Array):
+        if not scores.shape[0] <= MOST_KEPT:  # also where it is NaN: not known
+            return _counted_quantile(scores, share)
+        (scores,) = compute_collections("the quantile of the scores", scores)
+    if len(scores) == 0:
+        raise InvalidDataError(NO_ROWS)
+    return float(np.quantile(scores, share))
 
 
 def _counted_quantile(scores: da.Array, share: float) -> float:
-    """Find the leading bits of an order statistic by counting, `BITS` of them in each of two passes."""
-    rank, beginning = 0, np.uint64(0)
-    for known in (0, BITS):
-        counts = _counts(scores, beginning, known)
-        if not known:
-            _check_any(int(counts.sum()))
-            rank = int((int(counts.sum()) - 1) * share)
-        found = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
-        rank -= int(counts[:found].sum())
-        beginning = (beginning << np.uint64(BITS)) | np.uint64(found)
-    key = beginning << np.uint64(64 - 2 * BITS)
-    return float(np.where(key & SIGN, key ^ SIGN, ~key).view(np.float64))
+    """Find an order statistic's leading 32 bits: by counts of the first 16, then of the next 16."""
+
+    def up_to(first: int | None) -> NDArray[np.int64]:
+        shape = ((1,) * scores.numblocks[0], (2**16,))
+        counts = scores.map_blocks(_counts, first, dtype=np.int64, new_axis=1, chunks=shape)
+        in_all = counts.sum(axis=0, split_every=FAN_IN)
+        return np.cumsum(*compute_collections("the quantile of the scores", in_all))
+
+    below = up_to(None)
+    if below[-1] == 0:
+        raise InvalidDataError(NO_ROWS)
+    rank = int((int(below[-1]) - 1) * share)
+    first = int(np.searchsorted(below, rank, side="right"))
+    rank -= int(below[first - 1]) if first else 0
+    second = int(np.searchsorted(up_to(first), rank, side="right"))
+    leading = np.array([(first << 16 | second) - 2**31], dtype=np.int64)
+    return float(_in_order(leading << 32).view(np.float64)[0])
 
 
-def _counts(scores: da.Array, beginning: np.uint64, known: int) -> NDArray[np.int64]:
-    """Count the scores that begin with ``known`` bits by the next `BITS`; shape (2^`BITS`,)."""
-    shape = ((1,) * scores.numblocks[0], (2**BITS,))
-    each = scores.map_blocks(_count, beginning, known, dtype=np.int64, new_axis=1, chunks=shape)
-    (counts,) = compute_collections("the quantile of the scores", each.sum(axis=0, split_every=FAN_IN))
-    return np.asarray(counts)
+def _counts(scores: NDArray[np.float64], first: int | None) -> NDArray[np.int64]:
+    """Count scores by their first 16 bits, or those that begin so by the next 16; shape (1, 65,536)."""
+    leading = (_in_order((scores + 0.0).view(np.int64)) >> 32) + 2**31  # 0.0 and -0.0 are one score
+    found = leading >> 16 if first is None else leading[leading >> 16 == first] & 0xFFFF
+    return np.bincount(found, minlength=2**16)[np.newaxis]
 
 
-def _count(scores: NDArray[np.float64], beginning: np.uint64, known: int) -> NDArray[np.int64]:
-    keys = _keys(scores)
-    if known:
-        keys = keys[keys >> np.uint64(64 - known) == beginning]
-    bits = (keys >> np.uint64(64 - known - BITS)) & np.uint64(2**BITS - 1)
-    return np.bincount(bits.astype(np.intp), minlength=2**BITS)[None]
-
-
-def _keys(scores: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Return integers in the order of the scores; 0.0 and -0.0 have one."""
-    bits = (np.asarray(scores, dtype=np.float64) + 0.0).view(np.uint64)
-    return np.where(bits & SIGN, ~bits, bits | SIGN)
-
-
-def _check_any(n: int) -> None:
-    if n == 0:
-        raise InvalidDataError("X has no rows; give at least one.")
+def _in_order(bits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Make integers in the order of floats out of the floats' bits, or these out of the integers."""
+    return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
 
 
 def check_contamination(value: Any) -> None:
@@ -198,15 +185,7 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
             X and columns are as for `GaussianMixture.predict`.
         """
-        scores = self.score_samples(X, columns=columns)
-        if isinstance(scores, da.Array):
-            return scores.map_blocks(inliers, self.offset_, dtype=np.intp)
-        return inliers(scores, self.offset_)
-
-
-def inliers(scores: Any, offset: float) -> Any:
-    """Return -1 where log-likelihoods are below the threshold ``offset``, else 1."""
-    return np.where(scores < offset, -1, 1).astype(np.intp)
+        return np.where(self.score_samples(X, columns=columns) < self.offset_, -1, 1).astype(np.intp)
 
 
 def _options(columns: Any) -> dict[str, Any]:

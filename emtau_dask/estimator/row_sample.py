@@ -1,4 +1,4 @@
-"""A bounded random sample of any data, for pictures and profiles of a fitted mixture."""
+"""A bounded random sample of any data, for pictures and reports of a fitted mixture."""
 
 from __future__ import annotations
 

@@ -139,10 +139,16 @@ class ComponentsDisplay:
         self.curves_: list[Any] = []
         self.density_: Floats | None = None
         self.edges_: tuple[Floats, ...] = ()
-        draw = self._on_a_line if self.plane.flat else self._in_a_plane
-        draw(ax)
+        points = self.plane.points(self.drawn.rows)
+        low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
+        dress(ax, TITLE, (*self.plane.labels, "density")[:2], self._said())
+        if self.plane.flat:
+            self._on_a_line(ax, points[:, 0], low[0], high[0])
+        else:
+            self._in_a_plane(ax, points, low, high)
+        ax.set_xlim(low[0], high[0])
         self.ax_ = ax
-        self.figure_ = figure_of([ax])
+        self.figure_ = figure_of(ax)
         return self
 
     def _said(self) -> str:
@@ -150,10 +156,7 @@ class ComponentsDisplay:
         which = f"{k} components" if k == few else f"the {few} heaviest of {k} components"
         return f"{which if k > 1 else '1 component'}; {counted(self.drawn)}"
 
-    def _in_a_plane(self, ax: Axes) -> None:
-        points = self.plane.points(self.drawn.rows)
-        low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
-        dress(ax, TITLE, self.plane.labels, self._said())
+    def _in_a_plane(self, ax: Axes, points: Floats, low: Floats, high: Floats) -> None:
         if len(points) <= FEW_ROWS:
             look: dict[str, Any] = {"s": 9, "color": "#8c8c8c", "alpha": 0.7, "linewidths": 0}
             ax.scatter(points[:, 0], points[:, 1], rasterized=True, **look)
@@ -161,7 +164,6 @@ class ComponentsDisplay:
             self._density(ax, points, low, high)
         for k in self.shown:
             self._ellipses(ax, int(k))
-        ax.set_xlim(low[0], high[0])
         ax.set_ylim(low[1], high[1])
         self._legend(ax)
 
@@ -212,15 +214,12 @@ class ComponentsDisplay:
         lines = [Line2D([], [], color=INK, linewidth=w, label=t) for w, t in zip(WIDTHS, texts, strict=True)]
         legend(ax, handles=lines, loc="best")
 
-    def _on_a_line(self, ax: Axes) -> None:
-        points = self.plane.points(self.drawn.rows)
-        low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
+    def _on_a_line(self, ax: Axes, points: Floats, low: float, high: float) -> None:
         bins = int(np.clip(2 * np.sqrt(len(points)), 12, 120))
-        edges = np.linspace(low[0], high[0], bins + 1)
-        density, _ = np.histogram(points[:, 0], edges, weights=self.drawn.weights, density=True)
-        dress(ax, TITLE, (self.plane.labels[0], "density"), self._said())
+        edges = np.linspace(low, high, bins + 1)
+        density, _ = np.histogram(points, edges, weights=self.drawn.weights, density=True)
         ax.stairs(density, edges, fill=True, color="#cfcfcf", label="data")
-        x = np.linspace(low[0], high[0], CURVE_POINTS)
+        x = np.linspace(low, high, CURVE_POINTS)
         deviations = np.sqrt(self.covariances[:, 0, 0])
         z = (x - self.means[:, :1]) / deviations[:, np.newaxis]
         scales = self.weights / (deviations * np.sqrt(2 * np.pi))
@@ -231,7 +230,6 @@ class ComponentsDisplay:
             label = f"component {k}" if len(self.shown) <= 8 else None
             self.curves_ += ax.plot(x, curves[k], linewidth=1.6, label=label, **look)
         self.curves_ += mixture
-        ax.set_xlim(low[0], high[0])
         ax.set_ylim(bottom=0)
         with_grid(ax, "y")
         legend(ax, loc="best")

@@ -102,7 +102,7 @@ class ConvergenceDisplay:
 
     def plot(self, ax: Any = None) -> Self:
         """Draw the pictures; ``ax`` as for `from_estimator`."""
-        axes = several_axes(ax, 4, 2, (9.0, 5.6))
+        axes = several_axes(ax, 2, 2, (9.0, 5.6))
         self._bound(axes[0])
         self._gap(axes[1])
         self._shares(axes[2])
@@ -111,7 +111,7 @@ class ConvergenceDisplay:
             low, high = min(0.0, self.positions[0]), self.positions[-1]
             each.set_xlim(low, high + 0.03 * (high - low))
         self.axes_ = np.array(axes, dtype=object)
-        self.figure_ = figure_of(axes)
+        self.figure_ = figure_of(axes[0])
         return self
 
     def _column(self, name: str) -> Floats:

@@ -50,15 +50,11 @@ def check_matplotlib() -> None:
 def single_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """Return axes to draw on: the given ones, or those of a new figure of so many inches."""
     check_matplotlib()
-    if ax is None:
-        from matplotlib import pyplot as plt
-
-        _, ax = plt.subplots(figsize=size, layout="constrained")
-    return ax
+    return _new_axes(1, 1, size)[0] if ax is None else ax
 
 
-def several_axes(ax: Any, count: int, columns: int, size: tuple[float, float]) -> list[Axes]:
-    """Return so many axes: those given, parts of the place of a single one given, or new ones.
+def several_axes(ax: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+    """Return the axes of a grid: those given, parts of the place of a single one given, or new ones.
 
     Raises
     ------
@@ -66,26 +62,29 @@ def several_axes(ax: Any, count: int, columns: int, size: tuple[float, float]) -
         Another number of axes is given.
     """
     check_matplotlib()
-    rows = -(-count // columns)
+    count = rows * columns
     if ax is None:
-        from matplotlib import pyplot as plt
-
-        _, made = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-        return [*made.ravel()[:count]]
-    given = np.asarray(ax, dtype=object).ravel()
-    if given.size == count:
-        return [*given]
-    if given.size != 1:
-        raise InvalidDataError(f"ax holds {given.size} axes, but {count} are drawn; give one, or {count}.")
+        return _new_axes(rows, columns, size)
+    given = [*np.asarray(ax, dtype=object).ravel()]
+    if len(given) == count:
+        return given
+    if len(given) != 1:
+        raise InvalidDataError(f"ax holds {len(given)} axes, but {count} are drawn; give one, or {count}.")
     (whole,) = given
-    place = whole.get_subplotspec()
-    if place is None:
+    if (place := whole.get_subplotspec()) is None:
         raise InvalidDataError(
             f"ax has no place in a grid that could be divided; give {count} axes, or one of plt.subplots()."
         )
     whole.set_axis_off()
     grid = place.subgridspec(rows, columns)
-    return [whole.figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
+    return [whole.figure.add_subplot(grid[i]) for i in range(count)]
+
+
+def _new_axes(rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+    from matplotlib import pyplot as plt
+
+    _, made = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    return [*made.ravel()]
 
 
 def plain(text: object, longest: int = 10**4) -> str:
@@ -136,15 +135,9 @@ def legend(ax: Axes, **options: Any) -> None:
         text.set_parse_math(False)
 
 
-def figure_of(axes: Sequence[Axes]) -> Figure:
-    """Return the figure that the first of some axes belongs to."""
-    from matplotlib.figure import SubFigure
-
-    figure = axes[0].get_figure()
-    while isinstance(figure, SubFigure):
-        figure = figure.figure
-    assert figure is not None
-    return figure
+def figure_of(ax: Axes) -> Figure:
+    """Return the figure that axes belong to, also those of a part of it."""
+    return ax.figure.figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,60 +208,36 @@ def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
             f"features = {short(features)} must be one feature or two different ones; None draws the two "
             "principal axes of the data."
         )
-    return [_number(feature, names, d) for feature in given]
-
-
-def _number(feature: Any, names: Sequence[str], d: int) -> int:
-    if isinstance(feature, str) and feature in names:
-        return names.index(feature)
-    if integer(0, d - 1).holds(feature):
-        return int(feature)
-    known = f", or a name: {short(list(names))}" if names else ""
-    raise InvalidDataError(
-        f"features: there is no feature {short(feature)}. Give a number from 0 to {d - 1}{known}."
-    )
+    numbers = [names.index(each) if isinstance(each, str) and each in names else each for each in given]
+    for number in numbers:
+        if not integer(0, d - 1).holds(number):
+            known = f", or a name: {short(list(names))}" if names else ""
+            raise InvalidDataError(
+                f"features: there is no feature {short(number)}. Give a number from 0 to {d - 1}{known}."
+            )
+    return [int(number) for number in numbers]
 
 
 def _principal_plane(drawn: DrawnRows) -> Plane:
-    """Return the plane of the two directions in which weighted rows vary most."""
+    """Return the plane of the two directions in which weighted rows vary most, of three features or more.
+
+    Each has a positive largest entry. Of rows that span no plane, what is left is any direction across.
+    """
     share = drawn.weights / drawn.weights.sum()
     centre = share @ drawn.rows
     centred = (drawn.rows - centre) * np.sqrt(share)[:, np.newaxis]
+    m, d = centred.shape
+    products = centred @ centred.T if d > m else centred.T @ centred  # the smaller ones
+    last = (max(0, len(products) - 2), len(products) - 1)
+    vectors = eigh(products, subset_by_index=last)[1][:, ::-1]
+    found = centred.T @ vectors if d > m else vectors
+    directions = np.linalg.qr(np.hstack([found, np.zeros((d, 2 - found.shape[1]))]))[0]
+    largest = directions[np.abs(directions).argmax(axis=0), [0, 1]]
+    directions *= np.where(largest < 0, -1.0, 1.0)
     total = float(np.einsum("ij,ij->", centred, centred))
-    directions = _largest(centred)
-    variances: Floats = ((centred @ directions) ** 2).sum(axis=0)
-    parts = variances / total if total > 0 else np.zeros(2)
+    parts = ((centred @ directions) ** 2).sum(axis=0) / (total or 1.0)
     labels = tuple(f"principal axis {i + 1} ({part:.0%} of the variance)" for i, part in enumerate(parts))
     return Plane(centre, directions, labels)
-
-
-def _largest(centred: Floats) -> Floats:
-    """Return the first two right-singular vectors (d, 2), each with a positive largest entry."""
-    m, d = centred.shape
-    wide = d > m
-    products = centred @ centred.T if wide else centred.T @ centred
-    last = [len(products) - 2, len(products) - 1]
-    vectors = eigh(products, subset_by_index=last)[1] if len(products) > 1 else np.ones((1, 1))
-    directions = np.zeros((d, 2))
-    found = (centred.T @ vectors if wide else vectors)[:, ::-1]
-    directions[:, : found.shape[1]] = found
-    lengths = np.linalg.norm(directions, axis=0)
-    for i in np.flatnonzero(lengths <= 1e-6 * lengths.max()):  # of fewer than three different rows
-        directions[:, i] = 0.0
-        directions[:, i] = _across(directions[:, 1 - i])
-    directions /= np.linalg.norm(directions, axis=0)
-    largest = directions[np.abs(directions).argmax(axis=0), [0, 1]]
-    signed: Floats = directions * np.where(largest < 0, -1.0, 1.0)
-    return signed
-
-
-def _across(direction: Floats) -> Floats:
-    """Return a unit vector at a right angle to a direction, which may be zero."""
-    across: Floats = np.eye(len(direction))[np.abs(direction).argmin()]
-    if direction.any():
-        unit = direction / np.linalg.norm(direction)
-        across = across - (across @ unit) * unit
-    return across / np.linalg.norm(across)
 
 
 def rows_to_show(

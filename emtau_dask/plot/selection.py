@@ -165,7 +165,7 @@ class SelectionDisplay:
         with_grid(ax)
         legend(ax, loc="best")
         self.ax_ = ax
-        self.figure_ = figure_of([ax])
+        self.figure_ = figure_of(ax)
         return self
 
 

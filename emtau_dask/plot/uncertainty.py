@@ -124,12 +124,12 @@ class UncertaintyDisplay:
 
     def plot(self, ax: Any = None) -> Self:
         """Draw both pictures; ``ax`` as for `from_estimator`."""
-        left, right = axes = several_axes(ax, 2, 2, (9.4, 4.2))
+        left, right = axes = several_axes(ax, 1, 2, (9.4, 4.2))
         self._by_component(left)
         draw = self._on_a_line if self.plane.flat else self._in_a_plane
         draw(right)
         self.axes_ = np.array(axes, dtype=object)
-        self.figure_ = figure_of(axes)
+        self.figure_ = figure_of(left)
         return self
 
     def _by_component(self, ax: Axes) -> None:

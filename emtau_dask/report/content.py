@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -16,11 +16,11 @@ from emtau_dask.estimator.row_sample import DrawnRows
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
+from emtau_dask.plot.uncertainty import SURE
 
 LONGEST = 48
 SHOWN_FEATURES, MOST_FEATURES, MOST_COMPONENTS = 6, 200, 40
 """Features of the first tables, and of all; and components. What is left out is said."""
-SURE = 0.9
 STOPPED = MappingProxyType(
     {
         "tol": "The fit converged. It stopped by its tolerance: more iterations would change little.",
@@ -111,7 +111,7 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The tables of a mixture and its data.
+    """The tables of a mixture.
 
     Attributes
     ----------
@@ -119,8 +119,6 @@ class Tables:
         Weights, and means of the features that tell most.
     means : Cells or None
         A row for each feature, and a column for each component; None where the first table has all.
-    data : Cells or None
-        A row for each feature; None without data.
     order : tuple of str
         Features, those that tell components apart best first.
     left_out : tuple of str
@@ -129,7 +127,6 @@ class Tables:
 
     components: Cells
     means: Cells | None
-    data: Cells | None
     order: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -168,8 +165,7 @@ def tables_of(subject: Subject) -> Tables:
                 for place, j in enumerate(order[:MOST_FEATURES])
             ),
         )
-    data = None if subject.drawn is None else _profile(subject.drawn, names, order[:MOST_FEATURES])
-    return Tables(components, means, data, tuple(names[j] for j in by_telling), tuple(left_out))
+    return Tables(components, means, tuple(names[j] for j in by_telling), tuple(left_out))
 
 
 def told_apart(weights: Floats, means: Floats, variances: Floats) -> Floats:
@@ -207,20 +203,6 @@ def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
             for i in range(k)
         ),
     )
-
-
-def _profile(drawn: DrawnRows, names: Sequence[str], order: Sequence[int] | NDArray[np.intp]) -> Cells:
-    """Return what the drawn rows are like; quartiles are of rows, without their weights."""
-    share = drawn.weights / drawn.weights.sum()
-    rows = []
-    for j in order:
-        column = drawn.rows[:, j]
-        mean = float(share @ column)
-        deviation = float(np.sqrt(share @ (column - mean) ** 2))
-        quantiles = np.quantile(column, [0.0, 0.25, 0.5, 0.75, 1.0])
-        rows.append((names[j], *(f"{value:.4g}" for value in (mean, deviation, *quantiles))))
-    headings = ("feature", "mean", "deviation", "least", "25 %", "median", "75 %", "greatest")
-    return Cells(headings, tuple(rows))
 
 
 def state(subject: Subject) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import inspect
 import io
 import platform
-import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -24,11 +22,10 @@ from emtau_dask.estimator.summary import gap_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
-from emtau_dask.plot.uncertainty import UncertaintyDisplay
+from emtau_dask.plot.uncertainty import SURE, UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
     SHOWN_FEATURES,
-    SURE,
     Subject,
     ending,
     gap_meaning,
@@ -43,19 +40,34 @@ if TYPE_CHECKING:
 
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
 SMALL, LARGE = (4.2, 2.9), (4.2, 3.7)
 """Inches; text of 8 points stays readable where a picture is as wide as a telephone."""
 LAST_ITERATIONS = 20
 _NOT_SETTINGS = ("verbose", "checkpoint", "checkpoint_every")
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An SVG element, and what it shows: in a few words, and in a sentence."""
+OF_THE_FIT = (
+    (
+        "Lower bound",
+        "The lower bound of the log-likelihood against the work so far. A line that begins anew is another "
+        "start, or goes on with more rows.",
+    ),
+    ("Gap", "The estimated gap to where the fit would end, on a logarithmic axis, against the work."),
+    ("Rows scored", "The share of all rows that each iteration scored: how the work fell."),
+    ("Bytes read", "How much each iteration read."),
+)
+OVER_DATA = (
+    ("Components", "The components as ellipses, or as curves, over the density of the rows."),
+    ("Certainty", "For each component, how large the largest responsibility of its rows is."),
+    ("Doubt", "Where rows lie that may belong to several components."),
+)
+"""The pictures: what they are called, and what they show."""
+
+
+class Picture(NamedTuple):
+    """An SVG element, and a sentence that says what it shows."""
 
     svg: str
-    title: str
     description: str
 
 
@@ -64,23 +76,10 @@ def convergence_pictures(subject: Subject) -> list[Picture]:
     history = subject.model.history_
     if not len(history):
         return []
-    said = (
-        (
-            "Lower bound",
-            "The lower bound of the log-likelihood against the work so far. A line that begins anew is "
-            "another start, or goes on with more rows.",
-        ),
-        ("Gap", "The estimated gap to where the fit would end, on a logarithmic axis, against the work."),
-        ("Rows scored", "The share of all rows that each iteration scored: how the work fell."),
-        ("Bytes read", "How much each iteration read."),
-    )
     with _drawing():
-        axes = [_new_axes(SMALL) for _ in said]
+        axes = [_new_axes(SMALL) for _ in OF_THE_FIT]
         ConvergenceDisplay.from_history(history, ax=axes)
-        return [
-            Picture(_svg_of(ax, f"fit{i}", *texts), *texts)
-            for i, (ax, texts) in enumerate(zip(axes, said, strict=True))
-        ]
+        return _pictures("fit", OF_THE_FIT, axes)
 
 
 def data_pictures(subject: Subject) -> list[Picture]:
@@ -88,26 +87,11 @@ def data_pictures(subject: Subject) -> list[Picture]:
     model, drawn = subject.model, subject.drawn
     if drawn is None:
         return []
-    said = (
-        ("Components", "The components as ellipses, or as curves, over the density of the rows."),
-        ("Certainty", "For each component, how large the largest responsibility of its rows is."),
-        ("Doubt", "Where rows lie that may belong to several components."),
-    )
     with _drawing():
-        axes = [_new_axes(LARGE) for _ in said]
+        axes = [_new_axes(LARGE) for _ in OVER_DATA]
         ComponentsDisplay.from_estimator(model, drawn, ax=axes[0])
         UncertaintyDisplay.from_estimator(model, drawn, ax=axes[1:])
-        return [
-            Picture(_svg_of(ax, f"data{i}", *texts), *texts)
-            for i, (ax, texts) in enumerate(zip(axes, said, strict=True))
-        ]
-
-
-def _new_axes(size: tuple[float, float]) -> Axes:
-    """Return the axes of a figure that no window knows of."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=size, layout="constrained").add_subplot()
+        return _pictures("data", OVER_DATA, axes)
 
 
 @contextmanager
@@ -121,50 +105,48 @@ def _drawing() -> Iterator[None]:
         yield
 
 
-def _svg_of(ax: Axes, prefix: str, title: str, description: str) -> str:
+def _new_axes(size: tuple[float, float]) -> Axes:
+    """Return the axes of a figure that no window knows of."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained").add_subplot()
+
+
+def _pictures(prefix: str, texts: Sequence[tuple[str, str]], axes: Sequence[Axes]) -> list[Picture]:
+    named = [(f"{prefix}{i}", *each) for i, each in enumerate(texts)]
+    return [Picture(_svg_of(ax, *each), each[-1]) for ax, each in zip(axes, named, strict=True)]
+
+
+def _svg_of(ax: Axes, name: str, title: str, description: str) -> str:
+    """Return a picture as an element of a page, whose ids are its own and whose style ends with it.
+
+    The salt makes ids that are referred to differ between pictures. Those of groups, to which nothing refers,
+    are equal, and are left out.
+    """
     import matplotlib as mpl
 
     written = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": prefix}):
-        figure_of([ax]).savefig(written, format="svg", dpi=110, metadata={"Date": None})
-    return inlined(written.getvalue(), prefix, title, description)
-
-
-def inlined(svg: bytes, prefix: str, title: str, description: str) -> str:
-    """Return an SVG document as an element of a page.
-
-    Names begin with a prefix, so that two pictures have none in common; it has a title and a description,
-    and no style that would hold for the whole page.
-    """
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    root = ElementTree.fromstring(svg)
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure_of(ax).savefig(written, format="svg", dpi=110, metadata={"Date": None})
+    root = ElementTree.fromstring(written.getvalue())
     for parent in list(root.iter()):
+        if parent.tag == f"{{{SVG}}}g":
+            parent.attrib.pop("id", None)
         for child in list(parent):
             if child.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):
                 parent.remove(child)
-    named = f"{prefix}-{{}}".format
-    for element in root.iter():
-        for key, value in list(element.attrib.items()):
-            element.set(key, _renamed(key, value, named))
     for key in ("width", "height"):
-        root.attrib.pop(key, None)
+        del root.attrib[key]
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
     root.set("role", "img")
-    root.set("aria-labelledby", f"{named('title')} {named('desc')}")
+    root.set("aria-labelledby", f"{name}-title {name}-desc")
     for place, (tag, text) in enumerate((("title", title), ("desc", description))):
-        element = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": named(tag)})
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{name}-{tag}"})
         element.text = text
         root.insert(place, element)
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
     return ElementTree.tostring(root, encoding="unicode")
-
-
-def _renamed(key: str, value: str, named: Callable[[str], str]) -> str:
-    if key == "id":
-        return named(value)
-    if key in ("href", f"{{{XLINK}}}href") and value.startswith("#"):
-        return f"#{named(value[1:])}"
-    return _REFERENCE.sub(lambda found: f"url(#{named(found[1])})", value)
 
 
 def report_page(subject: Subject) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import threading
@@ -10,18 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emtau_dask.em.history import FitObserver, IterationRecord, SilentObserver
+from emtau_dask.em.history import FitObserver, IterationRecord
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.progress import (
     LONG_PASS,
     NOTEBOOK_SECONDS,
     Lines,
     NotebookBar,
-    Observers,
+    Progress,
     TerminalLine,
     observer_for,
-    to_log,
-    to_stream,
 )
 
 RECORD = IterationRecord(
@@ -66,7 +65,7 @@ def report_two_iterations(observer: FitObserver) -> None:
 
 def test_lines_tell_each_iteration_and_each_other_stage() -> None:
     out = io.StringIO()
-    report_two_iterations(Lines(to_stream(out)))
+    report_two_iterations(Progress(Lines(out)))
     assert out.getvalue().splitlines() == [
         "k-means 1: 4 chunks",
         "iteration 1: bound -2.5, change -, gap -, active 100.0%, chunks 4/4, 0.25 s, 4k rows/s",
@@ -78,7 +77,7 @@ def test_lines_tell_each_iteration_and_each_other_stage() -> None:
 
 def test_a_restart_has_no_change() -> None:
     out = io.StringIO()
-    observer = Lines(to_stream(out))
+    observer = Progress(Lines(out))
     report_two_iterations(observer)
     observer.iteration(RECORD, PARAMETERS)
     assert "change -," in out.getvalue().splitlines()[-1]
@@ -90,11 +89,12 @@ def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
     out = Terminal()
-    observer = TerminalLine(out)
+    display = TerminalLine(out)
+    observer = Progress(display)
     try:
         report_two_iterations(observer)
         observer.chunks_done(1)
-        observer._live.refresh()
+        display._live.refresh()
         drawn = out.getvalue()
     finally:
         observer.close(done=True)
@@ -114,7 +114,8 @@ def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
 
 
 def test_the_live_display_counts_chunks_from_many_threads() -> None:
-    observer = TerminalLine(Terminal())
+    display = TerminalLine(Terminal())
+    observer = Progress(display)
     try:
         observer.stage("iteration 1", 800)
         threads = [
@@ -124,17 +125,23 @@ def test_the_live_display_counts_chunks_from_many_threads() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert "100% of 800 chunks" in observer._render().plain
+        assert "100% of 800 chunks" in display._render().plain
     finally:
         observer.close(done=True)
 
 
-def test_the_stream_decides_the_display() -> None:
-    assert isinstance(observer_for(0, io.StringIO()), SilentObserver)
-    assert isinstance(observer_for(1, io.StringIO()), Lines)
-    live = observer_for(1, Terminal())
-    live.close(done=True)
-    assert isinstance(live, TerminalLine)
+def test_the_stream_decides_the_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+    def written(verbose: int, out: io.StringIO) -> str:
+        observer = observer_for(verbose, out)
+        observer.stage("k-means 1", 4)
+        observer.close(done=True)
+        return out.getvalue()
+
+    assert written(0, io.StringIO()) == written(0, Terminal()) == ""
+    assert written(1, io.StringIO()) == "k-means 1: 4 chunks\n"
+    assert "0% of 4 chunks" in written(1, Terminal())
 
 
 def test_progress_goes_to_standard_output_unless_sent_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +165,7 @@ class Clock:
 def test_a_long_pass_has_lines_by_time_not_by_chunks() -> None:
     """10,000 chunks in 100 seconds: a line each `LONG_PASS`, with the time that is left."""
     out, clock = io.StringIO(), Clock()
-    observer = Lines(to_stream(out), clock)
+    observer = Progress(Lines(out), clock)
     observer.stage("iteration 1", 10_000)
     for _ in range(10_000):
         clock.now += 0.01
@@ -186,7 +193,7 @@ class Notebook:
 
 def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
     notebook, clock = Notebook(), Clock()
-    observer = NotebookBar(notebook, clock)
+    observer = Progress(NotebookBar(notebook), clock)
     observer.stage("iteration 1", 10_000)
     for _ in range(10_000):
         clock.now += 0.0001
@@ -204,9 +211,9 @@ def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
 def test_a_notebooks_bar_says_where_a_fit_stopped_and_is_not_there_before_its_first_pass() -> None:
     """Also where all chunks of the pass were done."""
     notebook = Notebook()
-    NotebookBar(notebook).close(done=False)
+    Progress(NotebookBar(notebook)).close(done=False)
     assert notebook.drawn == []
-    observer = NotebookBar(notebook)
+    observer = Progress(NotebookBar(notebook))
     observer.stage("iteration 1", 1)
     observer.chunks_done(1)
     observer.close(done=False)
@@ -216,7 +223,7 @@ def test_a_notebooks_bar_says_where_a_fit_stopped_and_is_not_there_before_its_fi
 
 def test_the_log_has_full_passes_at_info_and_the_rest_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="emtau_dask")
-    observer = Lines(to_log)
+    observer = Progress()
     report_two_iterations(observer)
     observer.iteration(replace(RECORD, iteration=3, accepted=False), PARAMETERS)
     said = [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records]
@@ -231,19 +238,41 @@ def test_the_log_has_full_passes_at_info_and_the_rest_at_debug(caplog: pytest.Lo
 
 
 def test_where_the_log_goes_no_display_says_the_same() -> None:
-    out = io.StringIO()
-    handler = logging.StreamHandler(out)
-    logging.getLogger("emtau_dask").addHandler(handler)
+    out, log = io.StringIO(), logging.getLogger("emtau_dask")
+    handler, level = logging.StreamHandler(out), log.level
+    log.addHandler(handler)
+    log.setLevel("INFO")
     try:
-        assert isinstance(observer_for(1, out), SilentObserver)
+        observer_for(1, out).stage("k-means 1", 4)
     finally:
-        logging.getLogger("emtau_dask").removeHandler(handler)
-    assert isinstance(observer_for(1, out), Lines)
+        log.removeHandler(handler)
+        log.setLevel(level)
+    assert out.getvalue() == "k-means 1: 4 chunks\n"
+    observer_for(1, out).note("once more")
+    assert out.getvalue().endswith("\nonce more\n")
 
 
-def test_several_observers_are_told_the_same() -> None:
-    streams = [io.StringIO(), io.StringIO()]
-    report_two_iterations(Observers(*(Lines(to_stream(stream)) for stream in streams)))
-    first, second = (stream.getvalue() for stream in streams)
-    assert first == second
-    assert first.count("\n") == 4
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_log_is_written_with_a_display_and_without(shown: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="emtau_dask")
+    out = io.StringIO()
+    report_two_iterations(observer_for(int(shown), out))
+    assert len(caplog.messages) == 3
+    assert len(out.getvalue().splitlines()) == 4 * shown
+
+
+class Failing(io.StringIO):
+    """A stream to which nothing can be written."""
+
+    def __init__(self, error: int) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise OSError(self.error, "it fails")
+
+
+def test_a_full_disk_does_not_end_the_fit_but_a_pipe_without_a_reader_does() -> None:
+    report_two_iterations(Progress(Lines(Failing(errno.ENOSPC))))
+    with pytest.raises(BrokenPipeError):
+        report_two_iterations(Progress(Lines(Failing(errno.EPIPE))))
