@@ -7,6 +7,7 @@ read back, is read from its source again.
 
 from __future__ import annotations
 
+import math
 import mmap
 import shutil
 import threading
@@ -113,10 +114,13 @@ def _covers(cached: NDArray[Any], wanted: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _File:
-    """Cached rows in a file: their arrays, one after another, in NumPy's format. They take no memory."""
+    """Cached rows in a file: the bytes of their arrays, one after another. They take no memory.
+
+    Not in NumPy's format: Python 3.11 may fail where several threads parse headers at a time.
+    """
 
     path: Path
-    weighted: bool
+    kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
     source_bytes: int
     nbytes: ClassVar[int] = 0
 
@@ -126,21 +130,25 @@ class _File:
         try:
             with path.open("xb") as file:
                 for array in found.arrays:
-                    np.save(file, array, allow_pickle=False)
+                    array.tofile(file)
         except OSError:
             path.unlink(missing_ok=True)
             raise
-        return cls(path, found.weights is not None, found.source_bytes)
+        return cls(path, tuple((array.dtype, array.shape) for array in found.arrays), found.source_bytes)
 
     def read(self, wanted: NDArray[Any]) -> tuple[CachedRows, int] | None:
         """Return the rows and the bytes read; None where one of ``wanted`` is missing."""
-        with self.path.open("rb", buffering=0) as file:  # a buffer would be filled to read a header
-            positions = np.load(file, allow_pickle=False)
+        with self.path.open("rb", buffering=0) as file:
+            arrays = (
+                np.fromfile(file, dtype, math.prod(shape)).reshape(shape) for dtype, shape in self.kinds
+            )
+            positions = next(arrays)
             if not _covers(positions, wanted):
                 return None
-            rows = np.load(file, allow_pickle=False)
-            weights = np.load(file, allow_pickle=False) if self.weighted else None
-            return CachedRows(positions, rows, weights, self.source_bytes), file.tell()
+            rows, *weights = arrays
+            return CachedRows(
+                positions, rows, weights[0] if weights else None, self.source_bytes
+            ), file.tell()
 
 
 @dataclass(frozen=True, eq=False)

@@ -95,28 +95,38 @@ def _check_size(header: NpyHeader, size: int) -> None:
         raise ValueError(f"it has {size:,} bytes of {header.end:,}")
 
 
-def _local_header(path: str | Path) -> NpyHeader:
-    """Return the header of a file that is as long as it declares; else raises ValueError or OSError."""
-    with opened_regular(path) as (descriptor, size):
-        header = _header(os.pread(descriptor, HEADER_BYTES, 0))
-    _check_size(header, size)
-    return header
-
-
 @dataclass(frozen=True)
 class NpyReader(RangeReader):
     """Reads byte ranges of a local ``.npy`` file.
 
-    A file stored by row that is too large for the page cache is read past it.
+    A file stored by row that is too large for the page cache is read past it. The header is parsed where the
+    bytes at the ``beginning`` are no longer those it was parsed from, and not by each of the threads that
+    read: Python 3.11 may fail where several parse at a time.
     """
 
     path: str
+    header: NpyHeader
+    beginning: bytes
+
+    @classmethod
+    def of(cls, path: str) -> NpyReader:
+        """Return the reader of a file that is as long as it declares; else raises ValueError or OSError."""
+        with opened_regular(path) as (descriptor, size):
+            beginning = os.pread(descriptor, HEADER_BYTES, 0)
+        header = _header(beginning)
+        _check_size(header, size)
+        return cls(str(Path(path).absolute()), header, beginning[: header.begin])
+
+    def _header_now(self, descriptor: int, size: int) -> NpyHeader:
+        beginning = os.pread(descriptor, HEADER_BYTES, 0)
+        header = self.header if beginning.startswith(self.beginning) else _header(beginning)
+        _check_size(header, size)
+        return header
 
     def read(self, start: int, stop: int) -> Loaded:
-        """Return the rows; the header is read again, so that another file in its place is noticed."""
+        """Return the rows, of whatever file is there now."""
         with read_errors(self.path, remote=False), opened_regular(self.path) as (descriptor, size):
-            header = _header(os.pread(descriptor, HEADER_BYTES, 0))
-            _check_size(header, size)
+            header = self._header_now(descriptor, size)
 
             def values(begin: int, wanted: int) -> NDArray[np.uint8]:
                 found = None
@@ -133,15 +143,12 @@ class NpyReader(RangeReader):
 
     def identity(self) -> str:
         """Return the file's size and header."""
-        return self._header().of_file(Path(self.path).stat().st_size)
+        with read_errors(self.path, remote=False), opened_regular(self.path) as (descriptor, size):
+            return self._header_now(descriptor, size).of_file(size)
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds."""
-        return self._header().peak_bytes(stop - start)
-
-    def _header(self) -> NpyHeader:
-        with read_errors(self.path, remote=False):
-            return _local_header(self.path)
+        return self.header.peak_bytes(stop - start)
 
 
 @dataclass(frozen=True)
@@ -202,12 +209,12 @@ def npy_source(path: str) -> RangeSource:
         header, _ = _remote_header(url)
         return _source(UrlNpyReader(url, header), header, str(url))
     try:
-        header = _local_header(path)
+        reader = NpyReader.of(path)
     except (ValueError, OSError) as error:
         raise InvalidDataError(
             f"{path} cannot be read as a .npy file ({error}); write it with numpy.save."
         ) from error
-    return _source(NpyReader(str(Path(path).absolute())), header, path)
+    return _source(reader, reader.header, path)
 
 
 def _source(reader: NpyReader | UrlNpyReader, header: NpyHeader, where: str) -> RangeSource:
