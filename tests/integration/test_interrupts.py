@@ -404,15 +404,15 @@ def rows(tmp_path_factory):
     ],
 )
 def test_a_termination_ends_a_fit_in_time_and_it_is_resumed_to_the_same_bits(
-    zygote, rows, tmp_path, way, stage, begun_as_a_users
+    request, rows, tmp_path, way, stage, begun_as_a_users
 ):
-    for name in ("undisturbed", "ended"):
-        shutil.copytree(rows, tmp_path / name / "rows.zarr")
-    expected = undisturbed(way, tmp_path / "undisturbed", zygote)
-    begun_by = None if begun_as_a_users else zygote
-    ended = terminated(way, stage, signal.SIGTERM, 0.0, tmp_path / "ended", begun_by)
+    """Before the first commit there is nothing to resume."""
+    zygote = None if begun_as_a_users else request.getfixturevalue("zygote")
+    shutil.copytree(rows, tmp_path / "ended/rows.zarr")
+    ended = terminated(way, stage, signal.SIGTERM, 0.0, tmp_path / "ended", zygote)
     assert ended.code == INTERRUPTED
     assert "cut off" not in ended.said
     if stage != "fingerprint":
         assert ended.resumed
-        assert bits(tmp_path / "ended") == expected
+        shutil.copytree(rows, tmp_path / "undisturbed/rows.zarr")
+        assert bits(tmp_path / "ended") == undisturbed(way, tmp_path / "undisturbed", zygote)

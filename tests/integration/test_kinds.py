@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 
 from emtau_dask import CheckpointExistsError, CheckpointMismatchError, GaussianMixture, InvalidDataError
-from emtau_dask.cli.main import main
 
 ROWS = np.random.default_rng(0).normal(size=(60, 2))
 TABLE = pd.DataFrame(ROWS, columns=["x", "y"])
@@ -56,10 +55,6 @@ KINDS = {
 }
 
 
-def emtau(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def refusal(*arguments, code):
     result = emtau(*arguments)
     assert result.exit_code == code, result.output
@@ -74,28 +69,31 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_what_is_no_config_is_named(place, name):
-    make, kind = KINDS[name]
-    make(place / name)
+@pytest.fixture(params=KINDS)
+def given(request, place):
+    """A name in the current folder, and what is there."""
+    make, kind = KINDS[request.param]
+    make(place / request.param)
+    return request.param, kind
+
+
+def test_what_is_no_config_is_named(given):
+    name, kind = given
     line = refusal("compare", name, code=2)
     assert line.startswith(f"emtau: {name} is {kind}, not a run config (YAML)")
     assert "data.path" in line
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_data_without_a_number_of_components_are_not_read_as_a_config(place, name):
-    make, _ = KINDS[name]
-    make(place / name)
+def test_data_without_a_number_of_components_are_not_read_as_a_config(given):
+    name, _ = given
     line = refusal("fit", name, code=2)
     assert f"-k/--components (model.n_components) is missing: {name} is taken for data" in line
     assert "the name of a config ends in .yaml or .yml" in line
 
 
-@pytest.mark.parametrize("name", ["model.zarr", "run.zarr"])
-def test_what_a_fit_wrote_is_not_fitted_by_mistake(place, name):
-    make, kind = KINDS[name]
-    make(place / name)
+@pytest.mark.parametrize("given", ["model.zarr", "run.zarr"], indirect=True)
+def test_what_a_fit_wrote_is_not_fitted_by_mistake(given):
+    name, kind = given
     assert f"{name} is {kind}, not rows" in refusal("fit", name, "-k", "2", code=1)
 
 
@@ -107,10 +105,9 @@ def test_a_config_of_unknown_keys_is_refused_in_few_words(place):
     assert len(line) < 2000
 
 
-@pytest.mark.parametrize("name", sorted(KINDS.keys() - {"run.zarr", "model.zarr"}))
-def test_what_is_no_run_and_no_model_is_named_by_inspect(place, name):
-    make, kind = KINDS[name]
-    make(place / name)
+@pytest.mark.parametrize("given", sorted(KINDS.keys() - {"run.zarr", "model.zarr"}), indirect=True)
+def test_what_is_no_run_and_no_model_is_named_by_inspect(given):
+    name, kind = given
     assert f"{name} is {kind}, not a checkpoint or a model" in refusal("inspect", name, code=1)
 
 
@@ -175,10 +172,9 @@ def test_data_in_no_known_format_are_named_for_what_they_are(place):
         GaussianMixture(2).fit("model.zarr")
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "model.zarr"])
-def test_what_is_no_model_is_named_by_load_and_predict(place, name):
-    make, kind = KINDS[name]
-    make(place / name)
+@pytest.mark.parametrize("given", [name for name in KINDS if name != "model.zarr"], indirect=True)
+def test_what_is_no_model_is_named_by_load_and_predict(place, given):
+    name, kind = given
     with pytest.raises(InvalidDataError) as refused:
         GaussianMixture.load(name)
     assert str(refused.value).startswith(f"{name} is {kind}, not a saved model. ")

@@ -4,10 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import emtau
 
 from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, EmtauError, GaussianMixture
-from emtau_dask.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 ROWS = np.random.default_rng(0).normal(size=(60, 2))
@@ -131,7 +130,7 @@ def test_a_config_is_refused_with_the_limit(key, value, limit, tmp_path):
         "data: {dataset: example1}\nmodel: {n_components: 2}\nalgorithm: {name: em-tau}\n"
         f"checkpoint: {{path: {run}}}\n"
     )
-    result = CliRunner().invoke(main, ["fit", str(config), "--set", f"{key}={value}"])
+    result = emtau("fit", config, "--set", f"{key}={value}")
     assert result.exit_code == 2
     assert key in result.stderr
     assert limit in result.stderr

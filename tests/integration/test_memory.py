@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from commands import emtau
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 SIZES = ["300000", "1200000"]
@@ -13,8 +14,12 @@ SMALL += ["--cache-bytes", "4 MB"]
 
 @pytest.fixture(scope="module")
 def peaks(tmp_path_factory):
+    """The data are made here: the benchmark would start a process for each size."""
     main = runpy.run_path(str(BENCHMARK))["main"]
     folder = tmp_path_factory.mktemp("memory")
+    for rows in SIZES:
+        size = ["--rows", rows, *SMALL[:6]]
+        assert emtau("dataset", "mixture", folder / f"rows-{rows}.zarr", *size).exit_code == 0
     return main(["--rows", *SIZES, *SMALL, "--init", "random", "--folder", str(folder)])
 
 

@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from oracles import starts
-from references import COVARIANCE_TYPES, full_covariances
+from references import COVARIANCE_TYPES, full_covariances, shaped
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from emtau_dask import ConfigError, EMTau, GaussianMixture, InvalidDataError, MixtureOutlierDetector
-from emtau_dask.cli.main import main
 from emtau_dask.config.schema import checked_config, complete_values
 from emtau_dask.plot import ComponentsDisplay
 from emtau_dask.runs.fit import run_plan
@@ -39,17 +38,7 @@ ITERATIONS = 3
 
 def given(covariance_type):
     """A start that no data is needed for."""
-    rng = np.random.default_rng(8)
-    precisions = {
-        "full": lambda: np.array([np.eye(D) * (0.5 + k) for k in range(K)]),
-        "tied": lambda: np.eye(D) * 0.7,
-        "diag": lambda: rng.uniform(0.5, 2.0, size=(K, D)),
-        "spherical": lambda: rng.uniform(0.5, 2.0, size=K),
-        "tied_diag": lambda: rng.uniform(0.5, 2.0, size=D),
-        "tied_spherical": lambda: np.asarray(0.8),
-    }[covariance_type]()
-    means = WHOLE[[3, 50, 100]]
-    return {"weights_init": [0.5, 0.3, 0.2], "means_init": means, "precisions_init": precisions}
+    return starts.start(WHOLE, K, covariance_type, seed=8)
 
 
 def mixture(covariance_type="full", **settings):
@@ -87,18 +76,13 @@ def naive_row(weights, means, covariances, row):
 
 def averaged(covariance_type, scatters, counts):
     """The covariances that maximise the expected likelihood, from K full scatters."""
-    variances = np.array([np.diag(each) for each in scatters])
     total = counts.sum()
-    return {
-        "full": lambda: scatters / counts[:, None, None],
-        "tied": lambda: np.array([scatters.sum(axis=0) / total] * K),
-        "diag": lambda: np.array([np.diag(v / n) for v, n in zip(variances, counts, strict=True)]),
-        "spherical": lambda: np.array(
-            [np.eye(D) * v.mean() / n for v, n in zip(variances, counts, strict=True)]
-        ),
-        "tied_diag": lambda: np.array([np.diag(variances.sum(axis=0) / total)] * K),
-        "tied_spherical": lambda: np.array([np.eye(D) * variances.sum() / (D * total)] * K),
-    }[covariance_type]()
+    shares = {
+        "full": counts[:, None, None], "tied": total, "diag": counts[:, None], "spherical": D * counts,
+        "tied_diag": total, "tied_spherical": D * total,
+    }  # fmt: skip
+    means = shaped(scatters, covariance_type) / shares[covariance_type]
+    return full_covariances(means, covariance_type, K, D)
 
 
 def naive_em(covariance_type, rows, row_weights, reg_covar=1e-6):
@@ -308,8 +292,7 @@ class TestPredictions:
         one_model.save(tmp_path / "model.zarr")
         assert GaussianMixture.load(tmp_path / "model.zarr").missing == "marginalise"
         zarr.create_array(store=tmp_path / "rows.zarr", data=ROWS, chunks=(100, D))
-        arguments = [str(tmp_path / name) for name in ("model.zarr", "rows.zarr", "out.zarr")]
-        run = CliRunner().invoke(main, ["predict", *arguments])
+        run = emtau("predict", *(tmp_path / name for name in ("model.zarr", "rows.zarr", "out.zarr")))
         assert run.exit_code == 0, run.output
         labels = zarr.open_group(tmp_path / "out.zarr", mode="r")["labels"][:]
         assert np.array_equal(labels, one_model.predict(ROWS))
@@ -339,17 +322,13 @@ def stored(tmp_path, monkeypatch):
     return "rows.zarr"
 
 
-def emtau(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 class TestCommandLine:
-    OPTIONS = ("-k", K, "--missing", "marginalise", "-o", "out")
+    OPTIONS = ("-k", K, "--missing", "marginalise", "--tol", "1e-3", "-o", "out")
 
     def test_a_fit_is_pythons_and_labels_incomplete_rows(self, stored):
         ended = emtau("fit", stored, *self.OPTIONS, "--algorithm", "em", "--save-config", "saved.yaml")
         assert ended.exit_code == 0, ended.output
-        expected = mixture().fit(zarr.open_array(stored))
+        expected = mixture(tol=1e-3).fit(zarr.open_array(stored))
         found = GaussianMixture.load("out/model.zarr")
         assert np.array_equal(found.means_, expected.means_)
         assert found.missing == "marginalise"
@@ -381,11 +360,6 @@ class TestCommandLine:
         ended = emtau("compare", "c.yaml")
         assert ended.exit_code != 0
         assert "model.missing is 'marginalise', but compare takes complete rows" in ended.stderr
-
-    def test_without_it_nan_is_an_error_that_says_so(self, stored):
-        ended = emtau("fit", stored, "-k", K, "-o", "out")
-        assert ended.exit_code != 0
-        assert "NaN" in ended.stderr
 
 
 IN_ITS_OWN_PROCESS = """

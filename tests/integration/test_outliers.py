@@ -6,14 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from oracles import starts
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from emtau_dask import ConfigError, GaussianMixture, InvalidDataError, MixtureOutlierDetector
-from emtau_dask.cli.main import main
 from emtau_dask.estimator import outliers
 from emtau_dask.estimator.outliers import score_quantile
 
@@ -191,8 +190,8 @@ def folder(tmp_path_factory):
 
 
 def predict(folder, name, share):
-    arguments = [str(folder / each) for each in ("model.zarr", "rows.zarr", name)]
-    return CliRunner().invoke(main, ["predict", *arguments, "--outliers", share])
+    places = (folder / each for each in ("model.zarr", "rows.zarr", name))
+    return emtau("predict", *places, "--outliers", share)
 
 
 class TestCommand:

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 
-from emtau_dask.cli.main import main
 from emtau_dask.em import predict
 from emtau_dask.runs import outputs
 
@@ -25,10 +24,6 @@ def workplace(tmp_path, monkeypatch):
     assert emtau("dataset", "example1", "data.zarr").exit_code == 0
     assert emtau("fit", "run.yaml").exit_code == 0
     return tmp_path
-
-
-def emtau(*arguments):
-    return CliRunner().invoke(main, list(arguments))
 
 
 def labels_in(path):

@@ -127,18 +127,6 @@ def test_a_chunk_is_read_while_the_one_before_it_is_scored():
     assert len(ranges.ahead) == last
 
 
-@pytest.mark.usefixtures("batching")
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
-def test_every_chunk_is_read_once_in_each_pass(scheduler):
-    X, ranges = source_of()
-    fit(X, scheduler=scheduler, max_iter=3)
-    read = [chunk for chunk, _ in ranges.readers]
-    for i in range(3):
-        assert sorted(read[i * len(CHUNKS) : (i + 1) * len(CHUNKS)]) == list(range(len(CHUNKS)))
-    assert len(read) == 3 * len(CHUNKS)
-    assert ranges.ahead
-
-
 @pytest.mark.parametrize("ahead", [0, CHUNK * D * 8])
 def test_nothing_is_read_ahead_without_room_for_it(ahead):
     X, ranges = source_of()

@@ -13,12 +13,9 @@ import pandas as pd
 import pytest
 import yaml
 import zarr
-from click.testing import CliRunner
-from counting import Reads
-from zarr.storage import MemoryStore
+from commands import emtau
 
 from emtau_dask import GaussianMixture
-from emtau_dask.cli.main import main
 from emtau_dask.em import FitHistory
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.row_sample import drawn_rows
@@ -27,10 +24,6 @@ from emtau_dask.report.page import report_page
 
 EVIL = "<script>alert(1)</script>"
 EVIL_ATTRIBUTE = "\"><img src=x onerror='alert(2)'>"
-
-
-def emtau(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def rows_of(n=900, d=3, seed=0):
@@ -357,16 +350,6 @@ def test_a_fit_without_iterations_has_a_report():
     gm.history_ = FitHistory()
     page = Page(report_page(Subject(gm, "x", "x")))
     assert page.of("svg") == []
-
-
-def test_a_report_reads_each_chunk_once():
-    X = rows_of(1200)
-    store = Reads(MemoryStore())
-    stored = zarr.create_array(store, data=X, chunks=(200, 3))
-    gm = GaussianMixture(2, random_state=0).fit(X)
-    store.chunks = ()
-    report_page(Subject(gm, "x", "x", drawn=drawn_rows(gm, stored, size=500, seed=0)))
-    assert sorted(store.chunks) == list(range(6))
 
 
 CONFIG = {

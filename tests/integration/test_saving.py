@@ -148,15 +148,8 @@ def test_of_two_saves_to_one_url_one_wins(s3, tmp_path):
     assert_uploaded(s3, tmp_path, MODEL if won[0] else other)
 
 
-STORES = {
-    "memory": lambda path: zarr.storage.MemoryStore(),
-    "folder": lambda path: zarr.storage.LocalStore(path / "model.zarr"),
-}
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_stores_of_zarr(tmp_path, kind):
-    store = STORES[kind](tmp_path)
+def test_a_local_store_of_zarr(tmp_path):
+    store = zarr.storage.LocalStore(tmp_path / "model.zarr")
     MODEL.save(store)
     assert_saved(store)
     with pytest.raises(InvalidDataError, match="already holds"):

@@ -4,8 +4,6 @@ import contextlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import traceback
 from base64 import b64encode
@@ -14,22 +12,16 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import emtau
 from reliability.damage import manifest_of
 
 from emtau_dask import EmtauError, GaussianMixture
-from emtau_dask.cli.main import main
 from emtau_dask.data.opening import open_source
 from emtau_dask.storage.objects import digested_document
 from emtau_dask.storage.stores import object_store
 
-EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 NOT_CONVERGED = 3
 ROWS = np.random.default_rng(0).normal(size=(200, 2))
-
-
-def emtau(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 class Server(BaseHTTPRequestHandler):
@@ -80,9 +72,8 @@ def test_a_fit_from_a_url_keeps_its_secrets_nowhere_and_is_resumed_with_them(hos
         f"checkpoint: {{path: {tmp_path / 'out' / 'run.zarr'}}}\noutput: {{directory: {tmp_path / 'out'}}}\n"
     )
     run, said = tmp_path / "out" / "run.zarr", ""
-    fit = [*EMTAU, "fit", str(config), "--set", f"data.path={url}"]
-    result = subprocess.run(fit, capture_output=True, text=True)
-    assert result.returncode == NOT_CONVERGED, result.stderr
+    result = emtau("fit", config, "--set", f"data.path={url}")
+    assert result.exit_code == NOT_CONVERGED, result.stderr
     said += result.stdout + result.stderr
     described = emtau("inspect", run, "--json").stdout
     assert json.loads(described)["run_config"]["data"]["path"] == f"http://…@{host}/rows.npy?…"

@@ -1,5 +1,6 @@
 """A selection kept behind a URL or in a zarr store: killed, disturbed, refused, and gone on with."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import zarr
 from clusters import processes
-from zarr.storage import MemoryStore
+from counting import Reads
+from zarr.storage import LocalStore, MemoryStore
 
 from emtau_dask import GaussianMixture, select_components
 from emtau_dask.errors import (
@@ -29,6 +31,7 @@ RNG = np.random.default_rng(5)
 ROWS = RNG.normal(size=(900, 2)) + 7.0 * RNG.integers(3, size=900)[:, None]
 ROWS.setflags(write=False)
 ASKED = {"n_components": (2, 3), "covariance_types": ("diag", "full"), "random_state": 0}
+ASKED |= {"estimator": GaussianMixture(algorithm="em")}
 NAMES = ("diag-2", "diag-3", "full-2", "full-3")
 unguarded = pytest.mark.filterwarnings("ignore:.* cannot create an object on condition")
 
@@ -46,11 +49,11 @@ def expected(stored):
 
 
 def bits(found):
-    """What was found, as bytes."""
+    """All that was found but what the clock says, as bytes."""
     best = found.best_estimator_
     arrays = (best.weights_, best.means_, best.covariances_, best.lower_bounds_)
-    criteria = [(each.bic, each.icl, each.held_out) for each in found.table_]
-    return [np.asarray(array).tobytes() for array in (*arrays, criteria)]
+    records = [[vars(each) | {"seconds": 0} for each in table] for table in (found.table_, found.finalists_)]
+    return [np.asarray(array).tobytes() for array in arrays], json.dumps(records), found.passes_
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ PROGRAM = """
 import sys
 import emtau_dask
 from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.selection import checkpoint
+from emtau_dask.selection import checkpoint, passes
 
 data, place, name, count = sys.argv[1:]
 calls = 0
@@ -91,9 +94,11 @@ def watched(kind, method):
 watched(checkpoint.SelectionCheckpoint, "keep_candidate")
 watched(checkpoint.SelectionCheckpoint, "keep_scores")
 watched(checkpoint, "write_model")
+watched(passes, "score_all")
 watched(CheckpointJournal, "save")
+em = emtau_dask.GaussianMixture(algorithm="em")
 emtau_dask.select_components(
-    data, (2, 3), covariance_types=("diag", "full"), random_state=0, checkpoint=place
+    data, (2, 3), estimator=em, covariance_types=("diag", "full"), random_state=0, checkpoint=place
 )
 """
 
@@ -120,24 +125,31 @@ def written(s3):
     [
         ("write_model", 3, NAMES[2:]),  # Its document is not there yet.
         ("keep_candidate", 3, NAMES[3:]),
+        ("score_all", 1, ()),
         pytest.param("keep_scores", 1, (), marks=pytest.mark.soak),
         ("save", 3, ()),
     ],
 )
-def test_a_killed_selection_goes_on_from_a_bucket_to_the_same_bits(
-    s3, stored, expected, fitted, name, count, left
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+def test_a_killed_selection_goes_on_to_the_same_bits(
+    s3, stored, expected, fitted, tmp_path, kind, name, count, left
 ):
     """The server outlives the process; it saw each document written once, by one process or the other."""
-    killed(stored, s3.url("c"), name, count)
-    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    place = s3.url("c") if kind == "bucket" else str(tmp_path / "c")
+    killed(stored, place, name, count)
+    assert bits(select_components(stored, **ASKED, checkpoint=place)) == expected
     assert {f"{kind}-{number}" for kind, number in fitted} == set(left)
     once = ["selection", "scores", *NAMES]
-    assert written(s3) == {f"{each}.json": 1 for each in once}
+    assert written(s3) == ({f"{each}.json": 1 for each in once} if kind == "bucket" else {})
     fitted.clear()
     s3.proxy.reset()
-    assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
+    reads = Reads(LocalStore(stored, read_only=True))
+    again = select_components(zarr.open_array(reads, mode="r"), **ASKED, checkpoint=place)
+    assert bits(again) == expected
     assert not fitted
     assert not written(s3)
+    # To see that the data are the same: by the selection, and by the one fit to all rows.
+    assert Counter(reads.chunks) == dict.fromkeys(range(len(ROWS) // 150), 2)
 
 
 PLACES = {
@@ -218,14 +230,14 @@ def test_what_is_no_selection_in_a_bucket_is_refused_by_name_and_left_alone(s3, 
 @unguarded
 def test_another_selection_behind_a_url_is_refused_by_name(stored):
     place = f"memory://{uuid.uuid4().hex}/c"
-    select_components(stored, [1, 2], random_state=0, checkpoint=place)
+    select_components(stored, **ASKED, checkpoint=place)
     with pytest.raises(CheckpointMismatchError, match=r"candidates is .*the selection in memory:.*/c has"):
-        select_components(stored, [1, 3], random_state=0, checkpoint=place)
+        select_components(stored, **ASKED | {"n_components": (2, 4)}, checkpoint=place)
 
 
 def test_two_processes_that_could_miss_each_other_are_warned_of_once(stored):
     with pytest.warns(UserWarning, match="on condition that it is new") as caught:
-        select_components(stored, [1, 2], random_state=0, checkpoint=f"memory://{uuid.uuid4().hex}/c")
+        select_components(stored, **ASKED, checkpoint=f"memory://{uuid.uuid4().hex}/c")
     assert len(caught) == 1
 
 

@@ -1,7 +1,5 @@
 """All processes of a fit read the same data and row state, wherever they work and whenever they join."""
 
-import warnings
-
 import dask
 import dask.array as da
 import numpy as np
@@ -9,8 +7,7 @@ import pandas as pd
 import pytest
 import zarr
 from clusters import addresses, processes
-from fits import ROWS, assert_same_bits
-from sklearn.exceptions import ConvergenceWarning
+from fits import ROWS, assert_same_bits, mixture, quietly
 from zarr.storage import ZipStore
 
 from emtau_dask import CheckpointError, EMTau, GaussianMixture, InvalidDataError, StorageError
@@ -24,14 +21,9 @@ WEIGHTS = np.linspace(0.5, 1.5, len(ROWS))
 KINDS = ("rows.zarr", "rows.npy", "rows.parquet")
 
 
-def fit(X, algorithm="em", **options):
-    settings = {"checkpoint": options.pop("checkpoint", None)}
-    mixture = GaussianMixture(
-        3, algorithm=algorithm, tol=0, max_iter=5, random_state=0, init_params="random", **settings
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return mixture.fit(X, **options)
+def fit(X, algorithm="em", checkpoint=None, **options):
+    settings = {"tol": 0, "max_iter": 5, "init_params": "random", "checkpoint": checkpoint}
+    return quietly(mixture(algorithm=algorithm, **settings), X, **options)
 
 
 def write(folder, shift):

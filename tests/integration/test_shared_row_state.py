@@ -27,6 +27,11 @@ ROWS = (
 )
 X = da.from_array(ROWS, chunks=(CHUNK_ROWS, D))
 NEVER = EMTau(tau=100, revisit=None)
+START = {
+    "weights_init": np.array([0.5, 0.5]),
+    "means_init": np.array([[0.0, 0], [3, 3]]),
+    "precisions_init": np.array([np.eye(D)] * 2),
+}
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,7 @@ def mixture(max_iter, policy=NEVER, **options):
         algorithm=policy,
         tol=0,
         max_iter=max_iter,
-        weights_init=[0.5, 0.5],
-        means_init=np.array([[0.0, 0], [3, 3]]),
-        precisions_init=np.array([np.eye(D)] * 2),
+        **START,
         **options,
     )
 
@@ -102,12 +105,7 @@ def test_it_is_resumed_by_tasks_of_other_chunks(tmp_path, monkeypatch, before, a
 
 def test_a_chunk_is_written_by_the_iterations_that_score_rows_of_it(tmp_path):
     """Its state stays in the object of the last of them, whatever else is in that."""
-    start = {
-        "weights_init": np.array([0.5, 0.5]),
-        "means_init": np.array([[0.0, 0], [3, 3]]),
-        "precisions_init": np.array([np.eye(D)] * 2),
-    }
-    naively = naive.fit(ROWS, start, policies.EMTau(3, None), max_iter=8, reg_covar=1e-6)
+    naively = naive.fit(ROWS, START, policies.EMTau(3, None), max_iter=8, reg_covar=1e-6)
     of_chunks = [mask.reshape(CHUNKS, CHUNK_ROWS).any(axis=1) for mask in naively.active]
     expected = [max(i for i, active in enumerate(of_chunks) if active[chunk]) for chunk in range(CHUNKS)]
     assert len(set(expected)) >= 3

@@ -46,10 +46,17 @@ def test_estimator_checks(estimator, check):
     check(estimator)
 
 
+SLOW = "test_monotonic_likelihood or (test_init and not duplicated)"
+"""They take half of the time; `test_bound.py` and `test_estimator.py` look at the same."""
+
+
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory):
-    """Outcome and message of every test of the installed test module, by name with parameters."""
-    folder = tmp_path_factory.mktemp("judge")
+    return judged_by_scikit_learn(tmp_path_factory.mktemp("judge"), f"not ({SLOW})")
+
+
+def judged_by_scikit_learn(folder, chosen):
+    """Outcome and message of the chosen tests of the installed test module, by name with parameters."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -57,8 +64,10 @@ def verdicts(tmp_path_factory):
     }
     environment["PYTHONPATH"] = str(TESTS)
     options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), "--junitxml=judge.xml"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "sklearn_swap", "--pyargs", JUDGE, *options]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "sklearn_swap", "-k", chosen, "--pyargs", JUDGE]
+    run = subprocess.run(
+        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert run.returncode in (0, 1), run.stdout + run.stderr
     return {
         case.get("name"): (case[0].tag, case[0].get("message")) if len(case) else ("passed", "")
@@ -78,6 +87,13 @@ def test_scikit_learns_public_tests_pass_with_our_class(verdicts):
     }
     assert len(judged) >= 40
     assert {test: v for test, v in judged.items() if v[0] != "passed"} == {}
+
+
+@pytest.mark.exhaustive
+def test_so_do_those_that_take_long(tmp_path):
+    verdicts = judged_by_scikit_learn(tmp_path, SLOW)
+    assert {_function(test) for test in verdicts} == {"test_monotonic_likelihood", "test_init"}
+    assert {test: v for test, v in verdicts.items() if v[0] != "passed" and FLOAT32 not in test} == {}
 
 
 def test_every_test_left_out_exists(verdicts):

@@ -1,15 +1,12 @@
 """Fits on workers that are at their memory limit, and write what they hold to disk."""
 
-import warnings
-
 import dask
 import dask.array as da
 import pytest
 from distributed import Client, LocalCluster, wait
-from fits import assert_same_bits
-from sklearn.exceptions import ConvergenceWarning
+from fits import assert_same_bits, mixture, quietly
 
-from emtau_dask import EMTau, GaussianMixture
+from emtau_dask import EMTau
 
 pytestmark = pytest.mark.cluster
 LIMIT = 640_000_000
@@ -23,12 +20,8 @@ def rows():
 
 
 def fit(X):
-    mixture = GaussianMixture(
-        3, algorithm=EMTau(tau=2, revisit=3), tol=0, max_iter=6, random_state=0, init_params="random"
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return mixture.fit(X)
+    settings = {"algorithm": EMTau(tau=2, revisit=3), "tol": 0, "max_iter": 6, "init_params": "random"}
+    return quietly(mixture(**settings), X)
 
 
 def spilled(dask_worker):

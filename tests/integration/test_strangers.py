@@ -19,20 +19,15 @@ import numpy as np
 import pytest
 import yaml
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from reliability.damage import manifest_of
 
 from emtau_dask import GaussianMixture
-from emtau_dask.cli.main import main
 from emtau_dask.storage.objects import digested_document
 
 EMTAU = [sys.executable, "-c", "from emtau_dask.cli.main import main; main()"]
 MORE = ("--set", "stop.max_iter=4")
 FAILED, BAD_USAGE, NOT_CONVERGED = 1, 2, 3
-
-
-def emtau(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def tree(folder):

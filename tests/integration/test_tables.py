@@ -6,11 +6,10 @@ import re
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner
+from commands import emtau
 from rich.console import Console
 
 from emtau_dask import GaussianMixture
-from emtau_dask.cli.main import main
 from emtau_dask.runs.inspect import component_table
 
 BOX_DRAWING = re.compile("[\u2500-\u257f]")
@@ -43,7 +42,7 @@ def place(tmp_path_factory):
         "stop: {tol: 1e-2, max_iter: 4}\n"
         f"checkpoint: {{path: {folder}/run.zarr}}\noutput: {{directory: {folder}/out}}\n"
     )
-    assert CliRunner().invoke(main, ["fit", str(folder / "run.yaml"), "--overwrite"]).exit_code in (0, 3)
+    assert emtau("fit", folder / "run.yaml", "--overwrite").exit_code in (0, 3)
     return folder
 
 
@@ -61,7 +60,7 @@ def place(tmp_path_factory):
 def test_piped_tables_are_plain_and_narrow(place, monkeypatch, arguments):
     monkeypatch.chdir(place)
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(main, arguments)
+    result = emtau(*arguments)
     assert result.exit_code in (0, 3), result.output
     tables = [line for line in result.stdout.splitlines() if " saved in " not in line]
     assert len(tables) > 5

@@ -14,7 +14,7 @@ import yaml
 import zarr
 from clusters import GUARD, processes
 from distributed import Client
-from fits import ROWS, assert_same_bits
+from fits import ROWS, assert_same_bits, mixture
 
 from emtau_dask import ClusterError, EMTau, GaussianMixture
 from emtau_dask.em.history import SilentObserver
@@ -26,16 +26,9 @@ NONE = "has no workers"
 NOT_CONVERGED = 3
 
 
-def mixture(checkpoint=None, max_iter=5):
-    return GaussianMixture(
-        3,
-        algorithm=EMTau(tau=2, revisit=3),
-        init_params="random",
-        tol=0,
-        max_iter=max_iter,
-        random_state=0,
-        checkpoint=checkpoint,
-    )
+def model_of(checkpoint=None, max_iter=5):
+    settings = {"algorithm": EMTau(tau=2, revisit=3), "tol": 0, "init_params": "random"}
+    return mixture(**settings, max_iter=max_iter, checkpoint=checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +43,8 @@ def fitted(stored, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     with dask.config.set(scheduler="threads"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mixture(folder / "run.zarr", max_iter=3).fit(stored)
-        return mixture().fit(stored), folder / "run.zarr"
+        model_of(folder / "run.zarr", max_iter=3).fit(stored)
+        return model_of().fit(stored), folder / "run.zarr"
 
 
 @contextmanager
@@ -83,9 +76,9 @@ def those_of_none(found):
 
 
 CALLS = {
-    "fit": (lambda stored, model, run: mixture().fit(stored), "iteration 1|random"),
+    "fit": (lambda stored, model, run: model_of().fit(stored), "iteration 1|random"),
     "fit with a checkpoint": (
-        lambda stored, model, run: mixture(run.with_name("new.zarr")).fit(stored),
+        lambda stored, model, run: model_of(run.with_name("new.zarr")).fit(stored),
         "fingerprint of X",
     ),
     "resume": (
@@ -132,7 +125,7 @@ def test_a_fit_that_loses_its_only_worker_tells_of_it(zygote, stored, fitted, tm
 
         monkeypatch.setattr(fitting, "observer_for", lambda verbose: Observer())
         with worker_after_warning(cluster) as found:
-            result = mixture().fit(stored)
+            result = model_of().fit(stored)
     (message,) = those_of_none(found)
     assert ": iteration 3 waits" in message
     assert_same_bits(result, fitted[0])
@@ -159,7 +152,7 @@ def test_a_time_limit_of_the_scheduler_ends_the_wait(zygote, stored, tmp_path):
     ):
         warnings.simplefilter("ignore")
         with pytest.raises(ClusterError, match=r"Start a worker"):
-            mixture().fit(stored)
+            model_of().fit(stored)
 
 
 def test_a_warning_that_is_an_error_reaches_the_caller(zygote, stored, tmp_path, monkeypatch):
@@ -173,7 +166,7 @@ def test_a_warning_that_is_an_error_reaches_the_caller(zygote, stored, tmp_path,
         worker = threading.Timer(2, cluster.start_worker)
         worker.start()
         with pytest.raises(UserWarning, match=NONE):
-            mixture().fit(stored)
+            model_of().fit(stored)
         worker.join()
 
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,12 +13,12 @@ import pytest
 import zarr
 from clusters import GUARD
 from distributed import Client, LocalCluster
-from fits import ROWS, assert_same_bits
+from fits import ROWS, assert_same_bits, mixture, quietly
 from reliability.containers import compiled_clock
-from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask import EMTau, GaussianMixture, progress
+from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.em.history import SilentObserver
+from emtau_dask.estimator import fitting
 
 pytestmark = pytest.mark.kills
 DAY = 86_400
@@ -28,18 +27,8 @@ JUMPS = {2: DAY, 3: -400 * DAY, 5: 20 * 365 * DAY, 7: -DAY, 9: 0}
 
 
 def fit(rows, run):
-    mixture = GaussianMixture(
-        3,
-        algorithm=EMTau(tau=2, revisit=3),
-        tol=0,
-        max_iter=12,
-        random_state=0,
-        init_params="random",
-        checkpoint=run,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return mixture.fit(rows)
+    settings = {"algorithm": EMTau(tau=2, revisit=3), "tol": 0, "max_iter": 12, "init_params": "random"}
+    return quietly(mixture(**settings, checkpoint=run), rows)
 
 
 @contextmanager
@@ -66,15 +55,15 @@ def jumping(folder, way):
                 clock.write_text(f"{JUMPS[record.iteration]}\n")
             met.append(time.time())
 
-    progress.observer_for = lambda verbose: Observer()
+    fitting.observer_for = lambda verbose: Observer()
     rows = zarr.open_array(folder / "rows.zarr", mode="r")
     with computing(way):
-        mixture = fit(rows, folder / "run")
+        model = fit(rows, folder / "run")
         assert max(np.abs(np.diff(met))) > 300 * DAY, "the clock did not jump"
-        assert all(0 <= record.seconds < GUARD for record in mixture.history_)
+        assert all(0 <= record.seconds < GUARD for record in model.history_)
         clock.write_text(f"{-30 * DAY}\n")
-        assert_same_bits(GaussianMixture.resume(folder / "run", rows), mixture)
-    mixture.save(folder / "model")
+        assert_same_bits(GaussianMixture.resume(folder / "run", rows), model)
+    model.save(folder / "model")
 
 
 @pytest.mark.parametrize("way", ["threads", "cluster"])
