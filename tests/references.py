@@ -1,9 +1,11 @@
 """Naive references that the unit and property tests share: loops in extended precision."""
 
 import numpy as np
+from oracles import naive, starts
 from scipy.stats import multivariate_normal
 
 from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.estep import MostProbable
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import block_statistics
 
@@ -91,3 +93,41 @@ def drawn(covariance_type, k=3, d=4, seed=0, spread=2.0):
     weights, means = rng.dirichlet(np.ones(k) * 5), rng.normal(size=(k, d)) * spread
     factors = structure.factor(covariances, means, np.ones(k))
     return MixtureParameters(covariance_type, weights, means, covariances, factors)
+
+
+def rows_near(parameters, n, dtype=np.float64, seed=1):
+    """Rows about means of a mixture, of standard deviation 1 in each feature."""
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(parameters.n_components, size=n)
+    return (parameters.means[owners] + rng.normal(size=(n, parameters.n_features))).astype(dtype)
+
+
+def room(n):
+    """Where a kernel writes the most probable component of each row, and its responsibility."""
+    return MostProbable(np.full(n, 255, np.uint8), np.full(n, np.nan))
+
+
+def assert_naive(found, rows, responsibilities, covariance_type="full", *, rtol=1e-11, atol=(1e-12, 1e-10)):
+    """Statistics are the sums over rows; ``atol`` of means and scatter, and ``rtol`` of all or of each."""
+    wanted = naive_statistics(rows, responsibilities, covariance_type)
+    rtols = rtol if isinstance(rtol, tuple) else (rtol,) * 3
+    names = ("weights", "means", "scatter")
+    for name, expected, relative, absolute in zip(names, wanted, rtols, (0, *atol), strict=True):
+        actual = getattr(found, name)
+        assert np.allclose(actual, expected.astype(float), rtol=relative, atol=absolute), name
+
+
+def theta_of(parameters):
+    """Parameters as the oracles hold them."""
+    covariances = np.asarray(parameters.covariances)
+    full = naive.unpacked(covariances, parameters.covariance_type, *parameters.means.shape)
+    return naive.Theta(parameters.weights, parameters.means, full)
+
+
+def started(rows, k, covariance_type, seed=0):
+    """Parameters from the start that the oracles take."""
+    given = starts.start(rows, k, covariance_type, seed=seed)
+    covariances, factors = structure_named(covariance_type).from_precisions(given["precisions_init"])
+    return MixtureParameters(
+        covariance_type, given["weights_init"], given["means_init"], covariances, factors
+    )
