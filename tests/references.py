@@ -10,7 +10,7 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import block_statistics
 
 LONG = np.longdouble
-COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_spherical")
+COVARIANCE_TYPES = starts.COVARIANCE_TYPES
 
 
 def shaped(matrices, covariance_type):
@@ -49,14 +49,7 @@ def summed(kernel):
 
 def full_covariances(covariances, covariance_type, k, d):
     """scikit-learn's shape for a structure -> K full matrices, float64."""
-    return {
-        "full": lambda: np.array(covariances),
-        "tied": lambda: np.array([covariances] * k),
-        "diag": lambda: np.array([np.diag(row) for row in covariances]),
-        "spherical": lambda: np.array([value * np.eye(d) for value in covariances]),
-        "tied_diag": lambda: np.array([np.diag(covariances)] * k),
-        "tied_spherical": lambda: np.array([covariances * np.eye(d)] * k),
-    }[covariance_type]()
+    return naive.unpacked(np.asarray(covariances), covariance_type, k, d)
 
 
 def log_joint(rows, parameters):
@@ -70,14 +63,7 @@ def random_covariances(rng, covariance_type, k, d):
     """Well conditioned covariances in scikit-learn's shape for the structure."""
     roots = rng.normal(size=(k, d, d)) * 0.4
     matrices = roots @ roots.swapaxes(1, 2) + np.eye(d) * rng.uniform(0.5, 1.5, size=(k, 1, 1))
-    return {
-        "full": lambda: matrices,
-        "tied": lambda: matrices[0],
-        "diag": lambda: np.array([np.diag(matrix) for matrix in matrices]),
-        "spherical": lambda: np.array([matrix[0, 0] for matrix in matrices]),
-        "tied_diag": lambda: np.diag(matrices[0]).copy(),
-        "tied_spherical": lambda: np.asarray(matrices[0, 0, 0]),
-    }[covariance_type]()
+    return np.array(naive.packed(matrices, covariance_type))
 
 
 def statistics_of(structure, rows, responsibilities):
@@ -119,8 +105,7 @@ def assert_naive(found, rows, responsibilities, covariance_type="full", *, rtol=
 
 def theta_of(parameters):
     """Parameters as the oracles hold them."""
-    covariances = np.asarray(parameters.covariances)
-    full = naive.unpacked(covariances, parameters.covariance_type, *parameters.means.shape)
+    full = full_covariances(parameters.covariances, parameters.covariance_type, *parameters.means.shape)
     return naive.Theta(parameters.weights, parameters.means, full)
 
 
