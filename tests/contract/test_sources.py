@@ -39,7 +39,7 @@ def expected_rows(made, chunk_rows=None):
     return [made.rows[start:stop] for start, stop in pairwise(bounds)]
 
 
-def test_it_says_what_it_is(made):
+def test_it_says_what_it_is_where_chunks_lie_and_which_tasks_they_need(made):
     source, chunks = made.source, range(len(made.chunk_rows))
     assert (source.shape, source.dtype) == (made.rows.shape, made.rows.dtype)
     assert source.chunk_rows == made.chunk_rows
@@ -47,6 +47,15 @@ def test_it_says_what_it_is(made):
     assert all(bool(source.references(chunk)) is made.graph for chunk in chunks)
     assert bool(source.graph(list(chunks))) is made.graph
     assert not source.graph([])
+    ranges = chunk_ranges(source.chunk_rows)
+    assert all(found == chunk_range(source, chunk) for chunk, found in ranges.items())
+    rows = np.concatenate([made.rows[found.start : found.stop] for found in ranges.values()])
+    assert np.array_equal(rows, made.rows)
+    wanted, *others = chunks
+    graph = source.graph([wanted])
+    assert isinstance(graph, Mapping)
+    assert set(source.references(wanted)) <= set(graph)
+    assert not {key for chunk in others for key in source.references(chunk)} & set(graph)
 
 
 def test_places_are_those_of_the_chunks_that_hold_rows():
@@ -54,13 +63,6 @@ def test_places_are_those_of_the_chunks_that_hold_rows():
     assert ranges == {1: ChunkRange(1, 0, 4), 4: ChunkRange(4, 4, 23)}
     assert [chunk_range.n_rows for chunk_range in ranges.values()] == [4, 19]
     assert chunk_ranges(()) == chunk_ranges((0, 0)) == {}
-
-
-def test_the_places_of_a_source_hold_its_rows_once_and_in_order(made):
-    ranges = chunk_ranges(made.source.chunk_rows)
-    rows = np.concatenate([made.rows[found.start : found.stop] for found in ranges.values()])
-    assert np.array_equal(rows, made.rows)
-    assert all(found == chunk_range(made.source, chunk) for chunk, found in ranges.items())
 
 
 def test_load_gives_exactly_the_rows_and_counts_their_bytes(made):
@@ -80,14 +82,6 @@ def test_loads_side_by_side_give_and_count_the_same(made):
     expected = expected_rows(made)
     assert [size for _, size in loaded] == made.chunk_bytes * 4
     assert all(np.array_equal(rows, expected[chunk]) for chunk, (rows, _) in zip(chunks, loaded, strict=True))
-
-
-def test_the_graph_of_some_chunks_has_no_task_of_another_chunk(made):
-    wanted, *others = range(len(made.chunk_rows)) if len(made.chunk_rows) > 1 else (0,)
-    graph = made.source.graph([wanted])
-    assert isinstance(graph, Mapping)
-    assert set(made.source.references(wanted)) <= set(graph)
-    assert not {key for chunk in others for key in made.source.references(chunk)} & set(graph)
 
 
 @pytest.mark.parametrize("chunk_rows", CHUNKINGS, ids=lambda chunks: f"{len(chunks)} chunks")
