@@ -11,6 +11,7 @@ import dask
 import numpy as np
 import pytest
 from oracles import naive
+from references import theta_of
 
 from emtau_dask import GaussianMixture
 from emtau_dask.em import loop
@@ -80,20 +81,17 @@ def iterations():
         yield found
 
 
-def quiet_fit(X, n_components, *, sample_weight=None, **settings):
-    """Fit by one thread, without warnings."""
-    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+def quiet_fit(X, n_components, *, sample_weight=None, workers=None, **settings):
+    """Fit by one thread, or by so many of dask's, without warnings."""
+    config = {"scheduler": "threads", "num_workers": workers} if workers else {"scheduler": "synchronous"}
+    with warnings.catch_warnings(), dask.config.set(config):
         warnings.simplefilter("ignore")
         return GaussianMixture(n_components, **settings).fit(X, sample_weight=sample_weight)
 
 
 def log_likelihood(rows, weights, parameters):
     """Mean over (weighted) rows, written out; nats per row."""
-    covariances = naive.unpacked(
-        np.asarray(parameters.covariances), parameters.covariance_type, *parameters.means.shape
-    )
-    theta = naive.Theta(parameters.weights, parameters.means, covariances)
-    return float(np.average(naive.log_likelihoods(rows, theta), weights=weights))
+    return float(np.average(naive.log_likelihoods(rows, theta_of(parameters)), weights=weights))
 
 
 def seen(record):

@@ -1,5 +1,6 @@
 """The code blocks of README and documentation, and how each language is run."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -27,6 +28,15 @@ DIRECTIVE = re.compile(r"^\{[a-z-]+\}")
 MOST_SECONDS = 300
 """After which a block of shell counts as one that never ends."""
 NAME = re.compile(r"^# (\S+\.yaml)$")
+
+
+def script(name):
+    """A script of the documentation, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ def stored(path, chunk):
     return sum(file.stat().st_size for file in (path / "c" / str(chunk)).rglob("*") if file.is_file())
 
 
+def in_three(path, source, at="."):
+    """A source of three chunks of an array in a folder."""
+    return Made(source, (10, 10, 3), [stored(path / at, i) for i in range(3)])
+
+
 def numpy_array(path):
     return Made(as_source(ROWS, ndim=2, what="X"), (23,), decoded((23,)))
 
@@ -57,18 +62,18 @@ def npy_file(path):
 
 def zarr_array(path):
     array = write_zarr(path, chunks=(10, D))
-    return Made(as_source(array, ndim=2, what="X"), (10, 10, 3), [stored(path, i) for i in range(3)])
+    return in_three(path, as_source(array, ndim=2, what="X"))
 
 
 def zarr_path(path):
     write_zarr(path, chunks=(10, D))
-    return Made(open_source(str(path)), (10, 10, 3), [stored(path, i) for i in range(3)])
+    return in_three(path, open_source(str(path)))
 
 
 def zarr_group_member(path):
     zarr.create_group(path)
     write_zarr(path / "X", chunks=(10, D))
-    return Made(open_source(str(path)), (10, 10, 3), [stored(path / "X", i) for i in range(3)])
+    return in_three(path, open_source(str(path)), "X")
 
 
 def zarr_format_2(path):
@@ -84,7 +89,7 @@ def sharded_zarr(path):
 
 def feature_split_zarr(path):
     array = write_zarr(path, chunks=(10, 2))
-    return Made(as_source(array, ndim=2, what="X"), (10, 10, 3), [stored(path, i) for i in range(3)])
+    return in_three(path, as_source(array, ndim=2, what="X"))
 
 
 def zarr_with_chunks_never_written(path):
@@ -108,18 +113,18 @@ def zarr_read_across_its_chunks(path):
 def plain_from_zarr(path):
     write_zarr(path, chunks=(10, D))
     array = da.from_zarr(str(path))
-    return Made(as_source(array, ndim=2, what="X"), (10, 10, 3), [stored(path, i) for i in range(3)])
+    return in_three(path, as_source(array, ndim=2, what="X"))
 
 
 def plain_from_zarr_inline(path):
     write_zarr(path, chunks=(10, D))
     array = da.from_zarr(str(path), inline_array=True)
-    return Made(as_source(array, ndim=2, what="X"), (10, 10, 3), [stored(path, i) for i in range(3)])
+    return in_three(path, as_source(array, ndim=2, what="X"))
 
 
 def plain_from_array_of_zarr(path):
     array = da.from_array(write_zarr(path, chunks=(10, D)), chunks=(10, D))
-    return Made(as_source(array, ndim=2, what="X"), (10, 10, 3), [stored(path, i) for i in range(3)])
+    return in_three(path, as_source(array, ndim=2, what="X"))
 
 
 def write_parquet(path, rows, row_group_size):

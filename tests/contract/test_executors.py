@@ -12,6 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from passes import Recorder, joined
 from processes import pool_of_two
 
 from emtau_dask.data.dask_arrays import GraphSource
@@ -54,17 +55,6 @@ def executor(request):
         yield choose_executor()
 
 
-class Recorder(SilentObserver):
-    def __init__(self):
-        self.stages, self.done = [], []
-
-    def stage(self, name, chunks):
-        self.stages.append((name, chunks))
-
-    def chunks_done(self, count):
-        self.done.append(count)
-
-
 def run(executor, task, items, merge=None, *, sources=(), observer=None, **options):
     work = Pass(task, merge or partial(reduce, add), sources, items, "test", "a stage", **options)
     return executor.map_reduce(work, observer or SilentObserver())
@@ -76,10 +66,6 @@ def third_of(item, *blocks):
 
 def name_of(item, *blocks):
     return str(item)
-
-
-def joined(parts):
-    return f"({' '.join(parts)})"
 
 
 def sums_by_hand(values):
@@ -105,14 +91,12 @@ def test_results_merge_in_the_order_of_their_chunks_whatever_they_cost(executor)
         assert run(executor, name_of, items, joined, costs=costs) == "(((0 1) (9 10)) 64)"
 
 
-def test_no_chunks_have_no_result(executor):
-    assert run(executor, third_of, {}) is None
-
-
 def test_a_task_gets_its_item_and_the_blocks_of_its_chunk(executor):
-    source = GraphSource(da.from_array(np.arange(8.0).reshape(4, 2), chunks=((1, 3), (1, 1))) + 1)
-    found = run(executor, blocks_of, {0: 0, 1: 1}, partial(reduce, add), sources=[NO_SOURCE, source])
-    assert found == ["0: [] [1.0, 2.0]", "1: [] [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]"]
+    array = da.from_array(np.arange(12.0).reshape(6, 2), chunks=((1, 0, 2, 3), (1, 1)))
+    found = run(
+        executor, blocks_of, {0: 0, 2: 2}, partial(reduce, add), sources=[NO_SOURCE, GraphSource(array + 1)]
+    )
+    assert found == ["0: [] [1.0, 2.0]", "2: [] [3.0, 4.0, 5.0, 6.0]"]
 
 
 def blocks_of(item, nothing, blocks):
@@ -128,8 +112,9 @@ def fail_at_three(item):
 @and_processes_of_the_pass
 def test_an_error_of_a_task_comes_out_as_it_is_and_the_next_pass_runs(executor):
     items = {chunk: chunk for chunk in range(6)}
-    with pytest.raises(InvalidDataError, match=r"^chunk 3 cannot be used$"):
-        run(executor, fail_at_three, items, costs=dict.fromkeys(items, 2.0**30))
+    for costs in (None, dict.fromkeys(items, 2.0**30)):
+        with pytest.raises(InvalidDataError, match=r"^chunk 3 cannot be used$"):
+            run(executor, fail_at_three, items, costs=costs)
     assert run(executor, third_of, {0: 0}) == third_of(0)
 
 
@@ -219,11 +204,13 @@ def test_it_says_where_tasks_run(executor):
 
 
 def test_the_observer_hears_of_the_stage_and_of_every_chunk(executor):
-    observer = Recorder()
-    run(executor, third_of, {chunk: chunk for chunk in range(30)}, observer=observer)
-    assert observer.stages == [("a stage", 30)]
-    if executor.client is None:  # a cluster's tasks are told of when they are all done, or not at all
-        assert sum(observer.done) == 30
+    for n in (0, 1, 30):
+        observer = Recorder()
+        found = run(executor, third_of, {chunk: chunk for chunk in range(n)}, observer=observer)
+        assert observer.stages == [("a stage", n)]
+        if executor.client is None:  # a cluster's tasks are told of when they are all done, or not at all
+            assert sum(observer.done) == n
+        assert (found is None) is (n == 0)
 
 
 def thread_of(item):

@@ -39,16 +39,23 @@ def expected_rows(made, chunk_rows=None):
     return [made.rows[start:stop] for start, stop in pairwise(bounds)]
 
 
-def test_it_says_its_shape(made):
-    assert made.source.shape == made.rows.shape
-
-
-def test_it_says_its_dtype(made):
-    assert made.source.dtype == made.rows.dtype
-
-
-def test_it_says_its_chunks(made):
-    assert made.source.chunk_rows == made.chunk_rows
+def test_it_says_what_it_is_where_chunks_lie_and_which_tasks_they_need(made):
+    source, chunks = made.source, range(len(made.chunk_rows))
+    assert (source.shape, source.dtype) == (made.rows.shape, made.rows.dtype)
+    assert source.chunk_rows == made.chunk_rows
+    assert source.addressable is not made.graph
+    assert all(bool(source.references(chunk)) is made.graph for chunk in chunks)
+    assert bool(source.graph(list(chunks))) is made.graph
+    assert not source.graph([])
+    ranges = chunk_ranges(source.chunk_rows)
+    assert all(found == chunk_range(source, chunk) for chunk, found in ranges.items())
+    rows = np.concatenate([made.rows[found.start : found.stop] for found in ranges.values()])
+    assert np.array_equal(rows, made.rows)
+    wanted, *others = chunks
+    graph = source.graph([wanted])
+    assert isinstance(graph, Mapping)
+    assert set(source.references(wanted)) <= set(graph)
+    assert not {key for chunk in others for key in source.references(chunk)} & set(graph)
 
 
 def test_places_are_those_of_the_chunks_that_hold_rows():
@@ -58,31 +65,14 @@ def test_places_are_those_of_the_chunks_that_hold_rows():
     assert chunk_ranges(()) == chunk_ranges((0, 0)) == {}
 
 
-def test_the_places_of_a_source_hold_its_rows_once_and_in_order(made):
-    ranges = chunk_ranges(made.source.chunk_rows)
-    rows = np.concatenate([made.rows[found.start : found.stop] for found in ranges.values()])
-    assert np.array_equal(rows, made.rows)
-    assert all(found == chunk_range(made.source, chunk) for chunk, found in ranges.items())
-
-
-def test_load_gives_exactly_the_rows(made):
-    for chunk, expected in enumerate(expected_rows(made)):
-        rows, _ = load(made.source, chunk)
-        assert np.array_equal(rows, expected), chunk
-
-
-def test_load_gives_the_dtype(made):
-    assert {load(made.source, chunk)[0].dtype for chunk in range(len(made.chunk_rows))} == {made.rows.dtype}
-
-
-def test_bytes_read_are_the_stored_ones_or_decoded_ones_of_a_graph(made):
-    assert [load(made.source, chunk)[1] for chunk in range(len(made.chunk_rows))] == made.chunk_bytes
-
-
-def test_loading_again_gives_and_counts_the_same(made):
-    first, second = load(made.source, 0), load(made.source, 0)
-    assert np.array_equal(first[0], second[0])
-    assert first[1] == second[1]
+def test_load_gives_exactly_the_rows_and_counts_their_bytes(made):
+    """The stored bytes, or the decoded ones of a graph; again, too, and by a reader that was sent."""
+    sent = pickle.loads(pickle.dumps(made.source.reader()))
+    for reader in (None, None, sent):
+        for chunk, expected in enumerate(expected_rows(made)):
+            rows, size = load(made.source, chunk, reader)
+            assert np.array_equal(rows, expected), chunk
+            assert (rows.dtype, size) == (made.rows.dtype, made.chunk_bytes[chunk]), chunk
 
 
 def test_loads_side_by_side_give_and_count_the_same(made):
@@ -94,52 +84,18 @@ def test_loads_side_by_side_give_and_count_the_same(made):
     assert all(np.array_equal(rows, expected[chunk]) for chunk, (rows, _) in zip(chunks, loaded, strict=True))
 
 
-def test_it_says_whether_tasks_read_chunks_by_themselves(made):
-    assert made.source.addressable is not made.graph
-
-
-def test_an_addressable_source_has_no_tasks_and_a_graph_has_references(made):
-    chunks = range(len(made.chunk_rows))
-    assert all(bool(made.source.references(chunk)) is made.graph for chunk in chunks)
-    assert bool(made.source.graph(list(chunks))) is made.graph
-
-
-def test_the_graph_of_some_chunks_has_no_task_of_another_chunk(made):
-    wanted, *others = range(len(made.chunk_rows)) if len(made.chunk_rows) > 1 else (0,)
-    graph = made.source.graph([wanted])
-    assert isinstance(graph, Mapping)
-    assert set(made.source.references(wanted)) <= set(graph)
-    assert not {key for chunk in others for key in made.source.references(chunk)} & set(graph)
-
-
-def test_no_chunks_have_no_tasks(made):
-    assert not made.source.graph([])
-
-
 @pytest.mark.parametrize("chunk_rows", CHUNKINGS, ids=lambda chunks: f"{len(chunks)} chunks")
-def test_aligned_gives_the_same_rows_in_other_chunks(made, chunk_rows):
+def test_aligned_gives_the_same_rows_in_other_chunks_and_leaves_the_source(made, chunk_rows):
     aligned = made.source.aligned(chunk_rows)
     assert aligned.chunk_rows == chunk_rows
     for chunk, expected in enumerate(expected_rows(made, chunk_rows)):
         assert np.array_equal(load(aligned, chunk)[0], expected), chunk
-
-
-def test_aligned_leaves_the_source_as_it_was(made):
-    made.source.aligned((23,))
     assert made.source.chunk_rows == made.chunk_rows
 
 
 def test_aligned_to_its_own_chunks_costs_nothing(made):
     aligned = made.source.aligned(made.chunk_rows)
     assert [load(aligned, chunk)[1] for chunk in range(len(made.chunk_rows))] == made.chunk_bytes
-
-
-def test_a_reader_travels_by_pickle(made):
-    reader = pickle.loads(pickle.dumps(made.source.reader()))
-    for chunk, expected in enumerate(expected_rows(made)):
-        rows, size = load(made.source, chunk, reader)
-        assert np.array_equal(rows, expected)
-        assert size == made.chunk_bytes[chunk]
 
 
 def test_a_reader_of_an_addressable_source_reads_any_place(made):

@@ -16,9 +16,10 @@ from counting import Reads
 from oracles import agree, starts
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
+from tiers import exhaustive_but
 from zarr.storage import LocalStore
 
-from emtau_dask import EMSampled, EMTau, GaussianMixture
+from emtau_dask import EMSampled, EMTau
 from emtau_dask.em import loop, sampling
 
 N, CHUNK = 6000, 500
@@ -43,12 +44,6 @@ def settings(case, **more):
     return {"n_components": 3, "tol": 0, "reg_covar": 0, "random_state": 0} | CASES[case] | more
 
 
-def by_threads(X, workers, case, **fit_options):
-    with warnings.catch_warnings(), dask.config.set(scheduler="threads", num_workers=workers):
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return GaussianMixture(**settings(case)).fit(X, **fit_options)
-
-
 @EVERY
 @pytest.mark.parametrize("source", ["dask", "zarr"])
 def test_threads_change_no_bit(tmp_path, case, source):
@@ -57,11 +52,11 @@ def test_threads_change_no_bit(tmp_path, case, source):
         X = zarr.create_array(tmp_path / "X.zarr", data=ROWS, chunks=(CHUNK, 2))
     one = bits_of(quiet_fit(X, **settings(case)))
     for workers in (1, 2, 4):
-        found = bits_of(by_threads(X, workers, case))
+        found = bits_of(quiet_fit(X, workers=workers, **settings(case)))
         assert [name for name in one if found[name] != one[name]] == [], workers
 
 
-@EVERY
+@pytest.mark.parametrize("case", exhaustive_but({"auto", "em-tau"}, CASES))
 def test_what_is_cached_changes_no_bit(tmp_path, case):
     """Rows in memory, in files, and read again each time."""
     X = zarr.create_array(tmp_path / "X.zarr", data=ROWS, chunks=(CHUNK, 2))
@@ -185,10 +180,7 @@ def test_threads_change_no_bit_of_a_gap_that_is_measured(tmp_path, algorithm):
     assert (model.stop_reason_, last.full_pass) == ("tol", True)
     assert last.active_rows > 1.2 * last.rows
     for workers in (2, 4):
-        with warnings.catch_warnings(), dask.config.set(scheduler="threads", num_workers=workers):
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            found = GaussianMixture(**options).fit(X)
-        assert bits_of(found) == bits_of(model)
+        assert bits_of(quiet_fit(X, workers=workers, **options)) == bits_of(model)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,12 +5,26 @@ import numpy as np
 import pytest
 import zarr
 from oracles import agree, cases, starts
+from tiers import exhaustive_but_each_value_once
 
-ODD = pytest.mark.parametrize("chunking", starts.CHUNKINGS[1:])
 BITS = ("weights_", "means_", "covariances_", "precisions_cholesky_", "lower_bounds_")
 
 
-def assert_same_fit(fit, data, case, chunking, covariance_type):
+CASES = [("small", case, chunking, "full") for case in cases.BUT_STAR for chunking in starts.CHUNKINGS[1:]]
+CASES += [
+    ("small", cases.TAU[1], chunking, covariance_type)
+    for chunking in ("zero-row-chunks", "ragged", "features-split")
+    for covariance_type in starts.COVARIANCE_TYPES[1:]
+]
+CASES += [("tall", case, "ragged", "full") for case in (cases.FULL, cases.TAU[1], cases.LAZY[0])]
+
+
+@pytest.mark.parametrize(
+    "which", exhaustive_but_each_value_once(CASES), ids=lambda which: "-".join(map(str, which))
+)
+def test_chunking_changes_nothing(fit, which):
+    """Small data under any chunking, in every structure; and many blocks."""
+    data, case, chunking, covariance_type = which
     X, k = starts.data(data)
     given = starts.start(X, k, covariance_type)
     options = {"covariance_type": covariance_type, "max_iter": 12}
@@ -20,23 +34,6 @@ def assert_same_fit(fit, data, case, chunking, covariance_type):
     assert counts[0] == counts[1]
     for array in ("weights_", "means_", "covariances_", "lower_bounds_"):
         assert agree.worst(getattr(split, array), getattr(whole, array)) <= 1e-10, array
-
-
-@ODD
-@pytest.mark.parametrize("case", cases.BUT_STAR, ids=str)
-def test_chunking_changes_nothing(fit, case, chunking):
-    assert_same_fit(fit, "small", case, chunking, "full")
-
-
-@pytest.mark.parametrize("chunking", ["zero-row-chunks", "ragged", "features-split"])
-@pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES[1:])
-def test_chunking_changes_nothing_in_other_structures(fit, covariance_type, chunking):
-    assert_same_fit(fit, "small", cases.TAU[1], chunking, covariance_type)
-
-
-@pytest.mark.parametrize("case", [cases.FULL, cases.TAU[1], cases.LAZY[0]], ids=str)
-def test_chunking_changes_nothing_with_many_blocks(fit, case):
-    assert_same_fit(fit, "tall", case, "ragged", "full")
 
 
 @pytest.mark.parametrize("source", ["dask", "zarr"])

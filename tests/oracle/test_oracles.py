@@ -6,8 +6,10 @@ from oracles import agree, cases, extended, naive, policies, starts
 from oracles.linear import inverse
 from scipy.stats import multivariate_normal
 from sklearn.mixture import GaussianMixture
+from tiers import exhaustive_but
 
 LONG_ENOUGH = pytest.mark.skipif(not extended.EXTENDED, reason="longdouble is only a double on this platform")
+EVERY = pytest.mark.parametrize("case", exhaustive_but(set(cases.ONE_EACH), cases.ALL), ids=str)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -24,7 +26,7 @@ def test_naive_full_em_is_scikit_learns(covariance_type, name):
     )
 
 
-@pytest.mark.parametrize("case", cases.ALL, ids=str)
+@EVERY
 def test_partial_passes_with_every_row_active_are_full_em(case):
     X, k = starts.data("overlapping")
     given = starts.start(X, k, "full")
@@ -33,7 +35,7 @@ def test_partial_passes_with_every_row_active_are_full_em(case):
 
 
 @LONG_ENOUGH
-@pytest.mark.parametrize("case", cases.ALL, ids=str)
+@EVERY
 def test_extended_precision_takes_the_same_path(case):
     X, k = starts.data("overlapping")
     given = starts.start(X, k, "full")
@@ -75,7 +77,7 @@ def test_free_energy_with_fresh_responsibilities_is_the_log_likelihood():
 
 
 @pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
-@pytest.mark.parametrize("case", cases.ALL, ids=str)
+@EVERY
 def test_free_energy_never_falls(case, covariance_type):
     X, k = starts.data("separated")
     run = naive.fit(X, starts.start(X, k, covariance_type), case.oracle(), covariance_type=covariance_type)

@@ -3,12 +3,23 @@
 import numpy as np
 import pytest
 from oracles import agree, cases, starts
+from tiers import exhaustive_but
 
 ALGORITHMS = pytest.mark.parametrize("case", cases.ALL, ids=str)
 STRUCTURES = pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
 
 
-def assert_same(model, run):
+ONE_EACH = pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+
+
+def assert_same(fit, name, case, covariance_type="full", *, given=None, chunking="one-chunk", **options):
+    """The fit to named data is the oracle's, from a start or from ``given`` responsibilities."""
+    X, k = starts.data(name)
+    given = starts.start(X, k, covariance_type) if given is None else given(len(X), k)
+    options["covariance_type"] = covariance_type
+    chunks = None if chunking == "one-chunk" else starts.row_chunks(len(X), chunking)
+    run = agree.oracle_run(X, given, case, chunks=chunks, **options)
+    model = fit(starts.chunked(X, chunking), given, case, **options)
     assert [record.active_rows for record in model.history_] == run.counts
     agree.assert_parameters(model, run)
     assert np.max(np.abs(np.array(model.lower_bounds_) - run.bounds)) <= 1e-9
@@ -18,58 +29,40 @@ def assert_same(model, run):
 @STRUCTURES
 @ALGORITHMS
 def test_same_active_counts_and_parameters(fit, case, covariance_type):
-    X, k = starts.data("overlapping")
-    given = starts.start(X, k, covariance_type)
-    run = agree.oracle_run(X, given, case, covariance_type=covariance_type)
-    assert_same(fit(starts.chunked(X, "one-chunk"), given, case, covariance_type=covariance_type), run)
+    assert_same(fit, "overlapping", case, covariance_type)
 
 
-@pytest.mark.parametrize(
-    ("case", "chunking"),
-    [(case, "ragged") for case in cases.ALL]
-    + [(case, chunking) for case in cases.ONE_EACH for chunking in ("zero-row-chunks", "features-split")],
-    ids=str,
-)
+@pytest.mark.parametrize("chunking", ["ragged", "zero-row-chunks", "features-split"])
+@pytest.mark.parametrize("case", exhaustive_but({*cases.ONE_EACH, cases.STAR[1]}, cases.ALL), ids=str)
 def test_same_with_several_chunks(fit, case, chunking):
-    X, k = starts.data("overlapping")
-    given = starts.start(X, k, "full")
-    run = agree.oracle_run(X, given, case, chunks=starts.row_chunks(len(X), chunking))
-    assert_same(fit(starts.chunked(X, chunking), given, case), run)
+    assert_same(fit, "overlapping", case, chunking=chunking)
 
 
-@pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+@ONE_EACH
 def test_same_with_reg_covar(fit, case):
-    X, k = starts.data("separated")
-    given = starts.start(X, k, "full")
-    run = agree.oracle_run(X, given, case, reg_covar=0.05)
-    assert_same(fit(starts.chunked(X, "one-chunk"), given, case, reg_covar=0.05), run)
+    assert_same(fit, "separated", case, reg_covar=0.05)
 
 
 @STRUCTURES
-@pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+@ONE_EACH
 def test_same_on_separated_components(fit, case, covariance_type):
-    X, k = starts.data("separated")
-    given = starts.start(X, k, covariance_type)
-    run = agree.oracle_run(X, given, case, covariance_type=covariance_type)
-    assert_same(fit(starts.chunked(X, "one-chunk"), given, case, covariance_type=covariance_type), run)
+    assert_same(fit, "separated", case, covariance_type)
 
 
 @pytest.mark.parametrize("name", ["one-feature", "one-component", "tall"])
-@pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+@ONE_EACH
 def test_same_on_other_shapes(fit, case, name):
-    X, k = starts.data(name)
-    given = starts.start(X, k, "full")
-    run = agree.oracle_run(X, given, case)
-    assert_same(fit(starts.chunked(X, "one-chunk"), given, case), run)
+    assert_same(fit, name, case)
+
+
+def responsibilities(n, k):
+    return np.random.default_rng(4).dirichlet(np.ones(k), n)
 
 
 @STRUCTURES
-@pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+@ONE_EACH
 def test_same_from_given_responsibilities(fit, case, covariance_type):
-    X, k = starts.data("separated")
-    given = np.random.default_rng(4).dirichlet(np.ones(k), len(X))
-    run = agree.oracle_run(X, given, case, covariance_type=covariance_type)
-    assert_same(fit(starts.chunked(X, "one-chunk"), given, case, covariance_type=covariance_type), run)
+    assert_same(fit, "separated", case, covariance_type, given=responsibilities)
 
 
 @pytest.mark.parametrize(

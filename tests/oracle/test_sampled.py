@@ -151,6 +151,21 @@ class ToTheMost(EMSampled):
         return super().schedule(replace(summary, gap_at_reset=np.nan))
 
 
+def fitted(policy, max_iter=6, *, covariance_type="full", chunking="ragged", **settings):
+    """The fit without regularisation that goes on to its limit, and its iterations."""
+    settings = {"tol": 0, "reg_covar": 0} | starts.start(ROWS, K, covariance_type) | settings
+    with iterations() as made:
+        model = quiet_fit(
+            starts.chunked(ROWS, chunking),
+            K,
+            algorithm=policy,
+            covariance_type=covariance_type,
+            max_iter=max_iter,
+            **settings,
+        )
+    return model, made
+
+
 def one_cycle(covariance_type, share, most, *, weighted):
     """The oracle's run and the package's fit of a full pass, partial passes, and a full pass."""
     s = np.random.default_rng(1).uniform(0.2, 3, N) if weighted else np.ones(N)
@@ -160,19 +175,9 @@ def one_cycle(covariance_type, share, most, *, weighted):
     again = run.theta
     run.cycle(drawn, factors, held, left)
     run.full(before=bound, again=again)
-    with iterations() as made:
-        model = quiet_fit(
-            starts.chunked(ROWS, "ragged"),
-            K,
-            covariance_type=covariance_type,
-            algorithm=ToTheMost(share=share, most=most),
-            acceleration=None,
-            tol=0,
-            reg_covar=0,
-            max_iter=most + 2,
-            sample_weight=s if weighted else None,
-            **start,
-        )
+    policy, options = ToTheMost(share=share, most=most), {"covariance_type": covariance_type}
+    sample_weight = s if weighted else None
+    model, made = fitted(policy, most + 2, acceleration=None, sample_weight=sample_weight, **options)
     compared(model, made, run)
     agree.assert_parameters(model, packed(run, covariance_type), LIMIT)
     return run
@@ -205,17 +210,8 @@ def test_three_cycles_are_those_of_sums_over_all_rows():
         drawn, factors, held, left, _, _ = run.full()
         run.cycle(drawn, factors, held, left)
     run.full()
-    with iterations() as made:
-        model = quiet_fit(
-            starts.chunked(ROWS, "zero-row-chunks"),
-            K,
-            algorithm=ToTheMost(share=0.5, most=3),
-            acceleration=None,
-            tol=0,
-            reg_covar=0,
-            max_iter=13,
-            **start,
-        )
+    policy = ToTheMost(share=0.5, most=3)
+    model, made = fitted(policy, 13, chunking="zero-row-chunks", acceleration=None)
     assert (
         np.diff([bound for one, bound in zip(made, run.bounds, strict=True) if one.record.full_pass]).min()
         > 0
@@ -251,22 +247,6 @@ class Halves:
     def schedule(self, summary):
         all_next = summary.since_reset > self.most
         return Schedule(NextPass.ALL if all_next else NextPass.ACTIVE, test_tol=summary.full_pass)
-
-
-def fitted(policy, max_iter=6, **settings):
-    start = starts.start(ROWS, K, "full")
-    with iterations() as made:
-        model = quiet_fit(
-            starts.chunked(ROWS, "ragged"),
-            K,
-            algorithm=policy,
-            tol=0,
-            reg_covar=0,
-            max_iter=max_iter,
-            **start,
-            **settings,
-        )
-    return model, made
 
 
 class NaiveHalves(NaiveSampled):

@@ -18,55 +18,38 @@ def judge(X, k, covariance_type, given):
         return GaussianMixture(k, covariance_type=covariance_type, tol=0, max_iter=25, **given).fit(X)
 
 
-def assert_same(model, expected):
-    errors = {name: agree.worst(getattr(model, name), getattr(expected, name)) for name in ARRAYS}
+def assert_same(fit, name, covariance_type, stored):
+    """The fit to what ``stored`` makes of named data is scikit-learn's to them."""
+    X, k = starts.data(name)
+    given = starts.start(X, k, covariance_type)
+    model = fit(stored(X), given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6)
+    expected = judge(X, k, covariance_type, given)
+    errors = {array: agree.worst(getattr(model, array), getattr(expected, array)) for array in ARRAYS}
     assert max(errors.values()) <= 1e-9, errors
+    assert model.lower_bound_ == pytest.approx(expected.lower_bound_, rel=1e-11)
 
 
 @pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 @pytest.mark.parametrize(
     "name", ["overlapping", "separated", "one-feature", "one-component", "tall", "wide", "far-out"]
 )
-def test_parameters(fit, name, covariance_type):
-    X, k = starts.data(name)
-    given = starts.start(X, k, covariance_type)
-    model = fit(
-        starts.chunked(X, "ragged"), given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6
-    )
-    assert_same(model, judge(X, k, covariance_type, given))
+def test_parameters_and_bound(fit, name, covariance_type):
+    assert_same(fit, name, covariance_type, lambda X: starts.chunked(X, "ragged"))
 
 
 @pytest.mark.parametrize("chunking", starts.CHUNKINGS)
 @pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 def test_parameters_under_odd_chunkings(fit, covariance_type, chunking):
-    X, k = starts.data("small")
-    given = starts.start(X, k, covariance_type)
-    model = fit(
-        starts.chunked(X, chunking), given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6
-    )
-    assert_same(model, judge(X, k, covariance_type, given))
+    assert_same(fit, "small", covariance_type, lambda X: starts.chunked(X, chunking))
 
 
 @pytest.mark.parametrize("source", ["numpy", "zarr"])
 @pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
 def test_parameters_from_other_sources(fit, tmp_path, covariance_type, source):
-    X, k = starts.data("overlapping")
-    given = starts.start(X, k, covariance_type)
-    stored = X
-    if source == "zarr":
-        stored = zarr.create_array(tmp_path / "X.zarr", data=X, chunks=(100, 2))
-    model = fit(stored, given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6)
-    assert_same(model, judge(X, k, covariance_type, given))
+    def in_zarr(X):
+        return zarr.create_array(tmp_path / "X.zarr", data=X, chunks=(100, 2))
 
-
-@pytest.mark.parametrize("covariance_type", starts.SCIKIT_LEARN_TYPES)
-def test_lower_bound(fit, covariance_type):
-    X, k = starts.data("overlapping")
-    given = starts.start(X, k, covariance_type)
-    model = fit(
-        starts.chunked(X, "ragged"), given, cases.FULL, covariance_type=covariance_type, reg_covar=1e-6
-    )
-    assert model.lower_bound_ == pytest.approx(judge(X, k, covariance_type, given).lower_bound_, rel=1e-11)
+    assert_same(fit, "overlapping", covariance_type, in_zarr if source == "zarr" else np.asarray)
 
 
 @pytest.mark.parametrize(

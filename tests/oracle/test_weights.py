@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from oracles import agree, cases, naive, starts
 
-BUT_STAR = pytest.mark.parametrize("case", cases.BUT_STAR, ids=str)
-STRUCTURES = pytest.mark.parametrize("covariance_type", starts.COVARIANCE_TYPES)
+EVERY = pytest.mark.parametrize(
+    ("case", "covariance_type"),
+    [
+        *((case, "full") for case in cases.BUT_STAR),
+        *((cases.TAU[1], covariance_type) for covariance_type in starts.COVARIANCE_TYPES[1:]),
+    ],
+    ids=str,
+)
 
 
 def drawn(n, values):
@@ -15,7 +21,8 @@ def drawn(n, values):
     return weights
 
 
-def assert_zero_is_absent(fit, case, covariance_type):
+@EVERY
+def test_weight_zero_is_absent(fit, case, covariance_type):
     X, k = starts.data("overlapping")
     weights = drawn(len(X), [0.0, 1.0, 1.0])
     given = starts.start(X, k, covariance_type)
@@ -27,7 +34,8 @@ def assert_zero_is_absent(fit, case, covariance_type):
     agree.assert_parameters(model, run)
 
 
-def assert_integer_is_repeated(fit, case, covariance_type):
+@EVERY
+def test_integer_weights_are_repeated_rows(fit, case, covariance_type):
     X, k = starts.data("overlapping")
     weights = drawn(len(X), [1, 2, 3, 0])
     given = starts.start(X, k, covariance_type)
@@ -43,16 +51,6 @@ def assert_integer_is_repeated(fit, case, covariance_type):
     agree.assert_parameters(model, run)
 
 
-@BUT_STAR
-def test_weight_zero_is_absent(fit, case):
-    assert_zero_is_absent(fit, case, "full")
-
-
-@STRUCTURES
-def test_weight_zero_is_absent_in_every_structure(fit, covariance_type):
-    assert_zero_is_absent(fit, cases.TAU[1], covariance_type)
-
-
 def test_weight_zero_is_absent_from_em_stars_heaps(fit):
     X, k = starts.data("overlapping")
     weights = drawn(len(X), [0.0, 1.0, 1.0])
@@ -60,16 +58,6 @@ def test_weight_zero_is_absent_from_em_stars_heaps(fit):
     run = agree.oracle_run(X[weights > 0], given, cases.STAR[0])
     model = fit(starts.chunked(X, "one-chunk"), given, cases.STAR[0], sample_weight=weights)
     assert [r.active_rows for r in model.history_] == run.counts
-
-
-@BUT_STAR
-def test_integer_weights_are_repeated_rows(fit, case):
-    assert_integer_is_repeated(fit, case, "full")
-
-
-@STRUCTURES
-def test_integer_weights_are_repeated_rows_in_every_structure(fit, covariance_type):
-    assert_integer_is_repeated(fit, cases.TAU[1], covariance_type)
 
 
 @pytest.mark.parametrize("case", cases.ALL, ids=str)

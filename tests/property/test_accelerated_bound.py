@@ -5,6 +5,8 @@ and refused steps were between. Where rows are float32, what is reported is with
 log-likelihood of the parameters; see test_bound.py.
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from accelerated import few_rows_suffice, iterations, log_likelihood, quiet_fit
@@ -191,12 +193,19 @@ def test_every_part_is_switched_on():
     assert {one.kind for one in made} == {"given", "plain", "extrapolated", "cycle"}
 
 
-def test_where_a_sixteenth_is_too_few_rows_a_quarter_is_annealed():
-    X, _ = starts.mixture(600, 3, 2, separation=2.0, seed=7)
-    problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
+@contextmanager
+def annealed():
+    """Samples are too small for anything but annealing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
         patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
+        yield
+
+
+def test_where_a_sixteenth_is_too_few_rows_a_quarter_is_annealed():
+    X, _ = starts.mixture(600, 3, 2, separation=2.0, seed=7)
+    problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
+    with annealed():
         model, made = fitted("auto", problem, max_iter=200)
     assert {one.stage for one in made} >= {"annealed", "contest", "all rows"}
     exact = exact_bounds(problem, made)
@@ -209,13 +218,11 @@ def test_annealed_passes_are_not_counted_among_those_of_a_sample_nor_compared():
     """Their bounds are of flatter densities; the start that is chosen goes on from where it was."""
     X, _ = starts.mixture(600, 3, 2, separation=6.0, seed=7)
     problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
-        patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
+    with annealed():
         _, made = fitted("auto", problem, max_iter=200)
-    annealed = [one for one in made if one.stage == "annealed"]
-    assert annealed
-    for one in annealed:
+    flatter = [one for one in made if one.stage == "annealed"]
+    assert flatter
+    for one in flatter:
         assert one.state.progress.level_began == one.state.iteration
     after = [one for one in made if one.chosen and not one.record.full_pass]
     assert len(after) < 10
@@ -226,9 +233,7 @@ def test_annealing_that_is_cut_leaves_the_bound_of_all_rows_exact(max_iter):
     """The temperature is that of passes over samples alone."""
     X, _ = starts.mixture(600, 3, 2, separation=2.0, seed=7)
     problem = (starts.chunked(X, "ragged"), 3, "full", None, 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
-        patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
+    with annealed():
         model, made = fitted("auto", problem, max_iter=max_iter)
     assert max_iter < 3 or made[0].stage == "annealed"
     assert sum(one.record.full_pass for one in made) >= max_iter - max_iter // 2

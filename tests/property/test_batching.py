@@ -7,16 +7,16 @@ import cloudpickle
 import dask
 import numpy as np
 import pytest
+from counting import expected_batches
 from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from passes import run_pass
+from passes import expected_tree, joined, run_pass
 
 from emtau_dask.data.chunk import ChunkLoader
 from emtau_dask.data.opening import as_source
 from emtau_dask.data.source import ChunkRange
 from emtau_dask.em.task import EStepItem, EStepTask
-from emtau_dask.execution import graph as merge_tree
 from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.execution.graph import FAN_IN, batches_of
 from emtau_dask.kernels.dispatch import Kernels
@@ -25,34 +25,21 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import plan_kernel
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
-COSTS = st.dictionaries(
-    st.integers(0, 5000), st.floats(0, 2**24) | st.floats(0, 2**10), min_size=1, max_size=200
-)
-
-
-@settings(deadline=None)
-@given(COSTS)
-def test_every_chunk_is_in_one_batch_and_batches_are_whole_nodes_of_the_tree(costs):
-    batches = batches_of(costs)
-    assert [chunk for batch in batches for chunk in batch.chunks] == sorted(costs)
-    for batch in batches:
-        node = {chunk for chunk in costs if chunk // FAN_IN**batch.level == batch.number}
-        assert set(batch.chunks) == node
+NUMBERS = (st.integers(0, 2**24) | st.integers(0, 2**10)).map(float)
+COSTS = st.dictionaries(st.integers(0, 5000), NUMBERS, min_size=1, max_size=200)
 
 
 @settings(deadline=None)
 @given(COSTS, st.randoms())
-def test_batches_depend_on_nothing_but_the_costs(costs, random):
+def test_batches_are_the_uppermost_nodes_of_the_tree_that_are_small_enough(costs, random):
+    """Whatever the order in which chunks are told."""
     shuffled = list(costs.items())
     random.shuffle(shuffled)
-    assert batches_of(dict(shuffled)) == batches_of(costs)
-
-
-@settings(deadline=None)
-@given(COSTS)
-def test_batches_of_several_chunks_are_small(costs):
-    several = [batch for batch in batches_of(costs) if len(batch.chunks) > 1]
-    assert all(sum(costs[chunk] for chunk in batch.chunks) <= merge_tree.MAX_BATCH_COST for batch in several)
+    batches = batches_of(dict(shuffled))
+    assert batches == batches_of(costs)
+    assert [batch.chunks for batch in batches] == expected_batches(costs)
+    for batch in batches:
+        assert {chunk // FAN_IN**batch.level for chunk in batch.chunks} == {batch.number}
 
 
 class Ran(Callback):
@@ -78,9 +65,9 @@ def run(costs, task=lambda chunk, *blocks: np.float32(1) / np.float32(chunk + 3)
 @given(COSTS)
 def test_batching_changes_no_bit(costs):
     alone = dict.fromkeys(costs, 2.0**30)
-    joined = {"task": lambda chunk, *blocks: f"{chunk}", "merge": lambda parts: f"({' '.join(parts)})"}
     assert run(costs)[0].tobytes() == run(alone)[0].tobytes()
-    assert run(costs, **joined)[0] == run(alone, **joined)[0]
+    for each in (costs, alone):
+        assert run(each, lambda chunk, *blocks: str(chunk), joined)[0] == expected_tree(sorted(costs))
 
 
 def test_a_thousand_small_chunks_take_a_few_tasks():

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import scipy.linalg
+from tiers import exhaustive_but
 
 from emtau_dask.mixture.linalg import (
     add_squares,
@@ -17,6 +18,9 @@ from emtau_dask.mixture.linalg import (
 )
 
 SHAPES = [(1, 1), (1, 5), (7, 1), (300, 4), (33, 17), (20, 130)]
+EACH_SHAPE = pytest.mark.parametrize(
+    "shape", exhaustive_but({(1, 1), (7, 1), (33, 17), (20, 130)}, SHAPES), ids=str
+)
 
 
 def by_features(rows):
@@ -46,9 +50,9 @@ def triangle(rng, d):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("n", "d"), SHAPES)
-def test_times_upper_is_the_product(n, d, layout):
-    rng = np.random.default_rng(n + d)
+@EACH_SHAPE
+def test_times_upper_is_the_product(shape, layout):
+    (n, d), rng = shape, np.random.default_rng(sum(shape))
     rows, (upper, with_rest) = rng.normal(size=(n, d)), triangle(rng, d)
     found = layout(rows.copy())
     times_upper(found, with_rest)
@@ -56,9 +60,9 @@ def test_times_upper_is_the_product(n, d, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("n", "d"), SHAPES)
-def test_upper_solution_is_that_of_scipy(n, d, layout):
-    rng = np.random.default_rng(n + d)
+@EACH_SHAPE
+def test_upper_solution_is_that_of_scipy(shape, layout):
+    (n, d), rng = shape, np.random.default_rng(sum(shape))
     rows, upper = rng.normal(size=(n, d)), np.triu(rng.normal(size=(d, d)) / d) + np.eye(d)
     with_rest = np.where(np.tri(d, k=-1, dtype=bool), np.nan, upper)
     found = layout(rows.copy())
@@ -68,9 +72,9 @@ def test_upper_solution_is_that_of_scipy(n, d, layout):
 
 
 @pytest.mark.parametrize("layout", [np.ascontiguousarray, among_others])
-@pytest.mark.parametrize(("n", "d"), SHAPES)
-def test_upper_times_is_the_product(n, d, layout):
-    rng = np.random.default_rng(n + d)
+@EACH_SHAPE
+def test_upper_times_is_the_product(shape, layout):
+    (n, d), rng = shape, np.random.default_rng(sum(shape))
     columns, (upper, with_rest) = rng.normal(size=(d, n)), triangle(rng, d)
     found = layout(columns.copy())
     upper_times(layout(with_rest), found, scale=-2.0)
@@ -78,9 +82,9 @@ def test_upper_times_is_the_product(n, d, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("n", "d"), SHAPES)
-def test_add_squares_keeps_what_it_is_told_to_and_only_the_upper_triangle(n, d, layout):
-    rng = np.random.default_rng(n + d)
+@EACH_SHAPE
+def test_add_squares_keeps_what_it_is_told_to_and_only_the_upper_triangle(shape, layout):
+    (n, d), rng = shape, np.random.default_rng(sum(shape))
     rows, before = rng.normal(size=(n, d)), rng.normal(size=(d, d))
     above = np.triu_indices(d)
     for kept in (1.0, 0.25):

@@ -57,9 +57,10 @@ def test_these_are_the_shipped_configs() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_configs_are_valid(name: str) -> None:
+def test_shipped_configs_are_valid_and_survive_their_own_dump(name: str) -> None:
     config = load_config(CONFIGS / f"{name}.yaml")
     assert config.output.directory == f"runs/{name}"
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 def test_defaults_are_the_estimators(minimal: Path) -> None:
@@ -155,15 +156,47 @@ def test_compare_lists_algorithms_with_published_figures(minimal: Path) -> None:
     assert kmeans.published.means == (1.0, 2.5)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_config_survives_its_own_dump(name: str) -> None:
-    config = load_config(CONFIGS / f"{name}.yaml")
-    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+def test_no_checkpoint_and_threads_by_default(minimal: Path) -> None:
+    config = load_config(minimal)
+    assert (config.checkpoint.path, config.checkpoint.every) == (None, 1)
+    cluster = config.cluster
+    assert (cluster.scheduler, cluster.workers, cluster.threads) == ("threads", None, 1)
+    assert (cluster.memory_limit, cluster.tls) == (None, None)
+
+
+TLS = "cluster.tls={ca_file: a.pem, cert: b.pem, key: c.pem}"
 
 
 @pytest.mark.parametrize(
-    ("override", "parts"),
+    ("section", "overrides", "found"),
     [
+        ("checkpoint", ["path=run.zarr"], {"path": "run.zarr", "every": 1}),
+        ("checkpoint", ["path=s3://bucket/run", "every=5"], {"path": "s3://bucket/run", "every": 5}),
+        ("cluster", ["memory_limit=2GB"], {"scheduler": "threads", "memory_limit": "2GB"}),
+        (
+            "cluster",
+            ["scheduler=processes", "workers=3", "threads=2"],
+            {"scheduler": "processes", "workers": 3, "threads": 2},
+        ),
+        ("cluster", ["scheduler=tcp://a:8786"], {"scheduler": "tcp://a:8786", "workers": None}),
+        (
+            "cluster",
+            ["scheduler=tls://a:8786", TLS.removeprefix("cluster.")],
+            {"scheduler": "tls://a:8786", "tls": {"ca_file": "a.pem", "cert": "b.pem", "key": "c.pem"}},
+        ),
+    ],
+    ids=str,
+)
+def test_checkpoint_and_cluster_settings(
+    minimal: Path, section: str, overrides: list[str], found: dict[str, object]
+) -> None:
+    given = [f"{section}.{override}" for override in overrides]
+    content = getattr(load_config(minimal, given), section).model_dump()
+    assert {key: content[key] for key in found} == found
+
+
+REFUSED: dict[str, list[tuple[Any, ...]]] = {
+    "an unknown key": [
         ("model.n_componets=3", ["model.n_componets", "3", "nearest valid key is model.n_components"]),
         ("model.tol=0.5", ["model.tol", "0.5", "nearest valid key is stop.tol"]),
         ("modle.n_init=2", ["modle", "nearest valid key is model"]),
@@ -177,15 +210,7 @@ def test_a_config_survives_its_own_dump(name: str) -> None:
         ),
         ("algorithm.compare=[{name: em, tau: 3}]", ["algorithm.compare[0].tau", "em does not take it"]),
     ],
-)
-def test_an_unknown_key_names_the_nearest(minimal: Path, override: str, parts: list[str]) -> None:
-    message = refusal(minimal, override)
-    assert all(part in message for part in parts), message
-
-
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    [
+    "a wrong type": [
         ("model.n_components=ten", ["model.n_components = 'ten'", "an integer of at least 1"]),
         ("model.n_components='10'", ["model.n_components = '10'", "10 (without quotes)"]),
         ("model.n_components=true", ["model.n_components = True", "an integer"]),
@@ -198,15 +223,7 @@ def test_an_unknown_key_names_the_nearest(minimal: Path, override: str, parts: l
         ("stop=3", ["stop = 3", "stop.tol, stop.max_iter"]),
         ("algorithm.compare=3", ["algorithm.compare = 3", "a list"]),
     ],
-)
-def test_a_wrong_type_names_what_is_expected(minimal: Path, override: str, parts: list[str]) -> None:
-    message = refusal(minimal, override)
-    assert all(part in message for part in parts), message
-
-
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    [
+    "an impossible value": [
         ("model.n_components=0", ["model.n_components = 0", "nearest valid value is 1"]),
         ("stop.tol=-1", ["stop.tol = -1", "nearest valid value is 0"]),
         ("stop.tol=.nan", ["stop.tol = nan", "finite"]),
@@ -229,89 +246,29 @@ def test_a_wrong_type_names_what_is_expected(minimal: Path, override: str, parts
         ("model={n_components: 2, n_init: 2, init: {dirichlet_seed: 0}}", ["n_init=2", "init"]),
         ("output={labels: null, scores: true}", ["output", "labels"]),
     ],
-)
-def test_an_impossible_value_names_the_limit(minimal: Path, override: str, parts: list[str]) -> None:
-    message = refusal(minimal, override)
-    assert all(part in message for part in parts), message
-
-
-def test_no_checkpoint_and_threads_by_default(minimal: Path) -> None:
-    config = load_config(minimal)
-    assert (config.checkpoint.path, config.checkpoint.every) == (None, 1)
-    cluster = config.cluster
-    assert (cluster.scheduler, cluster.workers, cluster.threads, cluster.memory_limit, cluster.tls) == (
-        "threads",
-        None,
-        1,
-        None,
-        None,
-    )
-
-
-TLS = "cluster.tls={ca_file: a.pem, cert: b.pem, key: c.pem}"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "section", "found"),
-    [
-        (["checkpoint.path=run.zarr"], "checkpoint", {"path": "run.zarr", "every": 1}),
-        (
-            ["checkpoint={path: s3://bucket/run, every: 5}"],
-            "checkpoint",
-            {"path": "s3://bucket/run", "every": 5},
-        ),
-        (["cluster.memory_limit=2GB"], "cluster", {"scheduler": "threads", "memory_limit": "2GB"}),
-        (
-            ["cluster.scheduler=processes", "cluster.workers=3", "cluster.threads=2"],
-            "cluster",
-            {"scheduler": "processes", "workers": 3, "threads": 2},
-        ),
-        (
-            ["cluster.scheduler=tcp://localhost:8786"],
-            "cluster",
-            {"scheduler": "tcp://localhost:8786", "workers": None},
-        ),
-        (
-            ["cluster.scheduler=tls://localhost:8786", TLS],
-            "cluster",
-            {
-                "scheduler": "tls://localhost:8786",
-                "tls": {"ca_file": "a.pem", "cert": "b.pem", "key": "c.pem"},
-            },
-        ),
+    "checkpoint and cluster": [
+        ("cluster.scheduler=proceses", ["'proceses'", "nearest valid value is processes"]),
+        ("cluster.scheduler=udp://a:1", ["cluster.scheduler", "tcp://HOST:PORT"]),
+        ("cluster.memory_limit=lots", ["cluster.memory_limit = 'lots'", "2GB"]),
+        ("cluster.memory_limit=0", ["cluster.memory_limit = 0", "above 0"]),
+        ("cluster.workers=0", ["cluster.workers = 0", "nearest valid value is 1"]),
+        ("checkpoint.every=0", ["checkpoint.every = 0", "nearest valid value is 1"]),
+        ("checkpoint.path=3", ["checkpoint.path = 3", "'3'"]),
+        ("cluster.threads=2", ["cluster", "threads = 2", "processes"]),
+        ("cluster.scheduler=tcp://a:1", "cluster.workers=2", ["without workers", "tcp://a:1"]),
+        ("cluster.scheduler=tcp://a:1", "cluster.memory_limit=2GB", ["memory_limit", "tcp://a:1"]),
+        ("cluster.scheduler=tcp://a:1", TLS, ["without tls", "tls://HOST:PORT"]),
+        ("cluster.tls={ca_file: a.pem, cert: b.pem}", ["cluster.tls.key is missing"]),
     ],
-    ids=str,
-)
-def test_checkpoint_and_cluster_settings(
-    minimal: Path, overrides: list[str], section: str, found: dict[str, object]
-) -> None:
-    content = getattr(load_config(minimal, overrides), section).model_dump()
-    assert {key: content[key] for key in found} == found
+}
+"""One override or more, and what is said: the key, its value, and what comes nearest."""
 
 
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (["cluster.scheduler=proceses"], ["'proceses'", "nearest valid value is processes"]),
-        (["cluster.scheduler=udp://a:1"], ["cluster.scheduler", "tcp://HOST:PORT"]),
-        (["cluster.memory_limit=lots"], ["cluster.memory_limit = 'lots'", "2GB"]),
-        (["cluster.memory_limit=0"], ["cluster.memory_limit = 0", "above 0"]),
-        (["cluster.workers=0"], ["cluster.workers = 0", "nearest valid value is 1"]),
-        (["checkpoint.every=0"], ["checkpoint.every = 0", "nearest valid value is 1"]),
-        (["checkpoint.path=3"], ["checkpoint.path = 3", "'3'"]),
-        (["cluster.threads=2"], ["cluster", "threads = 2", "processes"]),
-        (["cluster.scheduler=tcp://a:1", "cluster.workers=2"], ["without workers", "tcp://a:1"]),
-        (["cluster.scheduler=tcp://a:1", "cluster.memory_limit=2GB"], ["memory_limit", "tcp://a:1"]),
-        (["cluster.scheduler=tcp://a:1", TLS], ["without tls", "tls://HOST:PORT"]),
-        (["cluster.tls={ca_file: a.pem, cert: b.pem}"], ["cluster.tls.key is missing"]),
-    ],
-    ids=str,
-)
-def test_impossible_checkpoint_and_cluster_settings(
-    minimal: Path, overrides: list[str], parts: list[str]
-) -> None:
-    message = refusal(minimal, *overrides)
-    assert all(part in message for part in parts), message
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_is_refused_with_what_comes_nearest(minimal: Path, kind: str) -> None:
+    for *overrides, parts in REFUSED[kind]:
+        message = refusal(minimal, *overrides)
+        assert all(part in message for part in parts), message
 
 
 def test_every_finding_is_reported(minimal: Path) -> None:

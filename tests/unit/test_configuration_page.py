@@ -1,39 +1,27 @@
 """The page of a config's keys says what the schema is."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
+from documentation import script
 
 from emtau_dask.config.schema import RunConfig
 from emtau_dask.config.sections import valid_keys
 from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.policies.registry import ALGORITHMS
 
-DOCS = Path(__file__).parents[2] / "docs"
+draw = script("draw_configuration")
 NOT_SHOWN = {"data.dataset_options.dataset"}
 """The schema adds it itself. Parameters of algorithms are shown once, not for comparisons again."""
 
 
 @pytest.fixture(scope="module")
-def draw():
-    spec = importlib.util.spec_from_file_location("draw_configuration", DOCS / "draw_configuration.py")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def rows(draw):
+def rows():
     found = re.findall(r"^\| `([\w.\[\]]+)`(.*) \|$", draw.page(), flags=re.MULTILINE)
     return {key: rest.split(" | ") for key, rest in found}
 
 
-def test_the_page_is_what_the_script_writes_now(draw):
+def test_the_page_is_what_the_script_writes_now():
     assert draw.PAGE.read_text(encoding="utf-8") == draw.page(), "run: python docs/draw_configuration.py"
 
 
@@ -56,7 +44,7 @@ def test_names_to_choose_from_are_listed(rows):
         assert f"`{name}`" in rows["algorithm.name"][3]
 
 
-def test_a_key_without_a_meaning_is_noticed(draw):
+def test_a_key_without_a_meaning_is_noticed():
     class Undocumented(RunConfig):
         pass
 

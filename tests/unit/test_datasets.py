@@ -135,12 +135,15 @@ def test_a_mixture_has_the_parameters_that_it_states(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.cov(rows.T), values(group, "true_covariances")[k], atol=0.08)
 
 
-@pytest.mark.parametrize("rows", [1, 99, 100, 101, BLOCK_ROWS, 2 * BLOCK_ROWS + 1])
-def test_every_chunk_of_a_mixture_is_reported(tmp_path: Path, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "chunk_rows"),
+    [(1, 100), (99, 100), (100, 100), (101, 100), (BLOCK_ROWS, 10_000), (2 * BLOCK_ROWS + 1, 10_000)],
+)
+def test_every_chunk_of_a_mixture_is_reported(tmp_path: Path, rows: int, chunk_rows: int) -> None:
     observer = CountingObserver()
-    options = MixtureOptions(rows=rows, features=1, components=1, chunk_rows=100)
+    options = MixtureOptions(rows=rows, features=1, components=1, chunk_rows=chunk_rows)
     make_dataset(options, tmp_path / "mixture.zarr", observer=observer)
-    assert observer.done == observer.expected == -(-rows // 100)
+    assert observer.done == observer.expected == -(-rows // chunk_rows)
 
 
 def test_a_mixture_larger_than_the_disk_is_refused(tmp_path: Path) -> None:

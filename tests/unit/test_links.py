@@ -1,15 +1,11 @@
 """Links: those of README and the like lead somewhere, and `docs/check_links.py` notices those that do not."""
 
-import importlib.util
-
 import pytest
-from documentation import DOCS, ROOT
+from documentation import DOCS, ROOT, script
 
 import emtau_dask
 
-SPEC = importlib.util.spec_from_file_location("check_links", DOCS / "check_links.py")
-check_links = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(check_links)
+check_links = script("check_links")
 
 
 def test_the_links_of_the_files_at_the_top_lead_to_files_and_headings():

@@ -46,20 +46,13 @@ def close(found, expected, limit=1e-13):
 
 
 @STRUCTURES
-def test_moments_of_statistics_are_sums_over_rows(covariance_type):
+def test_moments_of_statistics_are_sums_over_rows_and_lead_back_to_them(covariance_type):
     structure = structure_named(covariance_type)
     rows, responsibilities, origins, _ = draw()
-    found = MomentSpace(structure, origins).of(statistics_of(structure, rows, responsibilities))
+    statistics, space = statistics_of(structure, rows, responsibilities), MomentSpace(structure, origins)
+    found = space.of(statistics)
     close(found, naive_moments(rows, responsibilities, origins, covariance_type))
-
-
-@STRUCTURES
-def test_statistics_of_moments_of_statistics_are_the_same(covariance_type):
-    structure = structure_named(covariance_type)
-    rows, responsibilities, origins, _ = draw(seed=1)
-    statistics = statistics_of(structure, rows, responsibilities)
-    space = MomentSpace(structure, origins)
-    again = space.statistics(space.of(statistics))
+    again = space.statistics(found)
     for name in ("weights", "means", "scatter"):
         close(np.asarray(getattr(again, name)), getattr(statistics, name))
 
@@ -89,30 +82,16 @@ def test_moments_of_a_component_without_weight_are_no_statistics(covariance_type
 @STRUCTURES
 @pytest.mark.parametrize("signed", [False, True], ids=["positive", "signed"])
 def test_moved_moments_are_sums_about_the_new_origin(covariance_type, signed):
+    """Moved back they are those given, which are kept; nothing moves them to where they are."""
     structure = structure_named(covariance_type)
     rows, responsibilities, origins, others = draw(seed=2, signed=signed)
     moments = naive_moments(rows, responsibilities, origins, covariance_type).astype(np.float64)
+    given = moments.copy()
     found = MomentSpace(structure, origins).moved(moments, others)
     close(found, naive_moments(rows, responsibilities, others, covariance_type), limit=1e-12)
-
-
-@STRUCTURES
-def test_moments_moved_there_and_back_are_the_same_and_the_given_ones_are_kept(covariance_type):
-    structure = structure_named(covariance_type)
-    rows, responsibilities, origins, others = draw(seed=3, signed=True)
-    moments = naive_moments(rows, responsibilities, origins, covariance_type).astype(np.float64)
-    given = moments.copy()
-    there = MomentSpace(structure, origins).moved(moments, others)
-    close(MomentSpace(structure, others).moved(there, origins), given, limit=1e-12)
+    close(MomentSpace(structure, others).moved(found, origins), given, limit=1e-12)
+    np.testing.assert_array_equal(MomentSpace(structure, origins).moved(moments, origins), given)
     np.testing.assert_array_equal(moments, given)
-
-
-@STRUCTURES
-def test_moments_are_not_moved_to_where_they_are(covariance_type):
-    structure = structure_named(covariance_type)
-    rows, responsibilities, origins, _ = draw(seed=4, signed=True)
-    moments = naive_moments(rows, responsibilities, origins, covariance_type).astype(np.float64)
-    np.testing.assert_array_equal(MomentSpace(structure, origins).moved(moments, origins), moments)
 
 
 @STRUCTURES

@@ -11,14 +11,14 @@ import pytest
 import scipy.special
 from hypothesis import example, given
 from hypothesis import strategies as st
-from references import drawn, log_joint, naive_statistics, summed
+from references import drawn, log_joint, naive_statistics, room, summed
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
 from emtau_dask.em.memory import STATISTICS_KEPT
 from emtau_dask.kernels.dispatch import Kernels, TileKernel
 from emtau_dask.mixture.cutoff import UNSEEN, reach_of, reach_where_few
-from emtau_dask.mixture.estep import BlockKernel, MostProbable
+from emtau_dask.mixture.estep import BlockKernel
 from emtau_dask.mixture.linalg import precision_factors
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import block_bytes, plan_tiles
@@ -55,10 +55,6 @@ def rows_of(parameters, n, seed=1, noise=1.0):
     return parameters.means[owners] + (roots @ steps)[..., 0]
 
 
-def room(n):
-    return MostProbable(np.full(n, 255, np.uint8), np.full(n, np.nan))
-
-
 def kernel_of(parameters, n):
     kernel = Kernels(planned(parameters), compiled=True).made(n)
     assert isinstance(kernel, TileKernel)
@@ -80,37 +76,24 @@ def assert_equal(found, wanted):
 
 @pytest.mark.parametrize("spread", [0.5, 6.0])
 @pytest.mark.parametrize("n", LENGTHS)
-class TestAgainstNaiveSums:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_are_scored_and_summed_as_by_naive_sums(spread, n, weighted):
     """Of components that overlap and such as are apart, in blocks shorter and longer than a tile."""
-
-    def test_log_likelihoods_are_scipys(self, spread, n):
-        parameters = clusters(spread=spread)
-        rows = rows_of(parameters, n)
-        found = kernel_of(parameters, n).accumulate(rows)
-        expected = scipy.special.logsumexp(log_joint(rows, parameters), axis=1)
-        assert np.allclose(found.log_likelihoods, expected, rtol=1e-12)
-        assert np.isclose(found.total, expected.sum(), rtol=1e-12)
-        assert np.isclose(found.squared, (rows**2).sum(), rtol=1e-12)
-
-    def test_most_probable_components_follow_bayes_theorem(self, spread, n):
-        parameters = clusters(spread=spread)
-        rows, seen = rows_of(parameters, n), room(n)
-        kernel_of(parameters, n).accumulate(rows, None, seen)
-        expected = scipy.special.softmax(log_joint(rows, parameters), axis=1)
-        assert np.array_equal(seen.labels, expected.argmax(axis=1))
-        assert np.allclose(seen.largest, expected.max(axis=1), rtol=1e-11)
-
-    @pytest.mark.parametrize("weighted", [False, True])
-    def test_statistics_are_the_sums_over_rows(self, spread, n, weighted):
-        parameters = clusters(spread=spread)
-        rows = rows_of(parameters, n)
-        weights = np.random.default_rng(3).uniform(0, 3, n) if weighted else None
-        kernel = kernel_of(parameters, n)
-        kernel.accumulate(rows, weights)
-        responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
-        if weighted:
-            responsibilities = responsibilities * weights[:, np.newaxis]
-        assert_statistics(summed(kernel), rows, responsibilities)
+    parameters = clusters(spread=spread)
+    rows, seen, kernel = rows_of(parameters, n), room(n), kernel_of(parameters, n)
+    weights = np.random.default_rng(3).uniform(0, 3, n) if weighted else None
+    found, scores = kernel.accumulate(rows, weights, seen), log_joint(rows, parameters)
+    expected, responsibilities = (
+        of(scores, axis=1) for of in (scipy.special.logsumexp, scipy.special.softmax)
+    )
+    assert np.allclose(found.log_likelihoods, expected, rtol=1e-12)
+    assert np.isclose(found.total, expected.sum(), rtol=1e-12)
+    assert np.isclose(found.squared, (rows**2).sum(), rtol=1e-12)
+    assert np.array_equal(seen.labels, responsibilities.argmax(axis=1))
+    assert np.allclose(seen.largest, responsibilities.max(axis=1), rtol=1e-11)
+    if weighted:
+        responsibilities = responsibilities * weights[:, np.newaxis]
+    assert_statistics(summed(kernel), rows, responsibilities)
 
 
 @pytest.mark.parametrize(("k", "d"), [(8, 128), (4, 131), (2, 257)])
@@ -186,23 +169,18 @@ def test_of_a_block_with_a_value_that_is_not_finite_nothing_is_added():
     assert_equal(summed(kernel), summed(other))
 
 
-def test_rows_beyond_the_range_of_float32_are_scored():
+@pytest.mark.parametrize("value", [1e140, 1e160], ids=["beyond float32", "out of any reach"])
+def test_a_row_beyond_the_range_of_numbers_leaves_the_others_as_they_are(value):
     parameters = clusters()
     rows = rows_of(parameters, 100)
-    rows[17] = 1e140
+    rows[17] = value
     kernel, exact = kernel_of(parameters, 100), BlockKernel(plan_tiles(parameters).centred, 100)
-    found, wanted = kernel.accumulate(rows), exact.accumulate(rows, None, None)
-    assert np.allclose(found.log_likelihoods, wanted.log_likelihoods, rtol=1e-12)
-
-
-def test_a_row_out_of_any_reach_has_no_finite_log_likelihood():
-    parameters = clusters()
-    rows = rows_of(parameters, 100)
-    rows[17] = 1e160
     with np.errstate(over="ignore", invalid="ignore"):
-        found = kernel_of(parameters, 100).accumulate(rows)
-    assert np.isfinite(found.log_likelihoods).sum() == 99
-    assert not np.isfinite(found.total)
+        found, wanted = kernel.accumulate(rows), exact.accumulate(rows, None, None)
+    scored = np.isfinite(found.log_likelihoods)
+    assert np.flatnonzero(~scored).tolist() == ([] if value == 1e140 else [17])
+    assert np.allclose(found.log_likelihoods[scored], wanted.log_likelihoods[scored], rtol=1e-12)
+    assert np.isfinite(found.total) == scored.all()
 
 
 def spoil(buffers):
@@ -246,11 +224,9 @@ def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
 
 
 class TestChoice:
-    def test_components_that_are_apart_are_left_out_of_tiles(self):
-        assert plan_tiles(clusters(), chunk_rows=MANY_ROWS).reach is not None
-
-    def test_few_components_are_left_out_too_where_features_are_many(self):
-        assert plan_tiles(clusters(k=4, d=128), chunk_rows=MANY_ROWS).reach is not None
+    @pytest.mark.parametrize(("k", "d"), [(K, D), (4, 128)], ids=["many components", "many features"])
+    def test_components_that_are_apart_are_left_out_of_tiles(self, k, d):
+        assert plan_tiles(clusters(k, d), chunk_rows=MANY_ROWS).reach is not None
 
     @pytest.mark.parametrize(
         ("k", "d", "spread", "pays"),
@@ -298,16 +274,12 @@ class TestChoice:
         shrunk[3] *= 2.0**-21
         assert plan.again(replace(parameters, weights=shrunk)).exact
 
-    def test_the_centred_plan_leaves_nothing_out(self):
-        plan = planned(clusters())
+    def test_plans_travel_and_the_centred_one_leaves_nothing_out(self):
+        plan = pickle.loads(pickle.dumps(planned(clusters())))
+        assert np.array_equal(plan.reach.distances, planned(clusters()).reach.distances)
         assert not plan.exact
         assert plan.centred.exact
         assert plan.centred.reach is None
-
-    def test_plans_travel(self):
-        plan = pickle.loads(pickle.dumps(planned(clusters())))
-        assert plan.reach is not None
-        assert np.array_equal(plan.reach.distances, planned(clusters()).reach.distances)
 
 
 @pytest.mark.parametrize(("k", "d"), [(64, 32), (300, 8), (256, 16), (8, 128), (2, 300)])

@@ -10,18 +10,12 @@ import dask.array as da
 import numpy as np
 import pytest
 from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task, processed
-from passes import run_pass
+from passes import Recorder, expected_tree, joined, run_pass
 from processes import pool_of_two
 
 from emtau_dask.data.dask_arrays import GraphSource
-from emtau_dask.em.history import SilentObserver
-from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.execution.graph import batches_of
-
-
-def joined(parts):
-    return f"({' '.join(map(str, parts))})"
 
 
 def name_of(item, *blocks):
@@ -44,17 +38,6 @@ def batching(request):
             yield
 
 
-def expected_tree(chunks):
-    """Top down: split where numbers differ in their highest differing octal digit, and join the parts."""
-    if len(chunks) == 1:
-        return str(chunks[0])
-    width = 1
-    while len({chunk // (8 * width) for chunk in chunks}) > 1:
-        width *= 8
-    groups = sorted({chunk // width for chunk in chunks})
-    return joined(expected_tree([chunk for chunk in chunks if chunk // width == g]) for g in groups)
-
-
 @pytest.mark.parametrize(
     ("chunks", "tree"),
     [
@@ -75,22 +58,9 @@ def test_small_trees_by_hand(chunks, tree):
 
 
 @pytest.mark.usefixtures("batching")
-@pytest.mark.parametrize("n", [8, 9, 63, 64, 65, 150])
+@pytest.mark.parametrize("n", [63, 64, 65, 150])
 def test_the_tree_is_fixed_by_chunk_number(n):
     assert merged(list(range(n))) == expected_tree(list(range(n)))
-
-
-@pytest.mark.usefixtures("batching")
-@pytest.mark.parametrize("seed", range(5))
-def test_absent_chunks_leave_the_others_where_they_are(seed):
-    rng = np.random.default_rng(seed)
-    chunks = sorted(rng.choice(600, size=rng.integers(2, 80), replace=False).tolist())
-    assert merged(chunks) == expected_tree(chunks)
-
-
-@pytest.mark.usefixtures("batching")
-def test_the_order_in_which_chunks_are_given_does_not_matter():
-    assert merged([70, 3, 9, 1, 8]) == merged([1, 3, 8, 9, 70])
 
 
 @pytest.fixture(scope="module")
@@ -105,35 +75,6 @@ def scheduler(request):
     pool = request.getfixturevalue("pool") if request.param == "processes" else None
     with dask.config.set(scheduler=request.param, num_workers=2, pool=pool):
         yield
-
-
-@pytest.mark.usefixtures("batching", "scheduler")
-def test_the_tree_is_the_same_on_every_scheduler():
-    assert merged(list(range(20))) == expected_tree(list(range(20)))
-
-
-def test_no_chunks_have_no_result():
-    assert merged([]) is None
-
-
-def test_chunks_of_any_cost_merge_as_they_would_alone():
-    """Costs decide which chunks share a task, and no more: single chunks beside batches of several levels."""
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        chunks = sorted(rng.choice(900, size=rng.integers(2, 200), replace=False).tolist())
-        costs = {chunk: float(2 ** rng.uniform(0, 19)) for chunk in chunks}
-        assert merged(chunks, costs=costs) == expected_tree(chunks)
-
-
-def test_a_task_gets_the_item_and_the_blocks_of_its_own_chunk():
-    array = da.from_array(np.arange(12).reshape(6, 2), chunks=((1, 0, 2, 3), (1, 1)))
-
-    def task(item, blocks, nothing):
-        assert nothing == []
-        return f"{item}:{np.concatenate(blocks, axis=1).ravel().tolist()}"
-
-    found = merged([0, 2], task, [GraphSource(array + 0), NO_SOURCE], items=lambda chunk: f"item {chunk}")
-    assert found == "(item 0:[0, 1] item 2:[2, 3, 4, 5])"
 
 
 @pytest.mark.usefixtures("batching")
@@ -151,17 +92,6 @@ def test_items_and_results_are_handed_on_as_they_are():
     odd = {2: "emtau-pass", 3: ("emtau-test", 3), 4: (str, 5), 5: [2, 3], 70: {"emtau-test": 1}}
     found = run_pass(lambda item: [item], partial(reduce, add), [], odd)
     assert found == list(odd.values())
-
-
-@pytest.mark.usefixtures("batching")
-def test_an_error_of_a_task_comes_out_as_it_is():
-    def task(item):
-        if item == "3":
-            raise InvalidDataError(f"chunk {item} is bad")
-        return item
-
-    with pytest.raises(InvalidDataError, match=r"^chunk 3 is bad$"):
-        merged([2, 3, 4], task)
 
 
 def test_the_configured_scheduler_is_used():
@@ -217,23 +147,10 @@ def test_batches_by_hand(costs, batches):
     assert expected_batches(costs) == batches
 
 
-@pytest.mark.parametrize("scale", [0, 10, 15, 19, 23])
-@pytest.mark.parametrize("seed", range(4))
-def test_batches_are_the_uppermost_nodes_of_the_tree_that_are_small_enough(seed, scale):
-    rng = np.random.default_rng(seed)
-    chunks = sorted(rng.choice(700, size=rng.integers(2, 300), replace=False).tolist())
-    costs = {chunk: float(2 ** rng.uniform(0, scale)) for chunk in chunks}
-    assert [batch.chunks for batch in batches_of(costs)] == expected_batches(costs)
-
-
 def test_batches_are_named_after_their_node():
     costs = {0: 0.0, 1: 0.0, 8: 800_000.0, 9: 0.0, 70: 200_000.0, 71: 200_000.0, 80: 200_000.0}
     found = {(batch.level, batch.number): batch.chunks for batch in batches_of(costs)}
     assert found == {(1, 0): (0, 1), (0, 8): (8,), (0, 9): (9,), (1, 8): (70, 71), (0, 80): (80,)}
-
-
-def test_chunks_that_cost_much_are_not_put_together():
-    assert len(batches_of(dict.fromkeys(range(50), 2.0**21))) == 50
 
 
 def test_many_chunks_that_cost_little_still_are_work_for_many_workers():
@@ -256,27 +173,6 @@ def test_one_graph_among_the_sources_and_every_chunk_has_its_own_task(others):
     with dask.config.set(scheduler="synchronous"), Tasks() as tasks:
         merged(list(range(20)), sources=[*others, GraphSource(array + 0)])
     assert [chunks_of(keys, "emtau-test") for keys in tasks.ran] == [list(range(20))]
-
-
-class Recorder(SilentObserver):
-    def __init__(self):
-        self.stages, self.done = [], []
-
-    def stage(self, name, chunks):
-        self.stages.append((name, chunks))
-
-    def chunks_done(self, count):
-        assert self.stages
-        self.done.append(count)
-
-
-@pytest.mark.usefixtures("batching")
-@pytest.mark.parametrize("chunks", [[], [5], list(range(20)), list(range(100))], ids=len)
-def test_the_observer_hears_of_the_stage_and_of_every_chunk(chunks):
-    observer = Recorder()
-    merged(chunks, observer=observer)
-    assert observer.stages == [("a stage", len(chunks))]
-    assert sum(observer.done) == len(chunks)
 
 
 @pytest.mark.parametrize("chunks", [[5], list(range(20)), list(range(100))], ids=len)

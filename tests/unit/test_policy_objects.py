@@ -8,7 +8,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
-from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
+from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies.policy import RowArray
 from emtau_dask.policies.registry import ALGORITHMS, as_policy, matching_policy
@@ -34,35 +34,29 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "message"), IMPOSSIBLE, ids=lambda value: repr(value))
-def test_impossible_parameters_are_refused_with_value_and_limit(policy, message):
-    with pytest.raises(ConfigError, match=message):
-        policy.row_arrays(3, 100)
+def test_impossible_parameters_are_refused_with_value_and_limit():
+    for policy, message in IMPOSSIBLE:
+        with pytest.raises(ConfigError, match=message):
+            policy.row_arrays(3, 100)
 
 
-@pytest.mark.parametrize("policy", ALGORITHMS.values())
-def test_every_parameter_has_a_constraint_that_its_default_keeps(policy):
-    defaults = policy().get_params()
-    assert set(policy.constraints) == set(defaults)
-    assert all(policy.constraints[name].holds(value) for name, value in defaults.items())
+DEFAULTS = {
+    "em": (FullEM, {}),
+    "em-tau": (EMTau, {"tau": 20, "revisit": "on-empty"}),
+    "em-star": (EMStar, {"tail": "leaves", "every": 1}),
+    "em-lazy": (EMLazy, {"threshold": 0.99, "full_every": 5}),
+    "em-sampled": (EMSampled, EMSampled().get_params()),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("em", FullEM), ("em-tau", EMTau), ("em-star", EMStar), ("em-lazy", EMLazy)]
-)
-def test_names_stand_for_the_defaults(name, kind):
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_name_stands_for_defaults_that_keep_their_constraints(name):
+    kind, defaults = DEFAULTS[name]
     policy = as_policy(name)
-    assert type(policy) is kind
-    assert policy.get_params() == kind().get_params()
-
-
-def test_the_defaults_are_the_contracts():
-    assert [p().get_params() for p in (FullEM, EMTau, EMStar, EMLazy)] == [
-        {},
-        {"tau": 20, "revisit": "on-empty"},
-        {"tail": "leaves", "every": 1},
-        {"threshold": 0.99, "full_every": 5},
-    ]
+    assert (type(policy), policy.get_params()) == (kind, defaults)
+    assert ALGORITHMS[name] is kind
+    assert set(policy.constraints) == set(defaults)
+    assert all(policy.constraints[each].holds(value) for each, value in defaults.items())
 
 
 @pytest.mark.parametrize("algorithm", ["EM", "em_tau", None, 3, EMTau, ..., ["em"]], ids=repr)
@@ -90,16 +84,10 @@ OBJECTS = [FullEM(), EMTau(tau=7, revisit=3), EMStar(tail=0.5, every=2), EMLazy(
 
 
 @pytest.mark.parametrize("policy", OBJECTS, ids=repr)
-def test_clone_keeps_the_parameters(policy):
-    copy = clone(policy)
-    assert copy is not policy
-    assert (type(copy), copy.get_params()) == (type(policy), policy.get_params())
-
-
-@pytest.mark.parametrize("policy", OBJECTS, ids=repr)
-def test_pickle_keeps_the_parameters(policy):
-    copy = pickle.loads(pickle.dumps(policy))
-    assert (type(copy), copy.get_params()) == (type(policy), policy.get_params())
+def test_clones_and_pickles_keep_the_parameters(policy):
+    for copy in (clone(policy), pickle.loads(pickle.dumps(policy))):
+        assert copy is not policy
+        assert (type(copy), copy.get_params()) == (type(policy), policy.get_params())
 
 
 @pytest.mark.parametrize("algorithm", ["em-tau", EMTau()], ids=repr)

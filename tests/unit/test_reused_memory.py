@@ -4,7 +4,6 @@ import gc
 import weakref
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,28 +36,31 @@ def test_it_is_let_go_when_none_is_in_use():
     assert kept(memory) == []
 
 
-@pytest.mark.parametrize(
-    "refer",
-    [
-        lambda room: room.view(np.float64).reshape(-1, 16)[3:5],
-        lambda room: room.view(np.float64).reshape(-1, 16)[:, 2].T,
-        lambda room: memoryview(room[10:20]),
-        lambda room: np.frombuffer(memoryview(room)[8:], np.float32),
-        lambda room: np.asarray(room.view(np.recarray)),
-        lambda room: {"rows": room[:1]}.items(),
-    ],
-)
-def test_anything_that_refers_to_it_keeps_it(refer):
-    memory = ReusedMemory()
-    other, room = memory.room(SIZE), memory.room(SIZE)
-    where, view = address(room), refer(room)
-    del room
+REFERENCES = [
+    lambda room: room.view(np.float64).reshape(-1, 16)[3:5],
+    lambda room: room.view(np.float64).reshape(-1, 16)[:, 2].T,
+    lambda room: memoryview(room[10:20]),
+    lambda room: np.frombuffer(memoryview(room)[8:], np.float32),
+    lambda room: np.asarray(room.view(np.recarray)),
+    lambda room: {"rows": room[:1]}.items(),
+]
+
+
+def test_anything_that_refers_to_it_keeps_it():
+    held = []
+    for refer in REFERENCES:
+        memory = ReusedMemory()
+        other, room = memory.room(SIZE), memory.room(SIZE)
+        held.append((memory, other, address(room), refer(room)))
+        del room
     gc.collect()
-    assert kept(memory) == []
-    assert address(memory.room(SIZE)) not in (where, address(other))
-    del view
+    for memory, other, where in (each[:3] for each in held):
+        assert kept(memory) == []
+        assert address(memory.room(SIZE)) not in (where, address(other))
+    left = [each[:2] for each in held]
+    held.clear()
     gc.collect()
-    assert kept(memory) == [SIZE, SIZE]
+    assert [kept(memory) for memory, _ in left] == [[SIZE, SIZE]] * len(REFERENCES)
 
 
 def test_rows_in_a_cycle_are_kept_until_it_is_collected():

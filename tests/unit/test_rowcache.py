@@ -66,24 +66,14 @@ class TestWhatIsFound:
         assert (found.weights is None) is not weighted
         assert not weighted or np.array_equal(found.weights, kept.weights)
         assert found.source_bytes == 12345
-
-    def test_cannot_be_changed(self, cache):
-        cache.keep(7, rows_at([1, 4, 9]))
-        found, _ = cache.find(7, np.array([1]))
         assert not any(array.flags.writeable for array in found.arrays)
 
-    @pytest.mark.parametrize("wanted", [[], [1], [4, 9], [1, 4, 9]])
-    def test_has_all_that_are_wanted(self, cache, wanted):
+    def test_is_nothing_where_one_of_those_wanted_is_missing(self, cache):
         cache.keep(7, rows_at([1, 4, 9]))
-        assert cache.find(7, np.array(wanted, dtype=int)) is not None
-
-    @pytest.mark.parametrize("wanted", [[0], [2], [10], [1, 5], [1, 4, 8], [1, 4, 9, 10], [0, 1, 4, 9]])
-    def test_is_nothing_where_one_is_missing(self, cache, wanted):
-        cache.keep(7, rows_at([1, 4, 9]))
-        assert cache.find(7, np.array(wanted)) is None
-
-    def test_is_nothing_of_another_chunk_or_token(self, cache):
-        cache.keep(7, rows_at([1]))
+        for wanted in ([], [1], [4, 9], [1, 4, 9]):
+            assert cache.find(7, np.array(wanted, dtype=int)) is not None, wanted
+        for wanted in ([0], [2], [10], [1, 5], [1, 4, 8], [1, 4, 9, 10], [0, 1, 4, 9]):
+            assert cache.find(7, np.array(wanted)) is None, wanted
         assert cache.find(8, np.array([1])) is None
         assert RowCache("yours", PLENTY).find(7, np.array([1])) is None
 
@@ -99,16 +89,11 @@ class TestWhatIsFound:
         assert cache.find(7, np.array([1])) is None
         assert files_in(scratch) == []
 
-    def test_costs_no_bytes_from_memory(self):
-        cache = RowCache("mine", PLENTY)
-        cache.keep(7, rows_at([1]))
-        assert cache.find(7, np.array([1]))[1] == 0
-
-    def test_costs_the_bytes_of_its_file(self, scratch):
-        cache = RowCache("mine", 0)
-        cache.keep(7, rows_at([1, 4], weighted=True))
-        (file,) = files_in(scratch)
-        assert cache.find(7, np.array([1]))[1] == file.stat().st_size
+    def test_costs_the_bytes_of_its_file_and_none_from_memory(self, cache, scratch):
+        cache.keep(0, rows_at([1, 4], weighted=True))
+        files = files_in(scratch)
+        assert len(files) == (cache.limit == 0)
+        assert cache.find(0, np.array([1]))[1] == sum(file.stat().st_size for file in files)
 
 
 class TestTheLimit:
@@ -179,17 +164,13 @@ class TestState:
         }
         assert not any(values.flags.writeable for values in found.values())
 
-    def test_is_nothing_of_another_chunk_digest_or_token(self):
-        self.CACHE.keep_state(7, state_of(1), "digest")
-        assert self.CACHE.find_state(8, "digest") is None
-        assert self.CACHE.find_state(7, "other") is None
-        assert RowCache("yours", PLENTY).find_state(7, "digest") is None
-
-    def test_is_what_was_kept_last(self):
+    def test_is_what_was_kept_last_of_that_chunk_and_token(self):
         self.CACHE.keep_state(7, state_of(1, 1), "digest")
         self.CACHE.keep_state(7, state_of(1, 0), "newer")
         assert self.CACHE.find_state(7, "digest") is None
         assert self.CACHE.find_state(7, "newer")["active"].tolist() == [True, False]
+        assert self.CACHE.find_state(8, "newer") is None
+        assert RowCache("yours", PLENTY).find_state(7, "newer") is None
 
     def test_is_nothing_after_a_drop(self, store):
         self.CACHE.keep_state(7, state_of(1, 1), "digest")

@@ -143,38 +143,37 @@ def test_held_out_rows_judge_the_samples_fits_alone():
     assert challenger(criterion, scores, {"a": standing(criterion, scores["a"], -2.0)}, []) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"n_components": []}, "n_components is empty"),
-        ({"n_components": range(5, 5)}, "n_components is empty"),
-        ({"n_components": 5}, r"range\(1, 6\)"),
-        ({"n_components": "2:5"}, "n_components is '2:5'"),
-        ({"n_components": [0, 1]}, "n_components has 0"),
-        ({"n_components": [2.5]}, "n_components has 2.5"),
-        ({"n_components": [2, 3, 2]}, "n_components has 2 twice"),
-        ({"n_components": iter(int, 1)}, "more than 10,000"),
-        ({"n_components": range(1, 6000), "covariance_types": ("full", "diag")}, "11,998 candidates"),
-        ({"covariance_types": ()}, "covariance_types is empty"),
-        ({"covariance_types": ("full", "round")}, "covariance_types has 'round'"),
-        ({"covariance_types": ("full", "full")}, "covariance_types has 'full' twice"),
-        ({"covariance_types": 3}, "covariance_types is 3"),
-        ({"criterion": "BIC"}, "criterion is 'BIC'; it must be one of 'bic', 'aic', 'icl', 'held-out'"),
-        ({"criterion": None}, "criterion is None"),
-        ({"sample_rows": 0}, "sample_rows is 0"),
-        ({"finalists": 0}, "finalists is 0"),
-        ({"estimator": GaussianMixture(means_init=[[0.0]])}, "estimator has means_init"),
-        ({"estimator": GaussianMixture(checkpoint="a.zarr")}, "give checkpoint to select_components"),
-        ({"estimator": GaussianMixture(warm_start=True)}, "warm_start"),
-        ({"estimator": GaussianMixture(tol=-1)}, "tol is -1"),
-        ({"estimator": SklearnMixture()}, "estimator is a GaussianMixture of sklearn"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_what_cannot_be_asked_is_refused_before_data_are_touched(changes, named):
-    n_components = changes.pop("n_components", (1, 2))
-    with pytest.raises(ConfigError, match=named):
-        select_components(object(), n_components, **changes)
+IMPOSSIBLE = [
+    ({"n_components": []}, "n_components is empty"),
+    ({"n_components": range(5, 5)}, "n_components is empty"),
+    ({"n_components": 5}, r"range\(1, 6\)"),
+    ({"n_components": "2:5"}, "n_components is '2:5'"),
+    ({"n_components": [0, 1]}, "n_components has 0"),
+    ({"n_components": [2.5]}, "n_components has 2.5"),
+    ({"n_components": [2, 3, 2]}, "n_components has 2 twice"),
+    ({"n_components": iter(int, 1)}, "more than 10,000"),
+    ({"n_components": range(1, 6000), "covariance_types": ("full", "diag")}, "11,998 candidates"),
+    ({"covariance_types": ()}, "covariance_types is empty"),
+    ({"covariance_types": ("full", "round")}, "covariance_types has 'round'"),
+    ({"covariance_types": ("full", "full")}, "covariance_types has 'full' twice"),
+    ({"covariance_types": 3}, "covariance_types is 3"),
+    ({"criterion": "BIC"}, "criterion is 'BIC'; it must be one of 'bic', 'aic', 'icl', 'held-out'"),
+    ({"criterion": None}, "criterion is None"),
+    ({"sample_rows": 0}, "sample_rows is 0"),
+    ({"finalists": 0}, "finalists is 0"),
+    ({"estimator": GaussianMixture(means_init=[[0.0]])}, "estimator has means_init"),
+    ({"estimator": GaussianMixture(checkpoint="a.zarr")}, "give checkpoint to select_components"),
+    ({"estimator": GaussianMixture(warm_start=True)}, "warm_start"),
+    ({"estimator": GaussianMixture(tol=-1)}, "tol is -1"),
+    ({"estimator": SklearnMixture()}, "estimator is a GaussianMixture of sklearn"),
+]
+
+
+def test_what_cannot_be_asked_is_refused_before_data_are_touched():
+    for changes, named in IMPOSSIBLE:
+        given = {"n_components": (1, 2)} | changes
+        with pytest.raises(ConfigError, match=named):
+            select_components(object(), **given)
 
 
 def test_candidates_ascend_within_each_type():

@@ -27,19 +27,8 @@ ALLOWED = {
 """The state that modules may have, and why."""
 PACKAGE = Path(emtau_dask.__file__).parent
 NAMES = sorted(module.name for module in pkgutil.walk_packages(emtau_dask.__path__, "emtau_dask."))
-WRITES = {
-    "add",
-    "append",
-    "clear",
-    "discard",
-    "extend",
-    "insert",
-    "pop",
-    "popitem",
-    "remove",
-    "setdefault",
-    "update",
-}
+WRITES = {"add", "append", "clear", "discard", "extend", "insert"}
+WRITES |= {"pop", "popitem", "remove", "setdefault", "update"}
 PLAIN = (
     *(bool, int, float, complex, str, bytes, range, PurePath, re.Pattern, enum.Enum, type, typing.TypeVar),
     *(types.NoneType, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),

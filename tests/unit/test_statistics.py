@@ -45,61 +45,37 @@ def assert_matches(statistics, expected, rtol=1e-13):
         assert np.abs(actual - reference).max() <= rtol * np.abs(reference).max(), name
 
 
-def test_zero_has_the_structures_shapes(structure):
-    nothing = zero(structure, 3, 4)
-    assert [getattr(nothing, name).shape for name in FIELDS] == [(3,), (3, 4), SHAPES[structure.name]]
+def test_zero_is_all_zeros_in_the_structures_shapes(structure):
+    arrays = [getattr(zero(structure, 3, 4), name) for name in FIELDS]
+    assert [array.shape for array in arrays] == [(3,), (3, 4), SHAPES[structure.name]]
+    assert not any(array.any() for array in arrays)
 
 
-def test_zero_is_all_zeros(structure):
-    assert all(not getattr(zero(structure, 3, 4), name).any() for name in FIELDS)
-
-
-def test_block_statistics_are_the_sums_over_rows(structure):
-    rows, responsibilities = draw()
+@pytest.mark.parametrize("kind", ["plain", "weighted", "far from the origin", "a component without weight"])
+def test_block_statistics_are_the_sums_over_rows(structure, kind):
+    rows, responsibilities = draw(shift=1e8 if kind.startswith("far") else 0.0)
+    if kind == "weighted":
+        responsibilities *= np.random.default_rng(1).uniform(0, 5, size=(len(rows), 1))
+    if kind.startswith("a component"):
+        responsibilities[:, 1] = 0
+    before = rows.copy(), responsibilities.copy()
     statistics = statistics_of(structure, rows, responsibilities)
     assert_matches(statistics, naive_statistics(rows, responsibilities, structure.name))
+    empty = responsibilities.sum(axis=0) == 0
+    assert not statistics.weights[empty].any()
+    assert not statistics.means[empty].any()
+    assert not any(getattr(statistics, name).flags.writeable for name in FIELDS)
+    assert np.array_equal(rows, before[0])
+    assert np.array_equal(responsibilities, before[1])
 
 
-def test_row_weights_may_be_in_the_responsibilities(structure):
-    rows, responsibilities = draw()
-    weighted = responsibilities * np.random.default_rng(1).uniform(0, 5, size=(len(rows), 1))
-    statistics = statistics_of(structure, rows, weighted)
-    assert_matches(statistics, naive_statistics(rows, weighted, structure.name))
-
-
-def test_one_row_is_its_own_mean_without_scatter(structure):
-    rows, responsibilities = draw(n=1)
+@pytest.mark.parametrize("n", [1, 50])
+def test_identical_rows_have_no_scatter(structure, n):
+    rows = np.full((n, 4), 0.1) + 1e5
+    _, responsibilities = draw(n=n)
     statistics = statistics_of(structure, rows, responsibilities)
-    assert np.allclose(statistics.means, np.repeat(rows, 3, axis=0), rtol=1e-15, atol=0)
-    assert np.abs(statistics.scatter).max() <= 4 * (np.finfo(float).eps * np.abs(rows).max()) ** 2
-
-
-def test_rows_far_from_the_origin_keep_their_scatter(structure):
-    rows, responsibilities = draw(shift=1e8)
-    statistics = statistics_of(structure, rows, responsibilities)
-    assert_matches(statistics, naive_statistics(rows, responsibilities, structure.name))
-
-
-def test_identical_rows_have_no_scatter(structure):
-    rows = np.full((50, 4), 0.1) + 1e5
-    _, responsibilities = draw(n=50)
-    scatter = statistics_of(structure, rows, responsibilities).scatter
-    assert np.abs(scatter).max() <= 50 * (np.finfo(float).eps * 1e5) ** 2
-
-
-def test_a_component_without_weight_has_zero_mean_and_scatter(structure):
-    rows, responsibilities = draw()
-    responsibilities[:, 1] = 0
-    statistics = statistics_of(structure, rows, responsibilities)
-    assert statistics.weights[1] == 0
-    assert not statistics.means[1].any()
-
-
-def test_a_component_without_weight_leaves_the_others_alone(structure):
-    rows, responsibilities = draw()
-    responsibilities[:, 1] = 0
-    statistics = statistics_of(structure, rows, responsibilities)
-    assert_matches(statistics, naive_statistics(rows, responsibilities, structure.name))
+    assert np.allclose(statistics.means, rows[:1], rtol=1e-15, atol=0)
+    assert np.abs(statistics.scatter).max() <= n * (np.finfo(float).eps * 1e5) ** 2
 
 
 def test_some_components_chosen_and_spread_out_again_are_those_components():
@@ -115,19 +91,6 @@ def test_some_components_chosen_and_spread_out_again_are_those_components():
     assert chosen(found, np.ones(4, dtype=bool)) is found
 
 
-def test_statistics_are_read_only(structure):
-    statistics = statistics_of(structure, *draw())
-    assert not any(getattr(statistics, name).flags.writeable for name in FIELDS)
-
-
-def test_block_statistics_do_not_touch_their_arguments(structure):
-    rows, responsibilities = draw()
-    before = rows.copy(), responsibilities.copy()
-    statistics_of(structure, rows, responsibilities)
-    assert np.array_equal(rows, before[0])
-    assert np.array_equal(responsibilities, before[1])
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_group_statistics_are_those_of_each_components_own_rows(structure, weighted):
     rng = np.random.default_rng(5)
@@ -139,45 +102,23 @@ def test_group_statistics_are_those_of_each_components_own_rows(structure, weigh
     assert_matches(found, naive_statistics(rows, responsibilities, structure.name))
 
 
-def test_merge_gives_the_statistics_of_both(structure):
-    rows, responsibilities = draw()
-    parts = [statistics_of(structure, rows[s], responsibilities[s]) for s in (slice(13), slice(13, None))]
-    assert_matches(merge(structure, *parts), naive_statistics(rows, responsibilities, structure.name))
-
-
-def test_merging_parts_far_apart_keeps_the_scatter_between_them(structure):
-    rows, responsibilities = draw()
-    rows[13:] += 1e6
-    parts = [statistics_of(structure, rows[s], responsibilities[s]) for s in (slice(13), slice(13, None))]
-    assert_matches(merge(structure, *parts), naive_statistics(rows, responsibilities, structure.name))
-
-
-def test_merging_a_component_that_one_side_lacks(structure):
-    rows, responsibilities = draw()
-    responsibilities[:13, 0] = 0
-    parts = [statistics_of(structure, rows[s], responsibilities[s]) for s in (slice(13), slice(13, None))]
-    assert_matches(merge(structure, *parts), naive_statistics(rows, responsibilities, structure.name))
-
-
+@pytest.mark.parametrize("apart", [0.0, 1e6])
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
-def test_many_parts_merge_in_one_go(structure, parts):
-    """Far from each other; the first lacks a component, and only the last has another."""
+def test_merged_parts_are_the_statistics_of_all_rows(structure, parts, apart):
+    """Near or far from each other; the first lacks a component, and only the last has another."""
     rows, responsibilities = draw(n=44)
     pieces = np.array_split(np.arange(44), parts)
     for number, piece in enumerate(pieces):
-        rows[piece] += 1e6 * number
+        rows[piece] += apart * number
     responsibilities[pieces[0][: len(pieces[0]) * (parts > 1)], 0] = 0
     responsibilities[: pieces[-1][0], 1] = 0
-    found = merged(structure, (statistics_of(structure, rows[p], responsibilities[p]) for p in pieces))
-    assert_matches(found, naive_statistics(rows, responsibilities, structure.name))
-
-
-def test_merging_leaves_the_parts_as_they_were(structure):
-    rows, responsibilities = draw()
-    parts = [statistics_of(structure, rows[p], responsibilities[p]) for p in np.array_split(np.arange(40), 3)]
-    before = [[getattr(part, name).copy() for name in FIELDS] for part in parts]
-    merged(structure, parts)
-    for part, arrays in zip(parts, before, strict=True):
+    made = [statistics_of(structure, rows[piece], responsibilities[piece]) for piece in pieces]
+    before = [[getattr(part, name).copy() for name in FIELDS] for part in made]
+    expected = naive_statistics(rows, responsibilities, structure.name)
+    assert_matches(merged(structure, iter(made)), expected)
+    if parts == 2:
+        assert_matches(merge(structure, *made), expected)
+    for part, arrays in zip(made, before, strict=True):
         assert all(np.array_equal(getattr(part, name), a) for name, a in zip(FIELDS, arrays, strict=True))
 
 
@@ -187,19 +128,11 @@ def test_a_merger_without_anything_has_no_total(structure):
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 8, 11])
-def test_a_merger_gives_the_statistics_of_all_blocks(structure, blocks):
-    rows, responsibilities = draw(n=44)
-    merger = PairwiseMerger(partial(merge, structure))
-    for part in np.array_split(np.arange(44), blocks):
-        merger.push(statistics_of(structure, rows[part], responsibilities[part]))
-    assert_matches(merger.total(), naive_statistics(rows, responsibilities, structure.name))
-
-
-def test_a_merger_begins_again_after_its_total(structure):
+def test_a_merger_gives_the_statistics_of_all_blocks_and_begins_again(structure, blocks):
     rows, responsibilities = draw(n=44)
     merger = PairwiseMerger(partial(merge, structure))
     for some in (np.arange(33), np.arange(33, 44)):
-        for part in np.array_split(some, 3):
+        for part in np.array_split(some, blocks):
             merger.push(statistics_of(structure, rows[part], responsibilities[part]))
         expected = naive_statistics(rows[some], responsibilities[some], structure.name)
         assert_matches(merger.total(), expected)

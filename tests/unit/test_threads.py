@@ -160,24 +160,21 @@ INTERVALS = {
 }
 
 
-@pytest.fixture(scope="module")
-def seen():
-    two = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env={**os.environ, **two}
-    )
+TWO = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+
+
+def said(program):
+    """What a program prints as JSON, where libraries may use two threads."""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **TWO})
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
-@pytest.mark.parametrize("moment", EXPECTED)
-def test_thread_limits(seen, moment):
-    assert seen[0][moment] == EXPECTED[moment]
-
-
-@pytest.mark.parametrize("moment", INTERVALS)
-def test_switch_intervals(seen, moment):
-    assert seen[1][moment] == pytest.approx(INTERVALS[moment])
+def test_limits_and_intervals_are_held_and_restored():
+    limits, intervals = said(SCRIPT)
+    assert limits == EXPECTED
+    assert intervals == pytest.approx(INTERVALS)
 
 
 ROUNDS, PAGES = 20, 7000  # of seven arrays
@@ -253,8 +250,4 @@ first.join()
 
 
 def test_a_task_waits_until_the_task_beside_it_has_taken_the_limit():
-    two = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    run = subprocess.run(
-        [sys.executable, "-c", WAITING], capture_output=True, text=True, check=True, env={**os.environ, **two}
-    )
-    assert json.loads(run.stdout) == [1]
+    assert said(WAITING) == [1]

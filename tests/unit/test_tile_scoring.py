@@ -2,11 +2,13 @@
 
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import references
 import scipy.special
-from references import drawn, log_joint
+from references import log_joint, rows_near
 
 from emtau_dask.kernels.dispatch import Kernels, TileKernel, scoring_kernels
 from emtau_dask.mixture.estep import LEAST_EXPONENT
@@ -16,10 +18,7 @@ MIXED = 5
 FORMS = [("full", 3), ("full", MIXED), ("full", 19), ("tied", 3), ("diag", 3), ("spherical", 3)]
 """Covariance types and features. With 19 all are scored in the centred form, with `MIXED` one is."""
 LENGTHS = (1, 2, 1000, 2500)
-
-
-def mixture(covariance_type, d, *, spread=1.0):
-    return drawn(covariance_type, d=d, spread=spread)
+mixture = partial(references.drawn, spread=1.0)
 
 
 def scorer(parameters, n):
@@ -30,12 +29,6 @@ def scorer(parameters, n):
     kernel = kernels.made(n)
     assert isinstance(kernel, TileKernel)
     return kernel
-
-
-def rows_near(parameters, n, seed=1):
-    rng = np.random.default_rng(seed)
-    owners = rng.integers(parameters.n_components, size=n)
-    return parameters.means[owners] + rng.normal(size=(n, parameters.n_features))
 
 
 def scored(kernel, rows, *, responsibilities=True):
@@ -52,7 +45,7 @@ def scored(kernel, rows, *, responsibilities=True):
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 @pytest.mark.parametrize("n", LENGTHS)
 def test_rows_follow_bayes_theorem(covariance_type, d, n):
-    parameters = mixture(covariance_type, d)
+    parameters = mixture(covariance_type, d=d)
     rows = rows_near(parameters, n)
     squared, labels, log_likelihoods, found = scored(scorer(parameters, n), rows)
     expected = log_joint(rows, parameters)
@@ -64,7 +57,7 @@ def test_rows_follow_bayes_theorem(covariance_type, d, n):
 
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_without_responsibilities_all_else_is_the_same(covariance_type, d):
-    parameters = mixture(covariance_type, d)
+    parameters = mixture(covariance_type, d=d)
     rows, kernel = rows_near(parameters, 500), scorer(parameters, 500)
     whole, part = (scored(kernel, rows, responsibilities=wanted) for wanted in (True, False))
     assert np.array_equal(whole[1], part[1])
@@ -74,7 +67,7 @@ def test_without_responsibilities_all_else_is_the_same(covariance_type, d):
 
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type, d):
-    parameters = mixture(covariance_type, d, spread=0.1)
+    parameters = mixture(covariance_type, d=d, spread=0.1)
     rows = rows_near(parameters, 3000)
     rows[1500::5] *= 60
     expected = log_joint(rows, parameters)
@@ -87,7 +80,7 @@ def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type,
 @pytest.mark.parametrize(("covariance_type", "d"), [form for form in FORMS if form[0] != "tied"])
 def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_later_ones(covariance_type, d):
     """The distance overflows to one component, which is narrow, and not to the others."""
-    parameters = mixture(covariance_type, d, spread=0.0)
+    parameters = mixture(covariance_type, d=d, spread=0.0)
     covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
     covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
     parameters = replace(parameters, covariances=covariances, precision_factors=factors)
@@ -107,21 +100,21 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_later_ones(
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize(("covariance_type", "d"), FORMS)
 def test_the_squares_of_rows_that_are_not_finite_say_so(covariance_type, d, value):
-    parameters = mixture(covariance_type, d)
+    parameters = mixture(covariance_type, d=d)
     rows = rows_near(parameters, 900)
     rows[700, d - 1] = value
     assert not np.isfinite(scorer(parameters, 900).score(rows, responsibilities=False)[0])
 
 
 def test_rows_that_do_not_fit_are_refused_before_compiled_code_sees_them():
-    kernel = scorer(mixture("full", 3), 100)
+    kernel = scorer(mixture("full", d=3), 100)
     for rows in (np.zeros((kernel.n_rows + 1, 3)), np.zeros((5, 4)), np.zeros((5, 3), np.float32)):
         with pytest.raises(ValueError, match="do not fit"):
             kernel.score(rows, responsibilities=False)
 
 
 def test_what_cannot_go_by_tiles_goes_by_blocks():
-    parameters = mixture("full", 3)
+    parameters = mixture("full", d=3)
     rows = rows_near(parameters, 200)
     expected = scored(scorer(parameters, 200), rows)
     for kernels in (
@@ -136,7 +129,7 @@ def test_what_cannot_go_by_tiles_goes_by_blocks():
 
 
 def test_a_copy_in_another_process_scores_alike():
-    parameters = mixture("full", 3)
+    parameters = mixture("full", d=3)
     rows, kernels = rows_near(parameters, 200), scoring_kernels(parameters, compiled=True)
     there = pickle.loads(pickle.dumps(kernels))
     assert np.array_equal(scored(there.made(200), rows)[2], scored(kernels.made(200), rows)[2])
