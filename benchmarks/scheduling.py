@@ -6,10 +6,10 @@
 Rows from a zarr array, 16 components, full covariances; EM, and EM-Tau with every row active, whose
 tasks also read and write row state. Three shares, each of all iterations but the first, which loads code:
 
-- outside: of workers times seconds, what no chunk's task ran in. Beside dask's scheduling that is merging,
-  the M-step, removing old row state, and waiting for the last task.
+- outside: of workers times seconds, what no chunk's task ran in. Beside scheduling that is the M-step,
+  removing old row state, waiting for the last task and, on a cluster, merging.
 - driver: of the CPU seconds of all processes, those of what schedules: in threads the thread that called
-  `fit`, in which dask's scheduler runs too; on a cluster the process of client and scheduler.
+  `fit`; on a cluster the process of client and scheduler.
 - idle: what the driver's process would have taken in that time had it done nothing, measured after the
   fit; on a cluster only.
 """
@@ -34,7 +34,6 @@ import dask
 import numpy as np
 import psutil
 import zarr
-from dask.callbacks import Callback
 from distributed import Client, LocalCluster, get_task_stream
 from sklearn.exceptions import ConvergenceWarning
 
@@ -79,30 +78,10 @@ class Marked:
 
 @dataclass(frozen=True)
 class Ran:
-    """A task that ran: its key, and for how long; 0 for a merge in the thread that called `fit`."""
+    """A task that ran: its key, and for how long. In threads batches have keys, and merge themselves."""
 
     key: str
     seconds: float
-
-
-class TimedThreads(ThreadPoolExecutor):
-    """Threads that note how long each task ran."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
-        self.seconds: dict[str, float] = {}
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        key = fn.args[1]  # of `Calls.make`, in a context
-
-        def timed() -> Any:
-            began = time.perf_counter()
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                self.seconds[str(key)] = time.perf_counter() - began
-
-        return super().submit(timed)
 
 
 @dataclass
@@ -131,16 +110,34 @@ class Clocks:
         self.marks.append(Mark(time.perf_counter(), self.driver(), spent))
 
 
+class TimedThreads(ThreadPoolExecutor):
+    """Threads that note how long each batch of an iteration took."""
+
+    def __init__(self, workers: int, clocks: Clocks) -> None:
+        super().__init__(workers)
+        self.clocks = clocks
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        key = f"emtau-estep-{len(self.clocks.marks):032x}"
+
+        def timed() -> Any:
+            began = time.perf_counter()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self.clocks.ran.append(Ran(key, time.perf_counter() - began))
+
+        return super().submit(timed)
+
+
 @contextmanager
 def threads(options: argparse.Namespace) -> Iterator[Clocks]:
-    clocks, keys = Clocks(time.thread_time), []
+    clocks = Clocks(time.thread_time)
     with (
-        TimedThreads(options.workers) as pool,
+        TimedThreads(options.workers, clocks) as pool,
         dask.config.set(scheduler="threads", pool=pool),
-        Callback(posttask=lambda key, *_: keys.append(str(key))),
     ):
         yield clocks
-    clocks.ran = [Ran(key, pool.seconds.get(key, 0.0)) for key in keys]
 
 
 @contextmanager
@@ -181,8 +178,6 @@ class Cost:
     tasks : int
         Of chunks, in an iteration.
     merges : int
-    graph : int or None
-        Bytes of the pickled graph of an iteration; None on a cluster, which is sent the one that threads run.
     seconds : float
     outside, driver : float
         Two of the shares.
@@ -195,22 +190,10 @@ class Cost:
     chunks: int
     tasks: int
     merges: int
-    graph: int | None
     seconds: float
     outside: float
     driver: float
     idle: float | None
-
-
-class Graphs(Callback):
-    """Keeps the graph of the last computation."""
-
-    def __init__(self) -> None:
-        super().__init__(start=self._keep)
-        self.last: dict[Any, Any] = {}
-
-    def _keep(self, graph: Any) -> None:
-        self.last = dict(graph)
 
 
 def draw(path: Path, chunks: int, options: argparse.Namespace) -> tuple[RangeSource, np.ndarray]:
@@ -247,7 +230,7 @@ def fit(X: RangeSource, centres: np.ndarray, policy: Any, iterations: int) -> No
 
 
 def cost(X: RangeSource, centres: np.ndarray, scheduler: str, algorithm: str, options: Any) -> Cost:
-    with SCHEDULERS[scheduler](options) as clocks, Graphs() as graphs:
+    with SCHEDULERS[scheduler](options) as clocks:
         fit(X, centres, Marked(ALGORITHMS[algorithm], clocks.mark), options.iterations)
     first, last, n = clocks.marks[0], clocks.marks[-1], options.iterations - 1
     passes: dict[str, list[tuple[str, Ran]]] = {}
@@ -263,7 +246,6 @@ def cost(X: RangeSource, centres: np.ndarray, scheduler: str, algorithm: str, op
         len(X.chunk_rows),
         len(of_chunks) // n,
         sum(name == "merge" for name, _ in counted) // n,
-        len(cloudpickle.dumps(graphs.last)) if graphs.last else None,
         seconds / n,
         1 - sum(task.seconds for task in of_chunks) / (options.workers * seconds),
         (last.driver - first.driver) / processes,
@@ -287,10 +269,8 @@ def main(arguments: list[str] | None = None) -> list[Cost]:
     parser.add_argument("--folder", type=Path, help="where the data go for as long as this runs")
     options = parser.parse_args(arguments)
     found = []
-    print(
-        "| scheduler | algorithm | chunks | tasks | merges | graph, kB | seconds | outside | driver | idle |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("| scheduler | algorithm | chunks | tasks | merges | seconds | outside | driver | idle |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         options.place = Path(place)
         for chunks in options.chunks:
@@ -298,10 +278,9 @@ def main(arguments: list[str] | None = None) -> list[Cost]:
             for scheduler in options.schedulers:
                 for algorithm in options.algorithms:
                     each = cost(X, centres, scheduler, algorithm, options)
-                    graph = "the same" if each.graph is None else f"{each.graph / 1e3:,.0f}"
                     idle = "-" if each.idle is None else f"{each.idle:.3f}"
                     print(
-                        f"| {scheduler} | {algorithm} | {chunks:,} | {each.tasks} | {each.merges} | {graph} "
+                        f"| {scheduler} | {algorithm} | {chunks:,} | {each.tasks} | {each.merges} "
                         f"| {each.seconds:.3f} | {each.outside:.3f} | {each.driver:.3f} "
                         f"| {idle} |",
                         flush=True,

@@ -184,6 +184,11 @@ class Batch:
     number: int
     chunks: tuple[int, ...]
 
+    @property
+    def node(self) -> Node:
+        """The node whose chunks these are."""
+        return self.level, self.number
+
 
 def children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
     """Yield the nodes of ``level`` that hold ``chunks`` (ascending)."""
@@ -231,41 +236,46 @@ def batches_of(costs: Mapping[int, float]) -> list[Batch]:
     return found
 
 
-def reduction(
-    leaves: Mapping[int, Mapping[int, Hashable]],
-    merge: Callable[[list[Hashable]], tuple[Any, ...]],
-    name: str,
-) -> tuple[Hashable, dict[Hashable, Any]]:
-    """Return the root key and the merge tasks of a tree.
+Node = tuple[int, int]
+"""A node of the merge tree: its level, 0 for a single chunk, and its number there."""
 
-    A node with one child is that child, without a task.
 
-    Parameters
+@dataclass(frozen=True)
+class MergeTree:
+    """How the results of batches become one.
+
+    Attributes
     ----------
-    leaves : mapping of level to mapping of number to key
-        The nodes that are there already.
-    merge : callable (list of key) -> tuple
-        The task that merges them.
-    name : str
-        What merge tasks are called.
+    root : Node
+        Whose result is that of the pass.
+    children : mapping of Node to tuple of Node
+        The nodes that are merged into each, in the order of their chunks; children come before parents. A
+        node with one child is that child.
     """
-    tasks: dict[Hashable, Any] = {}
-    nodes: dict[int, Hashable] = dict(leaves.get(0, {}))
-    level, highest = 0, max(leaves)
+
+    root: Node
+    children: Mapping[Node, tuple[Node, ...]]
+
+
+def merge_tree(batches: Iterable[Batch]) -> MergeTree:
+    """Return the tree above batches, of which there is at least one."""
+    given: dict[int, dict[int, Node]] = {}
+    for batch in batches:
+        given.setdefault(batch.level, {})[batch.number] = batch.node
+    children: dict[Node, tuple[Node, ...]] = {}
+    level, highest = 0, max(given)
+    nodes = given.get(0, {})
     while len(nodes) > 1 or level < highest:
-        groups: dict[int, list[Hashable]] = {}
+        groups: dict[int, list[Node]] = {}
         for number in sorted(nodes):
             groups.setdefault(number // FAN_IN, []).append(nodes[number])
         level += 1
-        nodes = dict(leaves.get(level, {}))
-        for group, members in groups.items():
-            if len(members) == 1:
-                nodes[group] = members[0]
-                continue
-            key = (name, level, group)
-            tasks[key] = merge(members)
-            nodes[group] = key
-    return next(iter(nodes.values())), tasks
+        nodes = dict(given.get(level, {}))
+        for number, members in groups.items():
+            nodes[number] = (level, number) if len(members) > 1 else members[0]
+            if len(members) > 1:
+                children[level, number] = tuple(members)
+    return MergeTree(next(iter(nodes.values())), children)
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,15 +291,32 @@ class SharedWork(Generic[T]):
         """Stay here with what is read ahead: another process reads for itself, and is stopped by its own."""
         return type(self), (self.task, self.merge, None, Stop())
 
-    def run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
-        """Return the result of a chunk's task."""
+    def of_chunk(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
+        """Return the result of a chunk's task, once what it leaves to be done is done."""
+        return self._finish(self._run(chunk, item, *blocks))
+
+    def of_batch(self, level: int, items: Mapping[int, Any], n_sources: int) -> T:
+        """Return the merged result of the chunks below a node, likewise; their tasks need no blocks."""
+        return self._finish(self._run_node(level, items, [[] for _ in range(n_sources)]))
+
+    def _run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         self.stop.look()
         if self.ahead is None:
             return self.task(item, *blocks)
         return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
 
-    def finish(self, result: T) -> T:
-        """Return the result of all chunks of a task, once what they leave to be done is done."""
+    def _run_node(self, level: int, items: Mapping[int, Any], blocks: Sequence[Sequence[Any]]) -> T:
+        if len(items) == 1:
+            ((chunk, item),) = items.items()
+            return self._run(chunk, item, *blocks)
+        below = list(children(level - 1, list(items)))
+        parts = (
+            self._run_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, blocks)
+            for child in below
+        )
+        return self.merge(parts) if len(below) > 1 else next(parts)
+
+    def _finish(self, result: T) -> T:
         return self.task.finish(result) if isinstance(self.task, ReadingTask) else result
 
 
@@ -297,7 +324,7 @@ def _run_chunk(
     chunk: int, item: Any, shared: SharedWork[T] | Payload[SharedWork[T]], *blocks: Sequence[Any]
 ) -> T:
     with in_use(shared) as needed:
-        return needed.finish(needed.run(chunk, item, *blocks))
+        return needed.of_chunk(chunk, item, *blocks)
 
 
 def _run_batch(
@@ -307,19 +334,7 @@ def _run_batch(
     shared: SharedWork[T] | Payload[SharedWork[T]],
 ) -> T:
     with in_use(shared) as needed:
-        return needed.finish(_run_node(level, opened(items), n_sources, needed))
-
-
-def _run_node(level: int, items: Mapping[int, Any], n_sources: int, shared: SharedWork[T]) -> T:
-    if len(items) == 1:
-        ((chunk, item),) = items.items()
-        return shared.run(chunk, item, *[[] for _ in range(n_sources)])
-    below = list(children(level - 1, list(items)))
-    parts = (
-        _run_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources, shared)
-        for child in below
-    )
-    return shared.merge(parts) if len(below) > 1 else next(parts)
+        return needed.of_batch(level, opened(items), n_sources)
 
 
 def _merge_all(results: Sequence[T], shared: SharedWork[T] | Payload[SharedWork[T]]) -> T:
@@ -356,7 +371,7 @@ class PassGraph:
         return after
 
 
-def _batches(work: Pass[Any]) -> list[Batch]:
+def batches_of_pass(work: Pass[Any]) -> list[Batch]:
     """Return which chunks share a task; none do where blocks come with the tasks."""
     chunks = sorted(work.items)
     if not work.addressable:
@@ -387,13 +402,12 @@ def graph_of(work: Pass[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> 
         if isinstance(payload, Payload) and payload.nbytes <= CARRIED_BYTES:
             carried = payload
     tasks[shared] = payload
-    leaves: dict[int, dict[int, Hashable]] = {}
-    chunks_of: dict[Hashable, tuple[int, ...]] = {}
-    for batch in _batches(work):
-        key = (layer, batch.chunks[0])
-        tasks[key] = _leaf(batch, work, carried, pickled=isinstance(payload, Payload))
-        leaves.setdefault(batch.level, {})[batch.number] = key
-        chunks_of[key] = batch.chunks
-    root, merges = reduction(leaves, lambda members: (_merge_all, members, shared), f"emtau-merge-{token}")
-    tasks.update(merges)
-    return PassGraph(layer, tasks, root, chunks_of)
+    batches = batches_of_pass(work)
+    keys: dict[Node, Hashable] = {batch.node: (layer, batch.chunks[0]) for batch in batches}
+    for batch in batches:
+        tasks[keys[batch.node]] = _leaf(batch, work, carried, pickled=isinstance(payload, Payload))
+    tree = merge_tree(batches)
+    for node, members in tree.children.items():
+        keys[node] = (f"emtau-merge-{token}", *node)
+        tasks[keys[node]] = (_merge_all, [keys[member] for member in members], shared)
+    return PassGraph(layer, tasks, keys[tree.root], {keys[batch.node]: batch.chunks for batch in batches})

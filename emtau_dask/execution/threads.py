@@ -1,32 +1,48 @@
-"""Passes in threads of this process, by a loop over dask's own account of which tasks can run.
+"""Passes in threads of this process: each takes batches of chunks, and merges what is ready to be merged.
 
-In dask's loop a thread waits between two tasks until two others have woken up: a good part of what a small
-chunk takes. Here one task more is handed out for each thread than can run, which lies ready; and the last
-one, beside which nothing else is left to do, runs in the thread that waits for it.
+Python's `ThreadPoolExecutor` is not used: an interrupt that falls into it may leave a lock of its own taken
+(see `interrupts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from itertools import islice
+from multiprocessing.pool import Pool
+from typing import Any, Generic, TypeVar, cast
 
+import dask
 import dask.threaded
-from dask._task_spec import convert_legacy_graph
-from dask.callbacks import Callback, unpack_callbacks
-from dask.local import finish_task, start_state_from_dask
-from dask.order import order
+from dask.callbacks import Callback
+from dask.local import MultiprocessingPoolExecutor
 
 from emtau_dask.execution.executor import Executor, Pass, PassObserver, ReadAhead, ReadingTask
-from emtau_dask.execution.graph import SharedWork, graph_of
-from emtau_dask.execution.scheduler import cluster_errors, local_threads
-from emtau_dask.interrupts import Calls, Stop, Threads
+from emtau_dask.execution.graph import (
+    Batch,
+    MergeTree,
+    Node,
+    SharedWork,
+    batches_of_pass,
+    graph_of,
+    merge_tree,
+)
+from emtau_dask.execution.scheduler import cluster_errors
+from emtau_dask.interrupts import Calls, Stop, Threads, interruptible_at_once
 
 T = TypeVar("T")
-Compute = Callable[[Mapping[Any, Any], Hashable, int, Stop], Any]
+Submit = Callable[[Callable[[], None]], Any]
+"""Has a call made."""
+PER_THREAD = 2
+"""Batches that are handed out for each thread: one lies ready while it computes another."""
+
+
+def in_turn(call: Callable[[], None]) -> None:
+    """Make a call in the calling thread."""
+    call()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +52,17 @@ class ThreadExecutor:
     Attributes
     ----------
     threads : int
-    compute : callable (tasks, key, per_thread, stop) -> value
-        Returns the value of a key of a graph, as `compute_in_threads` and `compute_here` do.
+    get : callable (tasks, key) -> value
+        Dask's scheduler of graphs in this process: `dask.threaded.get`, or `dask.get`, whose tasks run in the
+        calling thread. The former computes only data that have graphs of their own, the latter all passes,
+        without reading ahead.
+    submit : callable (callable) -> object, optional
+        Has a call made by a thread; by default each pass has threads of its own.
     """
 
     threads: int
-    compute: Compute
+    get: Callable[..., Any] = dask.threaded.get
+    submit: Submit | None = None
 
     @property
     def client(self) -> None:
@@ -63,30 +84,77 @@ class ThreadExecutor:
         observer.stage(work.stage, len(work.items))
         if not work.items:
             return None
-        reading, stop = _read_ahead(work), Stop()
-        graph = graph_of(work, SharedWork(work.task, work.merge, reading, stop))
-
-        def expect(_: Any, state: Mapping[str, Any]) -> None:
-            upcoming = _upcoming(graph.chunks_of, state)
-            if reading is not None and upcoming:  # Nothing where dask begins with the graph of another fit.
-                reading.expect(upcoming)
-
-        compute = compute_here if work.interpreted else self.compute
-        ahead_of_tasks: AbstractContextManager[Any] = reading or nullcontext()
-        per_thread = 2 if work.addressable else 1
-        with (
-            cluster_errors(),  # Blocks of the user's own graph may be futures of one.
-            ahead_of_tasks,
-            Callback(start_state=expect, posttask=graph.count(observer)),
-        ):
-            return cast("T", compute(graph.tasks, graph.root, per_thread, stop))
+        if self.get is dask.get or not work.addressable:
+            return _by_graph(work, observer, self.get)
+        given = in_turn if work.interpreted else self.submit
+        with _own_threads(self.threads) if given is None else nullcontext(given) as submit:
+            return _by_threads(work, observer, submit, PER_THREAD * self.threads)
 
 
-def _read_ahead(work: Pass[Any]) -> ReadAhead[Any] | None:
-    """Return what reads the chunks of upcoming tasks; None where nothing is read ahead."""
+def _by_graph(work: Pass[T], observer: PassObserver, get: Callable[..., Any]) -> T:
+    """Return the result of a pass as one of dask's schedulers computes it in this process."""
+    graph = graph_of(work, SharedWork(work.task, work.merge, None, Stop()))
+    # Blocks of the user's own graph may be futures of a cluster.
+    with cluster_errors(), Callback(posttask=graph.count(observer)), interruptible_at_once():
+        return cast("T", get(graph.tasks, graph.root))
+
+
+def _by_threads(work: Pass[T], observer: PassObserver, submit: Submit, ready: int) -> T:
+    """Return the result of a pass whose batches threads take, of which so many are handed out at a time."""
+    batches, stop = batches_of_pass(work), Stop()
+    results = _Results(merge_tree(batches), work.merge)
+    with _reading(work) as reading:
+        shared = SharedWork(work.task, work.merge, reading, stop)
+        if reading is not None:
+            reading.expect([batch.chunks for batch in batches])
+
+        def run(batch: Batch) -> None:
+            items = {chunk: work.items[chunk] for chunk in batch.chunks}
+            results.put(batch.node, shared.of_batch(batch.level, items, len(work.sources)))
+
+        waiting = iter(batches)
+        with Calls[Batch, None](submit, stop) as calls:
+            for batch in islice(waiting, ready):
+                calls.begin(batch, partial(run, batch))
+            for _ in batches:
+                done, _ = calls.take()
+                for batch in islice(waiting, 1):
+                    calls.begin(batch, partial(run, batch))
+                observer.chunks_done(len(done.chunks))
+    return results.of_all()
+
+
+class _Results(Generic[T]):
+    """What batches gave, merged as soon as all that a node of the tree waits for is there; for any thread."""
+
+    def __init__(self, tree: MergeTree, merge: Callable[[Iterable[T]], T]) -> None:
+        self._tree, self._merge, self._lock = tree, merge, threading.Lock()
+        self._parent = {member: node for node, members in tree.children.items() for member in members}
+        self._missing = {node: len(members) for node, members in tree.children.items()}
+        self._found: dict[Node, T] = {}
+
+    def put(self, node: Node, result: T) -> None:
+        """Take the result of a node, and merge all that waited for nothing else."""
+        while (parent := self._parent.get(node)) is not None:
+            with self._lock:
+                self._found[node] = result
+                self._missing[parent] -= 1
+                if self._missing[parent]:
+                    return
+                members = [self._found.pop(member) for member in self._tree.children[parent]]
+            node, result = parent, self._merge(members)
+        self._found[node] = result
+
+    def of_all(self) -> T:
+        """Return the result of the pass."""
+        return self._found[self._tree.root]
+
+
+def _reading(work: Pass[Any]) -> AbstractContextManager[ReadAhead[Any] | None]:
+    """Give what reads the chunks of upcoming tasks; None where nothing is read ahead."""
     task = work.task
     if work.ahead is None or not work.addressable or not isinstance(task, ReadingTask):
-        return None
+        return nullcontext()
 
     def read(chunk: int) -> Any:
         return task.read(work.items[chunk], *[[] for _ in work.sources])
@@ -94,107 +162,25 @@ def _read_ahead(work: Pass[Any]) -> ReadAhead[Any] | None:
     return ReadAhead(read, work.ahead)
 
 
-def _upcoming(
-    chunks_of: Mapping[Hashable, tuple[int, ...]], state: Mapping[str, Any]
-) -> list[tuple[int, ...]]:
-    """Return the chunks of each task that can run, in the order in which dask's local schedulers will.
-
-    They take tasks from the end of those that are ready.
-    """
-    return [chunks_of[key] for key in reversed(state["ready"]) if key in chunks_of]
-
-
-def _computed(
-    submit: Callable[[Callable[[], None]], Any],
-    threads: int,
-    tasks: Mapping[Any, Any],
-    key: Hashable,
-    per_thread: int,
-    stop: Stop,
-) -> Any:
-    """Return the value of a key of a graph, whose own task runs here; threads run the others."""
-    graph = convert_legacy_graph(tasks)
-    rank = order(graph).get
-    begun, known, before, after, ended = unpack_callbacks(tuple(Callback.active))
-    for tell in begun:
-        tell(graph)
-    state = start_state_from_dask(graph, sortkey=rank)
-    for tell in known:
-        tell(graph, state)
-    failed = True
-    try:
-        with Calls[Hashable, Any](submit, stop) as calls:
-            while state["ready"] or state["running"]:
-                while state["ready"] and len(state["running"]) < per_thread * threads:
-                    name = state["ready"].pop()
-                    state["running"].add(name)
-                    for tell in before:
-                        tell(name, graph, state)
-                    found = {other: state["cache"][other] for other in state["dependencies"][name]}
-                    give = calls.make if name == key else calls.begin
-                    give(name, partial(graph[name], found))
-                name, value = calls.take()
-                state["cache"][name] = value
-                finish_task(graph, name, state, {key}, rank)
-                for tell in after:
-                    tell(name, value, graph, state, None)
-        failed = False
-    finally:
-        for tell in ended:
-            tell(graph, state, failed)
-    return state["cache"][key]
-
-
-def compute_here(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop) -> Any:
-    """Return the value of a key of a graph, whose tasks all run in the calling thread."""
-    return _computed(lambda call: call(), 1, tasks, key, 1, stop)
-
-
-def compute_in_threads(tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop) -> Any:
-    """Return the value of a key of a graph, by dask's ``pool`` or as many threads as its ``num_workers``.
-
-    The task of that key runs in the calling thread. The others see the caller's context variables, as
-    in dask's own pools. Threads begin with the first task that needs one, and end with the graph: a
-    forked process has none of its parent's, and does not wait for them.
-
-    Parameters
-    ----------
-    tasks : mapping
-        Of keys to tasks.
-    key : Hashable
-        Of a task that all others are computed for.
-    per_thread : int
-        How many tasks are handed out for each thread: 2, so that one lies ready while another runs, or 1
-        where tasks hold a chunk while they wait.
-    stop : Stop
-        Is asked for where the computation is broken off.
-    """
-    given = dask.config.get("pool", None)
-    if given is None:
-        return compute_in_own_threads(tasks, key, per_thread, stop, threads=local_threads())
-    if isinstance(given, ThreadPoolExecutor):
-        return _computed(given.submit, given._max_workers, tasks, key, per_thread, stop)
-    return dask.threaded.get(tasks, key)
-
-
 @contextmanager
-def _own_threads(threads: int) -> Iterator[Threads]:
+def _own_threads(threads: int) -> Iterator[Submit]:
     """Give so many threads, which end with the block; after an error it does not wait for them."""
     own = Threads(threads, "emtau")
     try:
-        yield own
+        yield own.submit
     except BaseException:
         own.end(0.0)
         raise
     own.end()
 
 
-def compute_in_own_threads(
-    tasks: Mapping[Any, Any], key: Hashable, per_thread: int, stop: Stop, *, threads: int
-) -> Any:
-    """Do as `compute_in_threads` by so many threads, which are there for this call alone."""
-    with _own_threads(threads) as own:
-        return _computed(own.submit, threads, tasks, key, per_thread, stop)
+def threads_of_dask(threads: int) -> ThreadExecutor:
+    """Return the executor of dask's own ``pool``, if it has one, else of so many threads."""
+    pool = dask.config.get("pool", None)
+    if pool is None:
+        return ThreadExecutor(threads)
+    executor: Any = MultiprocessingPoolExecutor(pool) if isinstance(pool, Pool) else pool
+    return ThreadExecutor(executor._max_workers, submit=executor.submit)
 
 
 @contextmanager
@@ -204,9 +190,8 @@ def lasting_threads(executor: Executor) -> Iterator[Executor]:
     A thread that begins while another computes waits for the interpreter's lock, and who hands out tasks
     waits for the thread: milliseconds of each pass.
     """
-    own = isinstance(executor, ThreadExecutor) and executor.compute is compute_in_threads
-    if not own or dask.config.get("pool", None) is not None:
+    if not isinstance(executor, ThreadExecutor) or executor.submit is not None:
         yield executor
         return
-    with _own_threads(executor.threads) as threads:
-        yield ThreadExecutor(executor.threads, partial(_computed, threads.submit, executor.threads))
+    with _own_threads(executor.threads) as submit:
+        yield replace(executor, submit=submit)

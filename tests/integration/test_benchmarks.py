@@ -116,15 +116,14 @@ def test_scheduling(main_of, capsys, tmp_path):
     arguments += ["--idle-seconds", "0.5"]
     in_threads, on_cluster = main_of("scheduling")(arguments)
     assert (in_threads.scheduler, on_cluster.scheduler) == ("threads", "cluster")
+    assert (in_threads.merges, on_cluster.merges) == (0, 1)
     for cost in (in_threads, on_cluster):
-        assert (cost.chunks, cost.tasks, cost.merges) == (40, 5, 1)
+        assert (cost.chunks, cost.tasks) == (40, 5)
         assert 0 < cost.outside < 1
         assert 0 < cost.driver < 1
     assert in_threads.idle is None
     assert 0 < on_cluster.idle < 1
-    assert in_threads.graph > 0
-    assert on_cluster.graph is None
-    assert capsys.readouterr().out.count("| em-tau | 40 | 5 | 1 |") == 2
+    assert capsys.readouterr().out.count("| em-tau | 40 | 5 |") == 2
 
 
 def test_small_chunks(main_of, capsys, tmp_path):

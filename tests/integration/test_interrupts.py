@@ -122,18 +122,19 @@ work, expected = lambda: each(lambda item: 2 * item, range(6)), [0, 2, 4, 6, 8, 
 """
 
 PASS = """
-import dask
-from emtau_dask.execution.threads import compute_in_own_threads
-from emtau_dask.interrupts import Stop
-parts = {("part", i): (lambda i: 2 * i, i) for i in range(6)}
-graph = parts | {"all": (lambda *found: [*found], *parts)}
-work, expected = lambda: compute_in_own_threads(graph, "all", 2, Stop(), threads=2), [0, 2, 4, 6, 8, 10]
+from functools import partial
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.threads import ThreadExecutor
+costs = dict.fromkeys(range(6), 2.0**30)
+a_pass = Pass(lambda i: [2 * i], partial(sum, start=[]), [], {i: i for i in costs}, "test", "", costs)
+work, expected = lambda: ThreadExecutor(2).map_reduce(a_pass, SilentObserver()), [0, 2, 4, 6, 8, 10]
 """
 
 EVERYWHERE = """
 import dis, faulthandler, sys
-from emtau_dask import calls
-calls.LEAVE_SECONDS = 0.05
+from emtau_dask import interrupts
+interrupts.LEAVE_SECONDS = 0.05
 AFTER = ("CALL", "RESUME", "JUMP_BACKWARD")  # where Python lets a handler of signals run
 
 def interrupted_at(n):

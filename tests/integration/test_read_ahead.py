@@ -32,9 +32,9 @@ START = {
 }
 
 
-def fit(X, algorithm="em", ahead="64 MiB", scheduler="synchronous", max_iter=3, **fit_options):
+def fit(X, algorithm="em", ahead="64 MiB", threads=1, max_iter=3, **fit_options):
     mixture = GaussianMixture(K, algorithm=algorithm, tol=0, max_iter=max_iter, random_state=0, **START)
-    settings = {"emtau.read-ahead-bytes": ahead, "scheduler": scheduler, "num_workers": 2}
+    settings = {"emtau.read-ahead-bytes": ahead, "scheduler": "threads", "num_workers": threads}
     with warnings.catch_warnings(), dask.config.set(settings):
         warnings.simplefilter("ignore", ConvergenceWarning)
         return mixture.fit(X, **fit_options)
@@ -157,39 +157,39 @@ POLICIES = [
 def test_the_bits_and_the_reads_are_those_without(path, algorithm, cache):
     weights = np.random.default_rng(1).integers(0, 3, N).astype(float)
 
-    def found(ahead, scheduler):
+    def found(ahead, threads):
         store = Reads(LocalStore(path, read_only=True))
         X = as_source(zarr.open_array(store=store, mode="r"), ndim=2, what="X")
         with dask.config.set({"emtau.cache-bytes": cache}):
-            mixture = fit(X, algorithm, ahead, scheduler, max_iter=7, sample_weight=weights)
+            mixture = fit(X, algorithm, ahead, threads, max_iter=7, sample_weight=weights)
         return (
             mixture,
             [(record.bytes_read, record.chunks_processed) for record in mixture.history_],
             store.chunks,
         )
 
-    without, work, read = found(0, "synchronous")
-    for scheduler in ("synchronous", "threads"):
-        with_it, same_work, same_read = found("64 MiB", scheduler)
+    without, work, read = found(0, 1)
+    for threads in (1, 2):
+        with_it, same_work, same_read = found("64 MiB", threads)
         assert_same_bits(with_it, without)
         assert same_work == work
         assert sorted(same_read) == sorted(read)
 
 
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("ahead", [0, "64 MiB"])
-def test_a_read_that_fails_is_the_same_error(scheduler, ahead):
+def test_a_read_that_fails_is_the_same_error(threads, ahead):
     def on_read(chunk):
         if chunk == 7:
             raise InvalidDataError("chunk 7 is damaged")
 
     X, _ = source_of(on_read)
     with pytest.raises(InvalidDataError, match=r"^chunk 7 is damaged$"):
-        fit(X, scheduler=scheduler, ahead=ahead)
+        fit(X, threads=threads, ahead=ahead)
 
 
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
-def test_an_interrupt_leaves_no_reader(scheduler):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_leaves_no_reader(threads):
     begun = threading.Event()
 
     def on_read(chunk):
@@ -202,7 +202,7 @@ def test_an_interrupt_leaves_no_reader(scheduler):
 
     X, _ = source_of(on_read)
     with pytest.raises(KeyboardInterrupt):
-        fit(X, Telling(scoring), scheduler=scheduler)
+        fit(X, Telling(scoring), threads=threads)
 
 
 @pytest.mark.parametrize("value", ["much", -1, True, None])

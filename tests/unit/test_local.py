@@ -1,26 +1,27 @@
-"""Tasks in threads of this process: which thread runs what, and what is left of a graph that fails."""
+"""Passes in threads of this process: which thread runs what, and what is left of a pass that fails."""
 
 import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.pool import ThreadPool
 
 import dask
 import pytest
 
-from emtau_dask.execution.threads import ThreadExecutor, compute_here, compute_in_threads, lasting_threads
-from emtau_dask.interrupts import Stop
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.graph import MAX_BATCH_COST
+from emtau_dask.execution.threads import ThreadExecutor, lasting_threads
 
 
-def gathered(*found):
-    return [*found, threading.current_thread()]
-
-
-def graph(task, n):
-    """Return ``n`` tasks, each told its number, and one that has what they gave and its own thread."""
-    parts = {("part", i): (task, i) for i in range(n)}
-    return {**parts, "whole": (gathered, *parts)}
+def found_by(task, n, executor=None, observer=None):
+    """Return what ``n`` tasks, each told its number and too large for a batch, gave; in order."""
+    costs = dict.fromkeys(range(n), 2.0 * MAX_BATCH_COST)
+    work = Pass(lambda i: [task(i)], partial(sum, start=[]), [], {i: i for i in costs}, "test", "", costs)
+    return (executor or choose_executor()).map_reduce(work, observer or SilentObserver())
 
 
 def where(_):
@@ -29,34 +30,21 @@ def where(_):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_as_many_threads_as_dask_is_told_run_tasks_and_the_caller_the_last(threads):
+def test_as_many_threads_as_dask_is_told_run_tasks_and_are_gone_at_the_end(threads):
     with dask.config.set(num_workers=threads):
-        *others, last = compute_in_threads(graph(where, 12), "whole", 2, Stop())
-    assert last is threading.current_thread()
-    assert last not in others
-    assert len(set(others)) == threads
+        found = set(found_by(where, 12))
+    assert len(found) == threads
+    assert threading.current_thread() not in found
+    assert not any(thread.is_alive() for thread in found)
 
 
-def test_the_only_task_runs_in_the_thread_that_waits():
-    assert compute_in_threads({"only": (where, 0)}, "only", 2, Stop()) is threading.current_thread()
-
-
-def test_threads_are_gone_when_the_graph_is_done():
-    *threads, _ = compute_in_threads(graph(where, 12), "whole", 2, Stop())
-    assert threads
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_a_pool_that_dask_is_given_is_used():
-    with ThreadPoolExecutor(2, thread_name_prefix="given") as pool, dask.config.set(pool=pool):
-        *others, last = compute_in_threads(graph(where, 6), "whole", 2, Stop())
-    assert all(thread.name.startswith("given") for thread in others)
-    assert last is threading.current_thread()
-
-
-def test_pools_of_other_kinds_are_left_to_dask():
-    with ThreadPool(2) as pool, dask.config.set(pool=pool):
-        assert threading.current_thread() not in compute_in_threads(graph(where, 6), "whole", 2, Stop())
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ThreadPool])
+def test_a_pool_that_dask_is_given_is_used_and_stays(pool):
+    with pool(2) as given, dask.config.set(pool=given):
+        first, second = set(found_by(where, 12)), set(found_by(where, 12))
+        assert len(first | second) == 2
+        assert all(thread.is_alive() for thread in first)
+        assert threading.current_thread() not in first
 
 
 def test_a_thread_has_its_next_task_before_the_caller_hears_of_the_last():
@@ -68,13 +56,12 @@ def test_a_thread_has_its_next_task_before_the_caller_hears_of_the_last():
         if len(ran) == 2:
             two_ran.set()
 
-    class Slow(dask.callbacks.Callback):
-        def _posttask(self, *_):
+    class Slow(SilentObserver):
+        def chunks_done(self, count):
             assert two_ran.wait(10)
 
-    with dask.config.set(num_workers=1), Slow():
-        compute_in_threads(graph(task, 4), "whole", 2, Stop())
-    assert sorted(ran) == [0, 1, 2, 3]
+    found_by(task, 4, ThreadExecutor(1), Slow())
+    assert ran == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -88,36 +75,22 @@ def test_after_an_error_tasks_that_lie_ready_do_not_begin(threads):
             raise LookupError(i)
         may_end.wait(3)
 
-    with dask.config.set(num_workers=threads), pytest.raises(LookupError):
-        compute_in_threads(graph(task, 20), "whole", 2, Stop())
+    with pytest.raises(LookupError):
+        found_by(task, 20, ThreadExecutor(threads))
     may_end.set()
-    with dask.config.set(num_workers=threads):
-        compute_in_threads(graph(where, 2 * threads), "whole", 2, Stop())
     assert len(began) <= 1 + threads
 
 
-def test_errors_of_the_last_task_are_raised():
-    def failing(*_):
-        raise LookupError("at last")
-
-    with pytest.raises(LookupError, match="at last"):
-        compute_in_threads({"part": (where, 0), "whole": (failing, "part")}, "whole", 2, Stop())
-
-
-def test_tasks_may_compute_themselves():
+def test_tasks_may_run_passes_themselves():
     def nested(_):
-        return compute_in_threads(graph(where, 3), "whole", 2, Stop())[-1] is threading.current_thread()
+        return len(found_by(where, 3, ThreadExecutor(2)))
 
-    with dask.config.set(num_workers=2):
-        *found, _ = compute_in_threads(graph(nested, 5), "whole", 2, Stop())
-    assert found == [True] * 5
+    assert found_by(nested, 5, ThreadExecutor(2)) == [3] * 5
 
 
-def test_threads_that_last_run_one_graph_after_another_and_are_gone_at_the_end():
-    with lasting_threads(ThreadExecutor(2, compute_in_threads)) as executor:
-        found = [executor.compute(graph(where, 12), "whole", 2, Stop()) for _ in range(3)]
-        assert {last for *_, last in found} == {threading.current_thread()}
-        threads = {thread for *others, _ in found for thread in others}
+def test_threads_that_last_run_one_pass_after_another_and_are_gone_at_the_end():
+    with lasting_threads(ThreadExecutor(2)) as executor:
+        threads = {thread for _ in range(3) for thread in found_by(where, 12, executor)}
         assert len(threads) == 2
         assert all(thread.is_alive() for thread in threads)
     assert not any(thread.is_alive() for thread in threads)
@@ -135,9 +108,9 @@ def test_threads_that_last_end_with_an_error_which_does_not_wait_for_them(error)
     found = []
 
     def fails_beside_a_task():
-        with lasting_threads(ThreadExecutor(1, compute_in_threads)) as executor:
-            found.append(executor.compute(graph(where, 1), "whole", 2, Stop())[0])
-            found.append(threading.Thread(target=executor.compute, args=(graph(task, 1), "whole", 2, Stop())))
+        with lasting_threads(ThreadExecutor(1)) as executor:
+            found.extend(found_by(where, 1, executor))
+            found.append(threading.Thread(target=found_by, args=(task, 1, executor)))
             found[1].start()
             assert began.wait(10)
             raise error
@@ -151,11 +124,8 @@ def test_threads_that_last_end_with_an_error_which_does_not_wait_for_them(error)
         assert not thread.is_alive()
 
 
-def test_threads_that_are_not_the_executors_own_are_used_as_they_are():
-    serial = ThreadExecutor(1, compute_here)
-    with lasting_threads(serial) as executor:
-        assert executor is serial
+def test_a_pool_of_the_users_is_no_executors_to_end():
     with ThreadPoolExecutor(2) as pool, dask.config.set(pool=pool):
-        of_pool = ThreadExecutor(2, compute_in_threads)
-        with lasting_threads(of_pool) as executor:
-            assert executor is of_pool
+        executor = choose_executor()
+        with lasting_threads(executor) as lasting:
+            assert lasting is executor

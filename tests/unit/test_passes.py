@@ -101,6 +101,7 @@ def test_the_configured_scheduler_is_used():
     assert found == f"({name} {name})"
 
 
+@pytest.mark.parametrize("scheduler", ["synchronous", "processes"], indirect=True)
 @pytest.mark.usefixtures("scheduler")
 def test_the_payload_is_one_key_of_the_graph_which_local_schedulers_do_not_run():
     with Tasks() as tasks:
