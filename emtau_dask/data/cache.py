@@ -130,7 +130,7 @@ class _File:
         try:
             with path.open("xb") as file:
                 for array in found.arrays:
-                    array.tofile(file)
+                    file.write(array.data)
         except OSError:
             path.unlink(missing_ok=True)
             raise

@@ -187,13 +187,12 @@ class TestWhatIsRead:
 
 class TestFailures:
     def test_a_disk_that_is_full(self, stored, monkeypatch):
-        def full(file, array, **options):
-            file.write(b"some")
+        def full(folder, found):
             raise OSError(28, "No space left on device")
 
         without = fit(stored, Tenth(), cache=0)
         with monkeypatch.context() as patch:
-            patch.setattr(rowcache.np, "save", full)
+            patch.setattr(rowcache._File, "write", full)
             found = fit(stored, Tenth(), cache=1)
         assert_same_bits(found, without)
         assert bytes_of(found) == bytes_of(without)

@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+import resource
 import subprocess
 import sys
 import threading
@@ -234,18 +235,17 @@ class TestState:
 
 
 class TestFilesThatFail:
-    def test_a_full_disk_leaves_what_was_there(self, scratch, monkeypatch):
-        def full(file, array, **options):
-            file.write(b"some")
-            raise OSError(28, "No space left on device")
-
+    def test_what_cannot_be_written_whole_leaves_what_was_there(self, scratch):
+        """The limit of a file's size fails as a full disk does, in the middle of an array."""
         cache = RowCache("mine", 0)
         cache.keep(0, rows_at([1, 2, 3]))
-        before = files_in(scratch)
-        with monkeypatch.context() as patch:
-            patch.setattr(np, "save", full)
+        before, (soft, hard) = files_in(scratch), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+        try:
             cache.keep(0, rows_at([1, 2]))
             cache.keep(1, rows_at([1, 2]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert files_in(scratch) == before
         assert cache.find(0, np.array([1]))[0].positions.tolist() == [1, 2, 3]
         assert cache.find(1, np.array([1])) is None
