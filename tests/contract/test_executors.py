@@ -24,9 +24,8 @@ from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, Pass, ReadingT
 FAN_IN = 8
 EXECUTORS = ["threads", "one thread", "processes", "cluster"]
 OWN = "processes of the pass"
-and_processes_of_the_pass = pytest.mark.parametrize(
-    "executor", [*EXECUTORS, pytest.param(OWN, marks=pytest.mark.cluster)], indirect=True
-)
+SLOW_TO_BEGIN = pytest.param(OWN, marks=pytest.mark.cluster)
+and_processes_of_the_pass = pytest.mark.parametrize("executor", [*EXECUTORS, SLOW_TO_BEGIN], indirect=True)
 """For what depends on how processes begin and end; the others share a pool, as starting one takes seconds."""
 
 
@@ -139,7 +138,7 @@ def interrupt_once_there_is_any(folder):
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("executor", ["threads", "one thread", OWN, "cluster"], indirect=True)
+@pytest.mark.parametrize("executor", ["threads", "one thread", SLOW_TO_BEGIN, "cluster"], indirect=True)
 def test_after_an_interrupt_tasks_that_did_not_begin_never_do(executor, tmp_path):
     """Some may have been at hand where the interrupt was not known; a pool of the user's has all of them."""
     items = {chunk: chunk for chunk in range(200)}

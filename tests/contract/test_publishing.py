@@ -131,8 +131,7 @@ class TestAlone:
 
 
 @pytest.mark.kills
-@pytest.mark.sample
-@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("overwrite", [pytest.param(True), pytest.param(False, marks=pytest.mark.sample)])
 def test_a_process_killed_at_any_step_leaves_the_old_or_the_new(zygote, place, overwrite):
     """At the place, or for the next one to put back there, which also removes what was left."""
     put_back = 0

@@ -270,6 +270,7 @@ def test_the_dashboard_of_a_local_cluster_is_named_and_a_busy_port_is_no_trouble
         assert "already in use" not in process.communicate()[1]
 
 
+@pytest.mark.cluster
 def test_worker_processes_give_the_same_bits(data, undisturbed, tmp_path):
     result = emtau("fit", config_of(tmp_path, data), "--scheduler", "processes", "--workers", 1)
     assert result.exit_code == NOT_CONVERGED, result.stderr

@@ -178,7 +178,10 @@ def test_a_model_without_a_run_has_no_recorded_data(run):
     assert "does not say where its data are" in result.output
 
 
-@pytest.mark.parametrize(("n", "d"), [(300, 1), (300, 2), (1500, 2)])
+@pytest.mark.parametrize(
+    ("n", "d"),
+    [(300, 1), *(pytest.param(*size, marks=pytest.mark.exhaustive) for size in [(300, 2), (1500, 2)])],
+)
 def test_pictures_have_ids_of_their_own_and_styles_that_end_with_them(n, d):
     """Over points, over densities, and as curves."""
     X = rows_of(n, d)

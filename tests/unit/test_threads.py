@@ -77,7 +77,7 @@ seen["both threads left"] = limits()
 
 broken = []
 def hammer():
-    for _ in range(30):
+    for _ in range(10):
         if held() != [1]:
             broken.append(limits())
 threads = [threading.Thread(target=hammer) for _ in range(4)]
@@ -87,7 +87,7 @@ seen["broken by hammering"] = broken
 seen["hammered"] = limits()
 
 lingered = []
-for _ in range(1000):
+for _ in range(100):
     with threads_side_by_side():
         with threads_side_by_side():
             pass

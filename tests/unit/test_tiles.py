@@ -668,6 +668,7 @@ print(GaussianMixture(1, algorithm="em").fit(np.arange(20.0).reshape(10, 2)).mea
 """
 
 
+@pytest.mark.exhaustive
 def test_no_library_is_loaded_while_loops_are_compiled_which_need_not_be_kept():
     """A thread that compiles would stop for ever where threadpoolctl goes through them meanwhile."""
     command = [sys.executable, "-c", LATER_LIBRARIES]
