@@ -493,6 +493,7 @@ class TestTemporaryJournal:
         assert ended.returncode == 130
         assert list(temporary.iterdir()) == []
 
+    @pytest.mark.kills
     def test_what_a_killed_process_left_goes_with_the_next_fit(self, temporary):
         with process_of(KEEPER, temporary) as killed, process_of(KEEPER, temporary) as living:
             roots = [Path(process.stdout.readline().decode().strip()) for process in (killed, living)]

@@ -181,7 +181,6 @@ def test_reading_below_a_file(base, reader):
 MIXTURE = ["dataset", "mixture", "--rows", "50", "--features", "16"]
 
 
-@pytest.mark.sample
 def test_a_log_on_a_full_disk_ends_no_work(tmp_path):
     """/dev/full takes nothing; the results are those of a run whose log is read."""
     with Path("/dev/full").open("w") as log:

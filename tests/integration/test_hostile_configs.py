@@ -135,6 +135,7 @@ def test_an_override_is_bounded_as_a_file_is(text, tmp_path):
     fit_of(GOOD, tmp_path, "--set", f"{'a.' * 10_000}b=1")
 
 
+@pytest.mark.exhaustive
 def test_a_file_without_end_is_not_read_to_it():
     def bounded():
         resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
@@ -172,6 +173,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("what", LONG)
+@pytest.mark.exhaustive
 def test_a_long_value_is_shown_in_time(what, tmp_path):
     """What hides secrets in messages went over it once for each of its characters."""
     assert "stop.max_iter" in fit_of(f"{GOOD}stop: {{max_iter: '{LONG[what]}: '}}\n", tmp_path)

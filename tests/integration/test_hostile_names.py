@@ -14,6 +14,7 @@ import pytest
 import zarr
 from commands import emtau as run
 from reliability.damage import manifest_of
+from tiers import exhaustive_but
 
 from emtau_dask import (
     CheckpointCorruptError,
@@ -68,7 +69,7 @@ def emtau(*arguments, code=0):
     return result.output
 
 
-@pytest.mark.parametrize("store", STORED)
+@pytest.mark.parametrize("store", exhaustive_but({in_parquet}, STORED))
 def test_the_command_line_shows_no_name_raw(store):
     names = STORED[store]
     data = store(frame(names))
@@ -84,7 +85,7 @@ def test_the_command_line_shows_no_name_raw(store):
         assert "\\x9b2J\\u202e" in html
 
 
-@pytest.mark.parametrize("store", STORED)
+@pytest.mark.parametrize("store", exhaustive_but({in_parquet}, STORED))
 def test_refusals_show_no_name_raw(store):
     names = STORED[store]
     emtau("fit", store(frame(names)), "-k", "2", "-o", "out")

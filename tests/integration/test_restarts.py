@@ -31,6 +31,7 @@ def fitted(checkpoint=None):
 
 
 @pytest.mark.parametrize("first", range(1, ITERATIONS * STARTS))
+@pytest.mark.kills
 def test_interrupted_twice_anywhere(tmp_path, first):
     expected = fitted()
     with interrupted(first + 1), pytest.raises(KeyboardInterrupt):

@@ -98,6 +98,7 @@ def puts_of_a_save(s3):
     return len(puts)
 
 
+@pytest.mark.kills
 def test_an_object_store_that_refuses_a_write(s3, tmp_path):
     """The first, one in between, the last; those that went well before are removed."""
     total = puts_of_a_save(s3)

@@ -169,6 +169,7 @@ def test_any_place_of_a_checkpoint_keeps_a_selection(kind, stored, expected, fit
     assert not fitted
 
 
+@pytest.mark.kills
 def test_a_damaged_model_in_a_bucket_is_fitted_again_and_an_unreachable_one_is_not(
     s3, stored, expected, fitted
 ):
@@ -185,6 +186,7 @@ def test_a_damaged_model_in_a_bucket_is_fitted_again_and_an_unreachable_one_is_n
     assert set(fitted) == {("full", 2)}
 
 
+@pytest.mark.kills
 def test_a_store_that_fails_ends_the_selection_which_goes_on_afterwards(s3, stored, expected, fitted):
     def second_document(method, path):
         return method == "PUT" and path.partition("?")[0].endswith("candidates/diag-3.json")

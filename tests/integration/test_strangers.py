@@ -269,6 +269,7 @@ def test_a_person_at_a_terminal_is_asked(answers, made_up, tmp_path):
     assert code == (NOT_CONVERGED if answers == ["y"] else BAD_USAGE), said
 
 
+@pytest.mark.kills
 def test_ones_own_run_goes_on_with_what_an_interrupt_says(begun, tmp_path):
     """Results that do not lie beside the checkpoint are named in the command that goes on."""
     out = tmp_path / "results" / "with  two spaces: and a colon"

@@ -57,6 +57,7 @@ def test_threads_change_no_bit(tmp_path, case, source):
 
 
 @pytest.mark.parametrize("case", exhaustive_but({"auto", "em-tau"}, CASES))
+@pytest.mark.exhaustive
 def test_what_is_cached_changes_no_bit(tmp_path, case):
     """Rows in memory, in files, and read again each time."""
     X = zarr.create_array(tmp_path / "X.zarr", data=ROWS, chunks=(CHUNK, 2))

@@ -132,6 +132,7 @@ def test_bound_of_features_correlated_at_1_minus_1e_8(fit, covariance_type, cont
 
 
 @pytest.mark.parametrize("case", cases.ONE_EACH, ids=str)
+@pytest.mark.exhaustive
 def test_bound_of_correlated_features_with_partial_passes(fit, case):
     X = correlated(5e-4)
     given = starts.start(X, 2, "full")

@@ -12,6 +12,7 @@ import pytest
 from counting import Tasks, chunks_of, expected_batches, layer, one_chunk_a_task, processed
 from passes import Recorder, expected_tree, joined, run_pass
 from processes import pool_of_two
+from tiers import exhaustive_but
 
 from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.execution.executor import NO_SOURCE
@@ -101,7 +102,9 @@ def test_the_configured_scheduler_is_used():
     assert found == f"({name} {name})"
 
 
-@pytest.mark.parametrize("scheduler", ["synchronous", "processes"], indirect=True)
+@pytest.mark.parametrize(
+    "scheduler", exhaustive_but({"synchronous"}, ["synchronous", "processes"]), indirect=True
+)
 @pytest.mark.usefixtures("scheduler")
 def test_the_payload_is_one_key_of_the_graph_which_local_schedulers_do_not_run():
     with Tasks() as tasks:
