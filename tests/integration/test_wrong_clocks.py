@@ -1,5 +1,6 @@
 """Fits whose wall clock jumps by days and years, there and back, while they run."""
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -46,7 +47,8 @@ def computing(way):
 
 
 def jumping(folder, way):
-    """Fit, resume and save in a process whose clock jumps."""
+    """Fit, resume and save in a process whose clock jumps; where it hangs, say where."""
+    faulthandler.dump_traceback_later(0.8 * GUARD)
     clock, met = folder / "clock", []
 
     class Observer(SilentObserver):
