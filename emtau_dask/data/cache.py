@@ -146,9 +146,8 @@ class _File:
             if not _covers(positions, wanted):
                 return None
             rows, *weights = arrays
-            return CachedRows(
-                positions, rows, weights[0] if weights else None, self.source_bytes
-            ), file.tell()
+            found = CachedRows(positions, rows, weights[0] if weights else None, self.source_bytes)
+            return found, file.tell()
 
 
 @dataclass(frozen=True, eq=False)

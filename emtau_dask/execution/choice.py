@@ -12,13 +12,13 @@ import dask.threaded
 from emtau_dask.execution.dask_graph import GraphExecutor, computed
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.scheduler import active_client, local_scheduler, local_threads, threads_of_process
-from emtau_dask.execution.threads import ThreadExecutor, in_turn, threads_of_dask
+from emtau_dask.execution.threads import ThreadExecutor, threads_of_dask
 from emtau_dask.interrupts import interruptible_at_once
 
 
 def one_thread() -> Executor:
     """Return the executor that computes in the calling thread."""
-    return ThreadExecutor(1, submit=in_turn)
+    return ThreadExecutor(1, dask.get)
 
 
 def choose_executor() -> Executor:
@@ -34,7 +34,7 @@ def choose_executor() -> Executor:
     client, schedule = active_client(), local_scheduler()
     if schedule is dask.threaded.get:
         return threads_of_dask(local_threads())
-    return GraphExecutor(client) if schedule is None else ThreadExecutor(1, dask.get)
+    return GraphExecutor(client) if schedule is None else one_thread()
 
 
 def here() -> Executor:
