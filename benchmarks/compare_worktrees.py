@@ -171,8 +171,8 @@ def figures_of(tree: Tree, benchmark: str, folder: Path) -> dict[str, float]:
 
 def print_pairs(trees: tuple[Tree, Tree], benchmarks: list[str], pairs: int) -> None:
     print(f"## Pairs: {pairs} of each, in turn\n")
-    lines = []
     for benchmark in benchmarks:
+        lines = []
         began = time.monotonic()
         found: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
         with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +190,7 @@ def print_pairs(trees: tuple[Tree, Tree], benchmarks: list[str], pairs: int) -> 
             ratio = f"{statistics.median(ratios):.3f}"
             lines.append([f"{benchmark}: {figure}", *medians, ratio, f"{low:.3f} to {high:.3f}"])
         print(f"{benchmark}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    table(["figure", *(tree.name for tree in trees), "ratio", "interval"], lines)
+        table(["figure", *(tree.name for tree in trees), "ratio", "interval"], lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
