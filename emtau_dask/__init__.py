@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from emtau_dask.checkpoint.run import open_run
     from emtau_dask.errors import (
         CheckpointCorruptError,
         CheckpointError,
@@ -44,6 +45,7 @@ __all__ = [
     "MixtureOutlierDetector",
     "SingularComponentError",
     "StorageError",
+    "open_run",
     "select_components",
 ]
 
@@ -51,6 +53,7 @@ _POLICIES = ("EMLazy", "EMSampled", "EMStar", "EMTau", "FullEM")
 _HOMES = {
     "GaussianMixture": "estimator",
     "MixtureOutlierDetector": "estimator.outliers",
+    "open_run": "checkpoint.run",
     "select_components": "selection",
 }
 _HOMES |= dict.fromkeys(_POLICIES, "policies")

@@ -199,6 +199,7 @@ class AttemptEntry(_Entry):
     id: Attempt
     fields: list[str]
     dtypes: list[Literal["bool", "uint8", "uint16", "uint32", "uint64"]]
+    kept: list[str]
     object_rows: Count
 
 

@@ -7,9 +7,9 @@ used. A commit whose objects are whole, but whose content is impossible, is refu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -235,6 +235,8 @@ class WholeCommit:
             n_fields = len(set(attempt.fields))
             if not 0 < n_fields == len(attempt.fields) == len(attempt.dtypes) <= MAX_FIELDS:
                 raise self._impossible(f"the row arrays {attempt.fields} have the dtypes {attempt.dtypes}")
+            if not set(attempt.kept) <= set(attempt.fields):
+                raise self._impossible(f"it keeps {attempt.kept} of the row arrays {attempt.fields}")
             if attempt.object_rows > self.most_object_rows:
                 raise self._impossible(
                     f"an object of row state has {attempt.object_rows:,} rows, where chunks like these need "
@@ -246,7 +248,10 @@ class WholeCommit:
             return {}
         table, digests = self._table(entry), self._array("digests", entry.digests)
         attempts = self.manifest.attempts
-        fields = [RowFields(tuple(one.fields), tuple(one.dtypes), one.object_rows) for one in attempts]
+        fields = [
+            RowFields(tuple(one.fields), tuple(one.dtypes), one.object_rows, tuple(one.kept))
+            for one in attempts
+        ]
         found: dict[tuple[int, int, int, bytes], StateObject] = {}
         slots = {}
         for chunk, (number, step, first, row, _) in enumerate(table.tolist()):
@@ -325,7 +330,7 @@ def _manifest(log: CommitLog, number: int) -> Manifest:
 
 
 def read_commit(log: CommitLog, number: int) -> WholeCommit:
-    """Return a commit after reading every object that it refers to.
+    """Return a commit after reading every object that it refers to, but for row state.
 
     Its settings, which are bounded, give the sizes that its objects must have. Raises
     `CheckpointCorruptError` where the commit or an object is missing or altered, or where sizes contradict
@@ -349,29 +354,45 @@ def read_commit(log: CommitLog, number: int) -> WholeCommit:
     layouts = array_layouts(config, n_chunks, prefix="", n_steps=1)
     limit = 2 * max(8 * math.prod(layout.chunks) for layout in layouts.values()) + 1024
 
-    def read(place: ArrayRef | StateObject) -> bytes:
-        most = limit if isinstance(place, ArrayRef) else place.fields.most_bytes
-        return read_verified(log.objects, place.key, place.sha256, most)
+    def read(ref: ArrayRef) -> bytes:
+        return read_verified(log.objects, ref.key, ref.sha256, limit)
 
     refs = set(references_of(manifest))
-    commit = WholeCommit(log, manifest, layouts, most_rows, dict(zip(refs, each(read, refs), strict=True)))
-    each(lambda stored: len(read(stored)), commit.row_state)  # Without keeping the bytes.
+    return WholeCommit(log, manifest, layouts, most_rows, dict(zip(refs, each(read, refs), strict=True)))
+
+
+def verify_row_state(commit: WholeCommit) -> WholeCommit:
+    """Read every object of a commit's row state; raises `CheckpointCorruptError` as `read_commit` does."""
+    objects = commit.log.objects
+    each(
+        lambda stored: len(read_verified(objects, stored.key, stored.sha256, stored.fields.most_bytes)),
+        commit.row_state,
+    )  # Without keeping the bytes.
     return commit
 
 
 def read_newest(log: CommitLog) -> SavedFit:
-    """Return the newest whole commit, also where another process commits meanwhile.
+    """Return the newest whole commit, row state included, also where another process commits meanwhile.
 
     Raises `CheckpointCorruptError` where no commit is whole, and says what is wrong with the newest; or where
     the content of the newest whole one is impossible.
     """
+    return _newest(log, lambda number: verify_row_state(read_commit(log, number)))
+
+
+def open_newest(log: CommitLog) -> SavedFit:
+    """Return what `read_newest` does, without reading row state."""
+    return _newest(log, partial(read_commit, log))
+
+
+def _newest(log: CommitLog, read: Callable[[int], WholeCommit]) -> SavedFit:
     while True:
         numbers = log.numbers()
         log.last = max(numbers, default=log.last)
         passed_over: list[str] = []
         for number in reversed(numbers):
             try:
-                commit = read_commit(log, number)
+                commit = read(number)
             except CheckpointCorruptError as error:
                 passed_over.append(str(error))
                 if max(log.numbers(), default=-1) > log.last:

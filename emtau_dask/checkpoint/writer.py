@@ -41,6 +41,7 @@ from emtau_dask.checkpoint.manifest import (
     references_of,
 )
 from emtau_dask.checkpoint.reader import SavedFit
+from emtau_dask.checkpoint.rows import remove_rows, write_rows
 from emtau_dask.em.contents import Contents
 from emtau_dask.em.starts import KMEANS_PASSES, GivenParameters
 from emtau_dask.em.state import FitState, Progress, RunState
@@ -108,6 +109,7 @@ class CheckpointJournal:
         self._environment = numerical_environment(compiled=compiled)
         self._attempt = new_attempt(max(log.last, 0))
         self._prefix = f"attempts/{self._attempt}"
+        self._data = data
         n_chunks = sum(count for _, count in data.chunks)
         passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
         n_steps = STEPS_PER_PASS * config.n_init * passes + 1
@@ -134,6 +136,8 @@ class CheckpointJournal:
                     f"the policy keeps the row arrays {list(ours)}; the checkpointed run had "
                     f"{attempt.fields}. Give the policy that the run was begun with."
                 )
+        if saved.state.finished and not state.finished:
+            remove_rows(self.objects)
         self.state = state
         self._log.keep(saved.number, saved.references)
         self._seen = set(_stored_by(saved.state))
@@ -229,9 +233,16 @@ class CheckpointJournal:
         LOG.debug("commit %d", self._log.last)
         self._unsynced -= references
         self._stored, self._attempts, self._step = entries.stored, entries.attempts, entries.last_step
+        self._leave_rows(state)
         if state.finished or not self._swept:
             self._log.sweep_everything(self._attempt)
             self._swept = True
+
+    def _leave_rows(self, state: FitState) -> None:
+        """Leave the row state of a fit that has ended as plain arrays."""
+        if state.finished and state.current is not None and self.fields is not None:
+            chunk_rows = [rows for rows, count in self._data.chunks for _ in range(count)]
+            write_rows(self.objects, self._log.last, self.fields, chunk_rows, state.current)
 
 
 class _Entries:
@@ -262,6 +273,7 @@ class _Entries:
                     "id": name,
                     "fields": list(fields[name].names),
                     "dtypes": list(fields[name].dtypes),
+                    "kept": list(fields[name].kept),
                     "object_rows": fields[name].object_rows,
                 }
             )

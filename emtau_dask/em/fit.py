@@ -20,7 +20,7 @@ from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import Journal
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
-from emtau_dask.em.settings import FINER, EmSettings
+from emtau_dask.em.settings import FINER, EmSettings, most_on_samples
 from emtau_dask.em.starts import (
     STARTS,
     GivenParameters,
@@ -190,7 +190,7 @@ class _Fixed:
 
     def contest_over(self, run: RunState) -> bool:
         """Whether the starts made the iterations that a fit may make on samples: the best one goes on."""
-        return run.iteration >= self.settings.em.most_on_samples
+        return run.iteration >= most_on_samples(self.settings.em.max_iter)
 
 
 def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:

@@ -19,7 +19,6 @@ from emtau_dask.mixture.missing import PatternKernels
 from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density, m_step, tempered
 from emtau_dask.mixture.plan import DOUBLE, KernelPlan, plan_kernel, plan_tiles
 from emtau_dask.mixture.statistics import SufficientStatistics, merge
-from emtau_dask.policies.policy import checked_row_arrays
 from emtau_dask.storage.row_state import RowStateWriter
 
 
@@ -167,9 +166,7 @@ def _e_step(
 ) -> PassTotals:
     tracking = None
     if writer is not None:
-        arrays = checked_row_arrays(settings.policy, problem.n_components, settings.max_iter) or ()
-        kept = frozenset(array.name for array in arrays if array.keep)
-        tracking = RowTracking(settings.policy, writer, kept, problem.context.cache)
+        tracking = RowTracking(settings.policy, writer, problem.context.cache)
         if settings.climbing is not None and state.progress is not None:
             samples = settings.climbing.samples
             tracking = replace(tracking, seed=samples.seed, unsure=state.progress.unsure, left=samples.names)

@@ -69,10 +69,11 @@ def row_fields(rows: Source, n_components: int, policy: ActivityPolicy, max_iter
     if arrays is None:
         return None
     dtypes = {ACTIVE: np.dtype(np.bool_)} | {array.name: array.dtype for array in arrays}
+    kept = [array.name for array in arrays if array.keep]
     longest = max(rows.chunk_rows, default=1)
     if not rows.addressable:  # Each chunk has a task of its own.
-        return RowFields.of(dtypes, longest)
-    return RowFields.of(dtypes, max(1, most_object_rows((length, 1) for length in rows.chunk_rows)))
+        return RowFields.of(dtypes, longest, kept)
+    return RowFields.of(dtypes, max(1, most_object_rows((length, 1) for length in rows.chunk_rows)), kept)
 
 
 class TemporaryJournal:

@@ -25,7 +25,7 @@ from emtau_dask.em.schedule import (
     maximiser_of,
     samples_left,
 )
-from emtau_dask.em.settings import Climbing, EmSettings
+from emtau_dask.em.settings import Climbing, EmSettings, most_on_samples
 from emtau_dask.em.state import RunState
 from emtau_dask.em.sums import PassTotals, merge_frozen
 from emtau_dask.em.task import SampleLevel
@@ -84,7 +84,7 @@ def advance(
     Parameters and errors are those of `iterate`.
     """
     began = time.perf_counter()
-    if settings.climbing is not None and state.iteration >= settings.most_on_samples:
+    if settings.climbing is not None and state.iteration >= most_on_samples(settings.max_iter):
         state = samples_left(state, settings.climbing)
     sample = sample_of(state, settings)
     chunks = problem.chunks

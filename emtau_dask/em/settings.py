@@ -109,10 +109,10 @@ class EmSettings:
         """Whether active rows stand for others; asked once, since a protocol is slow to check."""
         return isinstance(self.policy, WeightedPolicy)
 
-    @property
-    def most_on_samples(self) -> int:
-        """Iterations, those of starts included, after which all rows are scored: half of ``max_iter``."""
-        return self.max_iter // 2
+
+def most_on_samples(max_iter: int) -> int:
+    """Return after how many iterations, those of starts included, all rows are scored: half of them."""
+    return max_iter // 2
 
 
 CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(

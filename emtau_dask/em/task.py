@@ -39,7 +39,7 @@ not those that become inactive."""
 
 @dataclass(frozen=True, eq=False)
 class RowTracking:
-    """A policy and where its row state is stored; for inactive rows all arrays but ``kept`` are set to 0.
+    """A policy and where its row state is stored.
 
     ``seed`` is that of the numbers that are drawn for rows, and ``unsure`` what `Evidence` has of the data.
     ``left`` are the names of the samples that the run has left, under which rows are cached.
@@ -47,7 +47,6 @@ class RowTracking:
 
     policy: ActivityPolicy
     writer: RowStateWriter
-    kept: frozenset[str]
     cache: RowCache | None
     seed: int = 0
     unsure: float = math.nan
@@ -101,7 +100,7 @@ class RowTracking:
         changed: dict[str, NDArray[Any]] = {ACTIVE: np.zeros(n_rows, np.bool_)}
         changed[ACTIVE][positions] = stays
         for name, values in after.items():
-            kept = name in self.kept
+            kept = name in self.writer.fields.kept
             changed[name] = state[name].copy() if kept else np.zeros(n_rows, state[name].dtype)
             changed[name][positions] = values if kept else np.where(stays, values, 0)
         return changed

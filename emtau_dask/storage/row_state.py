@@ -49,17 +49,19 @@ def most_object_rows(chunk_rows: Iterable[tuple[int, int]]) -> int:
 class RowFields:
     """The row arrays of a policy, as fields of one array; ``object_rows`` is the length of every object.
 
-    Each of ``dtypes`` is the smallest that fits its array. They are stored in the widest of them.
+    Each of ``dtypes`` is the smallest that fits its array. They are stored in the widest of them. Inactive
+    rows have their values in the arrays that are ``kept``, and 0 in the others.
     """
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     object_rows: int
+    kept: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, dtypes: Mapping[str, np.dtype[Any]], object_rows: int) -> RowFields:
+    def of(cls, dtypes: Mapping[str, np.dtype[Any]], object_rows: int, kept: Iterable[str] = ()) -> RowFields:
         """Return the fields of arrays by name."""
-        return cls(tuple(dtypes), tuple(dtype.name for dtype in dtypes.values()), object_rows)
+        return cls(tuple(dtypes), tuple(dtype.name for dtype in dtypes.values()), object_rows, tuple(kept))
 
     @property
     def by_name(self) -> dict[str, np.dtype[Any]]:
@@ -183,6 +185,13 @@ class RecentObjects:
                 held -= self._recent.pop(name).result().nbytes
 
 
+def read_slot(state: SlotState, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
+    """Do as `SlotState.read`; an object that other chunks may share is kept decoded for a while."""
+    if n_rows > SHARING_ROWS:
+        return state.read(objects, n_rows)
+    return state.of(of_process(RecentObjects).read(state.object, objects), n_rows, objects)
+
+
 @dataclass(frozen=True)
 class Witness:
     """An object that the fitting process wrote: a process that finds it sees the same store.
@@ -256,14 +265,9 @@ class RowStateWriter:
         return {chunk: SlotState(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
 
     def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Do as `SlotState.read`; raises `CheckpointError` too where this process does not see the store.
-
-        An object that other chunks may share is kept for a while.
-        """
+        """Do as `read_slot`; raises `CheckpointError` too where this process does not see the store."""
         self.witness.check(self.objects)
-        if n_rows > SHARING_ROWS:
-            return state.read(self.objects, n_rows)
-        return state.of(of_process(RecentObjects).read(state.object, self.objects), n_rows, self.objects)
+        return read_slot(state, self.objects, n_rows)
 
 
 def _length(values: Mapping[str, NDArray[Any]]) -> int:

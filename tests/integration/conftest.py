@@ -4,6 +4,8 @@ import pytest
 from clusters import processes
 from reliability.zygote import Zygote
 
+from emtau_dask.storage.commits import CommitLog
+
 
 @pytest.fixture(scope="session")
 def zygote():
@@ -29,3 +31,18 @@ def two_workers(cluster_of_two):
     """The active client of a cluster that many tests share: none kills, adds or configures workers of it."""
     with cluster_of_two.client() as client:
         yield client
+
+
+@pytest.fixture
+def appended(monkeypatch):
+    """Call a function after every commit."""
+    calls = []
+    plain = CommitLog.append
+
+    def append(log, manifest, references):
+        plain(log, manifest, references)
+        for call in calls:
+            call(log)
+
+    monkeypatch.setattr(CommitLog, "append", append)
+    return calls

@@ -16,8 +16,10 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import CheckpointCorruptError, EMTau, GaussianMixture
 from emtau_dask.checkpoint import reader
 from emtau_dask.execution import graph
+from emtau_dask.process import of_process
 from emtau_dask.storage.commits import open_log
 from emtau_dask.storage.objects import digest, digested_document
+from emtau_dask.storage.row_state import RecentObjects
 from emtau_dask.storage.stores import LocalObjects
 
 CHUNKS, CHUNK_ROWS, D = 100, 7, 2
@@ -84,7 +86,7 @@ def test_an_iteration_writes_an_object_for_each_task(tmp_path, monkeypatch, most
     mixture(3, checkpoint=objects).fit(X)
     steps = Counter(map(step_of, objects.puts))
     assert list(steps.values()) == [tasks] * 3
-    assert objects.gets == []
+    assert Counter(objects.gets) == Counter(objects.puts[-tasks:])  # for the arrays that a fit leaves
 
 
 @pytest.mark.parametrize("before", [1, 8, 64, 512])
@@ -96,11 +98,15 @@ def test_it_is_resumed_by_tasks_of_other_chunks(tmp_path, monkeypatch, before, a
     objects = Counted(str(tmp_path / "run"))
     mixture(3, checkpoint=objects).fit(X)
     last = set(objects.puts[-len(objects.puts) // 3 :])
+    of_process(RecentObjects)._recent.clear()  # as in another process
     chunks_a_task(monkeypatch, after)
     again = Counted(str(tmp_path / "run"))
     found = GaussianMixture.resume(again, X, max_iter=6)
     assert_same_bits(found, whole)
-    assert Counter(again.gets) == dict.fromkeys(last, 2)  # All are verified, and then read.
+    left = again.puts[-len(again.puts) // 3 :]  # for the arrays that a fit leaves
+    assert Counter(again.gets) == dict.fromkeys(last, 2) | dict.fromkeys(
+        left, 1
+    )  # All are verified, then read.
 
 
 def test_a_chunk_is_written_by_the_iterations_that_score_rows_of_it(tmp_path):

@@ -13,7 +13,7 @@ from reliability.zygote import Zygote
 
 from emtau_dask import EMLazy, EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_commit
-from emtau_dask.storage.commits import CommitLog, open_log
+from emtau_dask.storage.commits import open_log
 from emtau_dask.storage.stores import LocalObjects
 
 pytestmark = pytest.mark.kills
@@ -78,21 +78,6 @@ def fitted(path, algorithm=SETTLING, max_iter=30):
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
         warnings.simplefilter("ignore")
         return model.fit(ROWS)
-
-
-@pytest.fixture
-def appended(monkeypatch):
-    """Call a function after every commit."""
-    calls = []
-    plain = CommitLog.append
-
-    def append(log, manifest, references):
-        plain(log, manifest, references)
-        for call in calls:
-            call(log)
-
-    monkeypatch.setattr(CommitLog, "append", append)
-    return calls
 
 
 def test_a_chunk_skipped_for_ten_commits_still_has_its_state(tmp_path, appended):

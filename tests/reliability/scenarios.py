@@ -164,10 +164,11 @@ def bits_of(model, folder):
 
 
 def litter_of(folder):
-    """Return the objects that no commit there refers to, documents left aside."""
+    """Return the objects that no commit refers to, without documents and the arrays that a fit leaves."""
     log = open_log(LocalObjects(str(folder)))
     used = set().union(*(read_commit(log, number).references for number in log.numbers()))
-    return tuple(key for key in log.objects.list("") if key not in used and Path(key).name != "zarr.json")
+    kept = {key for key in log.objects.list("") if Path(key).name == "zarr.json" or key.startswith("rows/")}
+    return tuple(key for key in log.objects.list("") if key not in used | kept)
 
 
 def _outcome(work, folder, boundaries):
