@@ -1,57 +1,43 @@
 """Zarr arrays as sources: chunks read and decoded, within a budget of memory.
 
-While zarr reads a chunk it holds the stored bytes, the decoded chunk and, where a result has several
-chunks, the array that it copies into: two or three times the chunk. With chunks of 128 MB two reads at
-once take more than the fit itself. So reads share a budget; small chunks are still read side by side.
+While zarr reads a chunk it holds the stored bytes, the decoded chunk, and the array that it copies into:
+two or three times the chunk. With chunks of 128 MB two reads at once take more than the fit itself. So
+reads share a budget; small chunks are still read side by side.
 
-Rows that lie in a local file as they do in memory are the bytes of that file, read without zarr.
+Rows that are all of one chunk in a local file, uncompressed or by one fast codec, are decoded here: zarr
+takes up to three times as long, most of it to copy.
 """
 
 from __future__ import annotations
 
-import asyncio
-import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
+from numcodecs.blosc import Blosc
+from numcodecs.lz4 import LZ4
+from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
+from zarr.storage import LocalStore, MemoryStore, StorePath, ZipStore
 
 from emtau_dask.data.source import CHUNK_BYTES, Loaded, RangeReader, RangeSource, Unstored, equal_chunks
-from emtau_dask.data.zarr_layout import (
-    MAX_CHUNKS_AT_ONCE,
-    ShardIndex,
-    ZarrLayout,
-    count_unstored,
-    place_of_object,
-)
+from emtau_dask.data.zarr_layout import ZarrLayout, count_unstored, place_of_object
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.mixture.linalg import Bools
 from emtau_dask.process import of_process
-from emtau_dask.storage.direct_reads import LEAST_BYTES, ReusedMemory, passes_cache, read_directly
+from emtau_dask.storage.direct_reads import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.storage.errors import read_errors
-from emtau_dask.storage.files import fresh
 from emtau_dask.storage.urls import Url, UrlStore, is_url
-from emtau_dask.storage.zarr_check import (
-    MAX_DOCUMENT_BYTES,
-    ArrayDocument,
-    Found,
-    StoredArray,
-    document_at,
-    get_within,
-    local_within,
-)
+from emtau_dask.storage.zarr_check import Found, StoredArray, StrictStore, document_at
 
 READ_BYTES = 2**28
 """The budget of a process."""
@@ -59,7 +45,8 @@ MANY_CHUNKS = 2**16
 """Of more row chunks than these, small ones are read in groups."""
 GROUPED = 2**12
 """The most chunks in such a group: zarr takes some kilobytes for each."""
-MAX_MEMBERS = 2**16
+DECODERS = {"blosc": Blosc().decode, "lz4": LZ4().decode, "zstd": Zstd().decode}
+"""Fast codecs, which need no settings to decode."""
 
 
 class ReadBudget:
@@ -85,26 +72,16 @@ class ReadBudget:
                 self._freed.notify_all()
 
 
-class CountingStore(WrapperStore[Store]):
+class CountingStore(StrictStore):
     """The store during one read: it counts ``bytes_read``, and notes what is not stored.
 
-    No object may have more than ``limit`` bytes. ``lacking`` says which chunks objects lack, by key; None for
-    an object that is not there.
+    ``lacking`` says which chunks objects lack, by key; None for an object that is not there. Where only
+    ``whole`` objects are read, local files that together are too large for the page cache are read past it.
     """
 
-    def __init__(self, store: Store, limit: int, index: ShardIndex | None = None) -> None:
+    def __init__(self, store: Store, layout: ZarrLayout, *, whole: bool) -> None:
         super().__init__(store)
-        self._limit, self._index = limit, index
-        self._absent: set[str] = set()
-        self.begin(0)
-
-    def begin(self, n_objects: int) -> None:
-        """Begin to count for another read.
-
-        ``n_objects`` hold all the data, each like the one that is read: local files that together are too
-        large for the page cache are read past it; never where it is 0.
-        """
-        self._n_objects = n_objects
+        self._layout, self._whole = layout, whole and layout.object_bytes >= LEAST_BYTES
         self.bytes_read = 0
         self.lacking: dict[str, Bools | None] = {}
 
@@ -112,62 +89,45 @@ class CountingStore(WrapperStore[Store]):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Read and count."""
-        value = None
-        if self._n_objects and byte_range is None and isinstance(self._store, LocalStore):
-            found = await asyncio.to_thread(self._read_large, self._store.root / key)
-            value = None if found is None else prototype.buffer.from_array_like(found)
+        value = await super().get(key, prototype, byte_range)
         if value is None:
-            value = await get_within(self._store, key, prototype, self._limit, byte_range)
-        if value is None:
-            await self._check_no_folder(key)
             self.lacking[key] = None
             return None
-        if not len(value) and byte_range is None:  # Zarr takes an empty shard for one that is not stored.
-            raise ValueError(f"{key} is empty: it was cut off")
+        if byte_range is None:
+            self._check_whole(key, value.as_numpy_array())
         self.bytes_read += len(value)
-        if self._index is not None:
-            lacking = self._index.lacking(value, byte_range)
+        if self._layout.index is not None:
+            lacking = self._layout.index.lacking(value, byte_range)
             if lacking is not None and lacking.any():
                 self.lacking[key] = lacking
         return value
 
-    async def _check_no_folder(self, key: str) -> None:
-        """Raise IsADirectoryError where a folder is in the place of an object behind a URL."""
-        if not isinstance(self._store, UrlStore) or key in self._absent:
-            return
-        with suppress(FileNotFoundError, PermissionError):  # Some buckets let nobody ask.
-            about = await asyncio.to_thread((self._store.root / key).info)
-            if about["type"] == "directory":
-                raise IsADirectoryError(f"{self._store.root / key} is a folder")
-        self._absent.add(key)
+    def local_object(self, root: Path, key: str) -> NDArray[np.uint8] | None:
+        """Read and count a local file in the calling thread; None where there is none."""
+        data = self.local_bytes(root / key)
+        if data is not None:
+            self._check_whole(key, data)
+            self.bytes_read += len(data)
+        return data
 
-    def local_bytes(self, key: str, size: int, reused: ReusedMemory) -> NDArray[np.uint8] | None:
-        """Read and count an object of ``size`` bytes in the calling thread, into ``reused`` memory.
+    def local_bytes(self, path: Path, byte_range: ByteRequest | None = None) -> NDArray[np.uint8] | None:
+        """Do as `StrictStore.local_bytes`, past the page cache if that could not hold all objects."""
+        with suppress(FileNotFoundError):
+            if self._whole and not byte_range and passes_cache(self._layout.n_objects * path.stat().st_size):
+                found = read_directly(path)
+                if found is not None:
+                    return found
+        return super().local_bytes(path, byte_range)
 
-        None where it has another size or is missing, or where the store is not of local files.
+    def _check_whole(self, key: str, data: NDArray[Any]) -> None:
+        """Raise ValueError for an object that was cut off, where decoding would not notice it.
+
+        Zarr takes an empty shard for one that is not stored. Blosc reads on beyond the end of a buffer, up to
+        the length that is stated in it.
         """
-        if type(self._store) is not LocalStore:
-            return None
-        found = self._read_large(self._store.root / key, reused.room) if self._n_objects else None
-        if found is None:
-            found = local_within(self._store, key, self._limit, room_for=reused.room)
-        if found is None or len(found) != size:
-            return None
-        self.bytes_read += size
-        return found
-
-    def _read_large(
-        self, path: Path, room_for: Callable[[int], NDArray[np.uint8]] = fresh
-    ) -> NDArray[np.uint8] | None:
-        """Return a file's bytes; None where the page cache may hold all files, or has to be used."""
-        try:
-            about = path.stat()
-        except OSError:
-            return None
-        regular = stat.S_ISREG(about.st_mode) and about.st_size <= self._limit
-        if not regular or not passes_cache(self._n_objects * about.st_size):
-            return None
-        return read_directly(path, room_for=room_for)
+        blosc = self._layout.outer == "blosc"
+        if not len(data) or (blosc and int.from_bytes(data[12:16].tobytes(), "little") != len(data)):
+            raise ValueError(f"{key} has {len(data):,} bytes: it was cut off")
 
 
 def is_remote(store: Store) -> bool:
@@ -177,101 +137,77 @@ def is_remote(store: Store) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ZarrReader(RangeReader):
-    """Reads rows of a zarr array."""
+    """Reads rows of a zarr array.
+
+    Rows that are all of one chunk are decoded here where its file lies below ``root``. A ``remote`` store may
+    be reached by a network.
+    """
 
     stored: StoredArray
+    layout: ZarrLayout
+    root: Path | None
+    remote: bool
+
+    @classmethod
+    def of(cls, stored: StoredArray) -> ZarrReader:
+        """Return the reader of an array."""
+        store, layout = stored.array.store, ZarrLayout.of(stored)
+        fast = not layout.outer or layout.outer in DECODERS
+        root = store.root if type(store) is LocalStore and fast else None
+        return cls(stored, layout, root, is_remote(store))
 
     def read(self, start: int, stop: int) -> Loaded:
         """Return the rows; the bytes are the stored (compressed) ones."""
-        try:
-            store, array = self._spare.pop()
-        except IndexError:
-            store, array = self._counted()
-        store.begin(self._layout.n_objects if self._may_pass_cache(start, stop) else 0)
+        array, layout = self.stored.array, self.layout
+        store = CountingStore(array.store, layout, whole=layout.is_whole_objects(start, stop))
         budget = of_process(ReadBudget)
         with self._errors(f"rows {start} to {stop} of "), budget.reading(self.peak_bytes(start, stop)):
-            rows = self._rows(store, array, start, stop)
+            rows = self._decoded_here(store, start, stop)
+            if rows is None:
+                rows = np.asarray(self.stored.through(store)[start:stop])
         if store.lacking:
             self.identity()  # It raises where the whole array is gone.
-        found = Loaded(rows, store.bytes_read, self._unstored(store, start, stop))
-        self._spare.append((store, array))
-        return found
+        return Loaded(rows, store.bytes_read, self._unstored(store, start, stop))
+
+    def _decoded_here(self, store: CountingStore, start: int, stop: int) -> NDArray[Any] | None:
+        """Return rows that are one chunk; None where it is decoded by zarr, absent, or of another size.
+
+        Zarr then decodes it, gives the fill value, or says what is wrong.
+        """
+        array, layout = self.stored.array, self.layout
+        if self.root is None or not layout.is_one_chunk(start, stop):
+            return None
+        key = array.metadata.encode_chunk_key((start // layout.chunks[0], *(0 for _ in layout.shape[1:])))
+        data = store.local_object(self.root, f"{array.path}/{key}".lstrip("/"))
+        if data is not None and layout.outer:
+            data = np.frombuffer(DECODERS[layout.outer](data), np.uint8)
+        if data is None or len(data) != layout.chunk_bytes:
+            return None
+        return data.view(array.dtype).reshape(layout.chunks)[: stop - start]
 
     def _unstored(self, store: CountingStore, start: int, stop: int) -> Unstored:
-        skipped = len(self.stored.path)
+        skipped, fill_value = len(self.stored.array.path), self.stored.array.fill_value
         places = {place_of_object(key[skipped:]): lacking for key, lacking in store.lacking.items()}
-        chunks, of = count_unstored(self._layout, start, stop, places)
-        fill_value = self.stored.array.fill_value  # None in format 2 stands for the dtype's zero.
+        chunks, of = count_unstored(self.layout, start, stop, places)
+        # None in format 2 stands for the dtype's zero.
         return Unstored(chunks, of, "0" if fill_value is None else str(fill_value))
 
-    def _counted(self) -> tuple[CountingStore, zarr.Array[Any]]:
-        limit = max(self.stored.description.object_limit, MAX_DOCUMENT_BYTES)
-        store = CountingStore(self.stored.store, limit, ShardIndex.of(self.stored))
-        return store, self.stored.within(store)
-
     def _errors(self, part: str = "") -> AbstractContextManager[None]:
-        where = self.stored.description.where
-        return read_errors(f"{part}the zarr array {where}", remote=is_remote(self.stored.store))
-
-    def _rows(self, store: CountingStore, array: zarr.Array[Any], start: int, stop: int) -> NDArray[Any]:
-        """Return the rows; those of very many chunks are read in parts.
-
-        A chunk that is stored as the rows are in memory becomes them. Whatever is unusual about its object,
-        zarr says or makes of it.
-        """
-        if self._layout.is_stored_as_it_is(start, stop):
-            key = self.stored.object_key(start // self._layout.object_rows)
-            found = store.local_bytes(key, self._layout.object_bytes, self._reused)
-            if found is not None:
-                return found.view(array.dtype).reshape(self._layout.stored)[: stop - start]
-        step = self._layout.rows_at_once(start)
-        if stop - start <= step:
-            buffers = self._layout.prototype(start, stop)
-            return np.asarray(array.get_basic_selection(slice(start, stop), prototype=buffers))
-        rows = np.empty((stop - start, *array.shape[1:]), array.dtype)
-        while start < stop:
-            part = slice(start, min(stop, start + step))
-            rows[len(rows) - (stop - start) :][: part.stop - start] = array.get_basic_selection(part)
-            start, step = part.stop, self._layout.rows_at_once(part.stop)
-        return rows
+        return read_errors(f"{part}the zarr array {self.stored.where}", remote=self.remote)
 
     def identity(self) -> str:
         """Return the SHA-256 of the array's metadata document, as stored."""
-        stored = self.stored
+        array = self.stored.array
         with self._errors():
-            found = document_at(stored.store, stored.path, (stored.description.zarr_format,))
+            found = document_at(array.store, array.path, (array.metadata.zarr_format,))
             if found is None:
                 raise FileNotFoundError("it has no metadata document")
         return f"zarr array, SHA-256 {sha256(found.data).hexdigest()}"
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds at once, the rows included."""
-        return self._layout.peak_bytes(start, stop, remote=is_remote(self.stored.store))
-
-    def _may_pass_cache(self, start: int, stop: int) -> bool:
-        """Return whether the rows are whole, large objects, and all the data decoded exceed the page cache.
-
-        After a part of an object its other parts are read soon, so the cache helps.
-        """
-        layout = self._layout
-        large = layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * layout.object_bytes)
-        return large and layout.is_whole_objects(start, stop)
-
-    @cached_property
-    def _spare(self) -> list[tuple[CountingStore, zarr.Array[Any]]]:
-        """What no read uses now: to make an array anew takes a twentieth of a read of a small chunk."""
-        return []
-
-    @cached_property
-    def _reused(self) -> ReusedMemory:
-        return ReusedMemory()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ZarrReader, (self.stored,)
-
-    @cached_property
-    def _layout(self) -> ZarrLayout:
-        return ZarrLayout.of(self.stored.array)
+        copied = self.root is None or not self.layout.is_one_chunk(start, stop)
+        return self.layout.peak_bytes(start, stop, copied=copied, remote=self.remote)
 
 
 def _wherever_it_is_read(store: Store) -> Store:
@@ -311,29 +247,25 @@ def source_in(store: Store, array: zarr.Array[Any], chunk_rows: tuple[int, ...] 
 
 def _source(store: Store, path: str, found: Found, chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
     where = str(StorePath(store, path))
-    stored = StoredArray(store, path, ArrayDocument.checked(found.document, where))
+    stored = StoredArray.of(store, path, found.document, where)
+    reader = ZarrReader.of(stored)
     if chunk_rows is None:
-        chunk_rows = own_chunk_rows(ZarrLayout.of(stored.array), where)
-    return RangeSource(ZarrReader(stored), stored.description.shape, np.dtype(stored.array.dtype), chunk_rows)
+        chunk_rows = own_chunk_rows(reader.layout, where)
+    return RangeSource(reader, stored.array.shape, np.dtype(stored.array.dtype), chunk_rows)
 
 
 def own_chunk_rows(layout: ZarrLayout, where: str) -> tuple[int, ...]:
     """Return the rows of an array's own row chunks, or of its shards, so that each is read once.
 
     If there are more than 65,536, several consecutive small ones are one: what a fit keeps for each would
-    take more memory than its rows. Raises `InvalidDataError` for too many, along rows or along features.
+    take more memory than its rows. Raises `InvalidDataError` for too many.
     """
     if not layout.shape:
         return ()
-    n_rows, unit = layout.shape[0], layout.object_rows
-    if layout.chunks_across > MAX_CHUNKS_AT_ONCE:
-        raise InvalidDataError(
-            f"{where} has {layout.chunks_across:,} chunks side by side; at most {MAX_CHUNKS_AT_ONCE:,} are "
-            "read. Write it again with chunks of more columns."
-        )
+    n_rows, unit = layout.shape[0], layout.stored[0]
     if -(-n_rows // unit) > MANY_CHUNKS:
-        row_bytes = layout.object_bytes // unit
-        unit *= max(1, min(CHUNK_BYTES // max(1, unit * row_bytes), GROUPED // layout.chunks_across))
+        most = min(CHUNK_BYTES // max(1, unit * layout.row_bytes), GROUPED // layout.chunks_across)
+        unit *= max(1, most)
     return equal_chunks(n_rows, unit, where)
 
 
@@ -404,12 +336,7 @@ def _names(store: Store, path: str, group: Found) -> list[str]:
     """Return the names in a group, from the store's list and from consolidated metadata."""
 
     async def listed() -> list[str]:
-        names = []
-        async for name in store.list_dir(path):
-            names.append(name)
-            if len(names) > MAX_MEMBERS:
-                raise InvalidDataError(f"{store} lists more than {MAX_MEMBERS:,} members; name one of them.")
-        return names
+        return [name async for name in store.list_dir(path)]
 
     consolidated = (group.document.get("consolidated_metadata") or {}).get("metadata") or {}
     return sorted({*(name for name in consolidated if "/" not in name), *sync(listed())})

@@ -7,21 +7,22 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.codecs import Crc32cCodec, ShardingCodec
 from zarr.codecs.bytes import Endian
-from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
+from zarr.codecs.sharding import ShardingCodecIndexLocation
+from zarr.core.buffer import Buffer
 
 from emtau_dask.mixture.linalg import Bools
-from emtau_dask.storage.zarr_check import INDEX, StoredArray, allowed
+from emtau_dask.storage.zarr_check import SERIALIZERS, StoredArray
 
-MAX_CHUNKS_AT_ONCE = 2**16
-"""Chunks that zarr is asked for by one call."""
+COPYING, COPIES = frozenset({"bz2", "gzip", "lzma", "zlib"}), 3
+"""Codecs that hold their output twice and may hold their input again, and how many chunks that is."""
 CALL_BYTES = 2**12
-"""At most what zarr holds for each of them beside its values."""
+"""At most what zarr holds for each chunk beside its values."""
 OVERHEAD = 1.01
 """At most how many times as long a compressor makes what it cannot compress."""
 SLACK, SLACK_BYTES = 1.05, 2**22
@@ -30,142 +31,6 @@ ENTRY_BYTES, NOT_STORED = 16, 2**64 - 1
 """Of a chunk in the index of a shard: its offset and its length, which both are this where there is none.
 https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html"""
 CHECKSUM_BYTES = 4
-
-
-class AdoptingBuffer(cpu.NDBuffer):
-    """An array that, when all of it is assigned another of its shape and type, becomes that one: no copy."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Take ``value`` over where it fills the array; else copy it."""
-        if (
-            isinstance(value, cpu.NDBuffer)
-            and value.as_numpy_array().flags.c_contiguous
-            and (value.shape, value.dtype) == (self.shape, self.dtype)
-            and self[key].shape == self.shape
-        ):
-            self._data = value.as_ndarray_like()
-        else:
-            super().__setitem__(key, value)
-
-
-ADOPTING = BufferPrototype(buffer=cpu.Buffer, nd_buffer=AdoptingBuffer)
-
-
-@dataclass(frozen=True)
-class ZarrLayout:
-    """How the rows of an array are stored, and so what reading them takes.
-
-    ``steps`` is the number of codecs that decode a chunk, at most two: each holds its input and its output,
-    so that more add nothing. ``plain`` says whether a decoded chunk is laid out as the rows are.
-    """
-
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    shards: tuple[int, ...] | None
-    itemsize: int
-    steps: int
-    plain: bool
-
-    @classmethod
-    def of(cls, array: zarr.Array[Any]) -> ZarrLayout:
-        """Return the layout of an array."""
-        swapped = getattr(array.serializer, "endian", None) not in (None, Endian(sys.byteorder))
-        return cls(
-            shape=array.shape,
-            chunks=array.chunks,
-            shards=array.shards,
-            itemsize=array.dtype.itemsize,
-            steps=min(2, len(array.compressors) + len(array.filters)),
-            plain=not array.filters and array.order == "C" and not swapped,
-        )
-
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """Shape of a stored object: of a shard, or of a chunk where there are none."""
-        return self.shards or self.chunks
-
-    @property
-    def object_bytes(self) -> int:
-        """Bytes of the values in a stored object, decoded."""
-        return math.prod(self.stored) * self.itemsize
-
-    @property
-    def object_rows(self) -> int:
-        """Rows of a stored object."""
-        return self.stored[0]
-
-    @property
-    def chunks_across(self) -> int:
-        """Chunks that hold parts of one row."""
-        return max(1, n_parts(self.shape[1:], self.chunks[1:]))
-
-    def rows_at_once(self, start: int) -> int:
-        """Return how many rows from ``start`` on zarr is asked for by one call."""
-        chunks = max(1, MAX_CHUNKS_AT_ONCE // self.chunks_across)
-        return chunks * self.chunks[0] - start % self.chunks[0]
-
-    @property
-    def n_objects(self) -> int:
-        """Stored objects that hold all rows."""
-        return n_parts(self.shape, self.stored)
-
-    def is_whole_objects(self, start: int, stop: int) -> bool:
-        """Return whether no stored object holds other rows as well."""
-        at_end = stop % self.object_rows == 0 or stop == self.shape[0]
-        return start % self.object_rows == 0 and at_end
-
-    def is_one_chunk(self, start: int, stop: int) -> bool:
-        """Return whether the rows are the decoded bytes of one chunk, or the last chunk's first ones.
-
-        Never of shards, which zarr decodes into buffers of its own.
-        """
-        if self.shards is not None or not self.plain or self.shape[1:] != self.chunks[1:]:
-            return False
-        return start % self.chunks[0] == 0 and stop == min(start + self.chunks[0], self.shape[0])
-
-    def is_stored_as_it_is(self, start: int, stop: int) -> bool:
-        """Return whether the rows are the bytes of one stored object, or its first ones."""
-        return self.steps == 0 and stop > start and self.is_one_chunk(start, stop)
-
-    def prototype(self, start: int, stop: int) -> BufferPrototype:
-        """Return the buffers to read rows into; with them zarr does not copy a single decoded chunk."""
-        return ADOPTING if self.is_one_chunk(start, stop) else default_buffer_prototype()
-
-    def peak_bytes(self, start: int, stop: int, *, remote: bool) -> int:
-        """Return an upper bound of the bytes held at once while rows are read, the rows included.
-
-        Chunks are read and decoded whole, as many at once as zarr's ``async.concurrency`` allows. Of a
-        shard, zarr first reads the stored bytes of all wanted chunks, decodes them into an array for the
-        shard, and copies this into the result. A single chunk is not copied: it becomes the result. The
-        answer of a ``remote`` store is held in pieces until it is complete.
-        """
-        if not self.shape or stop <= start:
-            return 0
-        at_once = int(zarr.config.get("async.concurrency"))
-        chunk, chunks = math.prod(self.chunks) * self.itemsize, self._touched(self.chunks, start, stop)
-        calls = CALL_BYTES * min(chunks, MAX_CHUNKS_AT_ONCE)
-        one = self.is_one_chunk(start, stop)
-        rows = 0 if one else (stop - start) * math.prod(self.shape[1:]) * self.itemsize
-        stored = OVERHEAD * (2 if remote and self.steps == 0 else 1)
-        if self.shards is None:
-            held = rows + min(chunks, at_once) * chunk * (stored + self.steps)
-        else:
-            shard = self.object_bytes
-            under_way = min(self._touched(self.shards, start, stop), at_once)
-            wanted = min(chunks * chunk, under_way * shard)
-            decoding = min(chunks, under_way * min(at_once, shard // chunk)) * chunk * self.steps
-            held = max(0, rows - under_way * shard) + wanted * (stored + 1) + decoding
-        return math.ceil(SLACK * held) + calls + SLACK_BYTES
-
-    def _touched(self, part: tuple[int, ...], start: int, stop: int) -> int:
-        """Return how many chunks (or shards) of shape ``part`` hold some of the rows."""
-        rows = -(-stop // part[0]) - start // part[0]
-        return rows * n_parts(self.shape[1:], part[1:])
-
-
-def n_parts(shape: tuple[int, ...], part: tuple[int, ...]) -> int:
-    """Return how many parts of shape ``part`` cover ``shape``."""
-    return math.prod(-(-size // step) for size, step in zip(shape, part, strict=True))
 
 
 @dataclass(frozen=True)
@@ -178,19 +43,16 @@ class ShardIndex:
     dtype: str
 
     @classmethod
-    def of(cls, stored: StoredArray) -> ShardIndex | None:
-        """Return the index of an array's shards; None where it has none."""
-        described = stored.description
-        if described.shards is None:
-            return None
-        sharding = described.document["codecs"][0]["configuration"]
-        codecs = dict(allowed(codec, INDEX, described.where) for codec in sharding["index_codecs"])
-        shape = tuple(shard // chunk for shard, chunk in zip(described.shards, described.chunks, strict=True))
+    def of(cls, sharding: ShardingCodec, stored: tuple[int, ...]) -> ShardIndex:
+        """Return the index of shards of shape ``stored``."""
+        shape = tuple(shard // chunk for shard, chunk in zip(stored, sharding.chunk_shape, strict=True))
+        checksums = sum(isinstance(codec, Crc32cCodec) for codec in sharding.index_codecs)
+        big = any(getattr(codec, "endian", None) is Endian.big for codec in sharding.index_codecs)
         return cls(
             shape,
-            ENTRY_BYTES * math.prod(shape) + (CHECKSUM_BYTES if "crc32c" in codecs else 0),
-            sharding.get("index_location", "end") == "end",
-            ">u8" if codecs["bytes"].get("endian") == "big" else "<u8",
+            ENTRY_BYTES * math.prod(shape) + CHECKSUM_BYTES * checksums,
+            sharding.index_location is ShardingCodecIndexLocation.end,
+            ">u8" if big else "<u8",
         )
 
     def lacking(self, value: Buffer, byte_range: ByteRequest | None) -> Bools | None:
@@ -206,6 +68,116 @@ class ShardIndex:
         entries = np.frombuffer(data.to_bytes(), self.dtype, 2 * math.prod(self.shape))
         found: Bools = (entries.reshape(*self.shape, 2) == NOT_STORED).all(axis=-1)
         return found
+
+
+@dataclass(frozen=True)
+class ZarrLayout:
+    """How the rows of an array are stored, and so what reading them takes.
+
+    Attributes
+    ----------
+    shape, chunks, stored : tuple of int
+        Of the array, of a chunk, which is decoded at a time, and of a stored object: a chunk, or a shard.
+    row_bytes, chunk_bytes, object_bytes : int
+        Of the values in a row, a chunk and an object, decoded.
+    n_objects : int
+        That hold all rows.
+    decoding : int
+        How many chunks are held, beside what is stored and the rows, while one is decoded.
+    outer : str
+        The codec that encodes an object last; "" for none.
+    whole_rows : bool
+        Whether a decoded chunk is laid out as its rows are, and has a codec at most.
+    index : ShardIndex or None
+        Of the shards, if there are any.
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    stored: tuple[int, ...]
+    row_bytes: int
+    chunk_bytes: int
+    object_bytes: int
+    n_objects: int
+    decoding: int
+    outer: str
+    whole_rows: bool
+    index: ShardIndex | None
+
+    @classmethod
+    def of(cls, found: StoredArray) -> ZarrLayout:
+        """Return the layout of an array."""
+        array, codecs = found.array, [name for name in found.codecs if name not in SERIALIZERS]
+        stored = array.shards or array.chunks
+        sharding = array.metadata.codecs[0] if array.shards and array.metadata.zarr_format == 3 else None
+        swapped = getattr(array.serializer, "endian", None) not in (None, Endian(sys.byteorder))
+        across = array.shape[1:] == array.chunks[1:]
+        return cls(
+            shape=array.shape,
+            chunks=array.chunks,
+            stored=stored,
+            row_bytes=math.prod(array.shape[1:]) * array.dtype.itemsize,
+            chunk_bytes=math.prod(array.chunks) * array.dtype.itemsize,
+            object_bytes=math.prod(stored) * array.dtype.itemsize,
+            n_objects=n_parts(array.shape, stored),
+            decoding=COPIES if COPYING.intersection(codecs) else min(2, len(codecs)),
+            outer=codecs[-1] if codecs and sharding is None else "",
+            whole_rows=not swapped
+            and array.order == "C"
+            and across
+            and sharding is None
+            and len(codecs) <= 1,
+            index=ShardIndex.of(sharding, stored) if isinstance(sharding, ShardingCodec) else None,
+        )
+
+    @property
+    def chunks_across(self) -> int:
+        """Chunks that hold parts of one row."""
+        return max(1, n_parts(self.shape[1:], self.chunks[1:]))
+
+    def is_whole_objects(self, start: int, stop: int) -> bool:
+        """Return whether no stored object holds other rows as well."""
+        at_end = stop % self.stored[0] == 0 or stop == self.shape[0]
+        return start % self.stored[0] == 0 and at_end
+
+    def is_one_chunk(self, start: int, stop: int) -> bool:
+        """Return whether the rows are the decoded bytes of one chunk, or the last chunk's first ones."""
+        ends = stop == min(start + self.chunks[0], self.shape[0])
+        return self.whole_rows and start < stop and start % self.chunks[0] == 0 and ends
+
+    def peak_bytes(self, start: int, stop: int, *, copied: bool, remote: bool) -> int:
+        """Return an upper bound of the bytes held at once while rows are read, the rows included.
+
+        Chunks are read and decoded whole, as many at once as zarr's ``async.concurrency`` allows, and
+        ``copied`` into the rows. Of a shard, zarr first reads the stored bytes of all wanted chunks, decodes
+        them into an array for the shard, and copies this. The answer of a ``remote`` store is held in pieces
+        until it is complete.
+        """
+        if stop <= start:
+            return 0
+        at_once = int(zarr.config.get("async.concurrency"))
+        chunk, chunks = self.chunk_bytes, self._touched(self.chunks, start, stop)
+        rows = (stop - start) * self.row_bytes if copied else 0
+        stored = OVERHEAD * (2 if remote and not self.decoding else 1)
+        if self.index is None:
+            held = rows + min(chunks, at_once) * chunk * (stored + self.decoding)
+        else:
+            shard = self.object_bytes
+            under_way = min(self._touched(self.stored, start, stop), at_once)
+            wanted = min(chunks * chunk, under_way * shard)
+            decoding = min(chunks, under_way * min(at_once, shard // chunk)) * chunk * self.decoding
+            held = max(0, rows - under_way * shard) + wanted * (stored + 1) + decoding
+        return math.ceil(SLACK * held) + CALL_BYTES * chunks + SLACK_BYTES
+
+    def _touched(self, part: tuple[int, ...], start: int, stop: int) -> int:
+        """Return how many chunks (or shards) of shape ``part`` hold some of the rows."""
+        rows = -(-stop // part[0]) - start // part[0]
+        return rows * n_parts(self.shape[1:], part[1:])
+
+
+def n_parts(shape: tuple[int, ...], part: tuple[int, ...]) -> int:
+    """Return how many parts of shape ``part`` cover ``shape``."""
+    return math.prod(-(-size // step) for size, step in zip(shape, part, strict=True))
 
 
 def place_of_object(key: str) -> tuple[int, ...]:

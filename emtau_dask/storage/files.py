@@ -81,21 +81,8 @@ def stream_at(path: str) -> str | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _kind(mode)
 
 
-def fresh(size: int) -> NDArray[np.uint8]:
-    """Return ``size`` bytes of any values."""
-    return np.empty(size, np.uint8)
-
-
-def read_regular(
-    path: str | Path,
-    start: int,
-    stop: int | None,
-    limit: int,
-    room_for: Callable[[int], NDArray[np.uint8]] = fresh,
-) -> NDArray[np.uint8]:
+def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> NDArray[np.uint8]:
     """Return bytes ``start`` to ``stop`` of a file, those that it has; from its end if ``start`` < 0.
-
-    They lie in what ``room_for`` returns for their number.
 
     Raises
     ------
@@ -110,7 +97,7 @@ def read_regular(
                 f"{path} has {wanted:,} bytes to read, but at most {limit:,} belong to what is declared. "
                 "Restore it, or write it again."
             )
-        room = room_for(wanted)
+        room = np.empty(wanted, np.uint8)
         return room[: fill(room, wanted, descriptor, begin)]
 
 

@@ -2,12 +2,10 @@
 
 import json
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
 from commands import emtau
-from numcodecs.zstd import Zstd
 
 from emtau_dask import EmtauError, GaussianMixture
 from emtau_dask.data.opening import open_source
@@ -15,8 +13,6 @@ from reliability import scenarios
 
 MEGABYTES = 500
 """By how much the address space may grow while something hostile is read."""
-GIGABYTES = 2**33
-ZEROS = bytes(2**24)
 
 
 def document(shape, chunks, codecs=({"name": "bytes", "configuration": {"endian": "little"}},), **changes):
@@ -43,36 +39,6 @@ def written(folder, content, chunk=None, key="c/0/0"):
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).write_bytes(chunk)
     return folder
-
-
-def zlib_bomb():
-    """A stream that goes on for 8 GiB, of one block again and again."""
-    stream = zlib.compressobj(9)
-    begin = stream.compress(b"") + stream.flush(zlib.Z_FULL_FLUSH)
-    block = stream.compress(ZEROS) + stream.flush(zlib.Z_FULL_FLUSH)
-    return begin + block * (GIGABYTES // len(ZEROS)) + stream.flush()
-
-
-def repeated(compress):
-    """Streams one after another, which decompress to 8 GiB together."""
-    return compress(ZEROS) * (GIGABYTES // len(ZEROS))
-
-
-def zstd_of_unknown_size():
-    """A frame of zstd that does not say how long it is: blocks of one byte, 128 KiB times each."""
-    header = bytes.fromhex("28b52ffd") + bytes([0, 10 << 3])
-    more, last = ((2**17 << 3 | 1 << 1 | end).to_bytes(3, "little") + b"\0" for end in (0, 1))
-    return header + more * (GIGABYTES // 2**17) + last
-
-
-def blosc_header():
-    """A buffer of blosc that says it holds 2 GB."""
-    head = bytes([2, 1, 0x21, 8]) + (2**31 - 2).to_bytes(4, "little") + (2**16).to_bytes(4, "little")
-    return head + (100).to_bytes(4, "little") + bytes(84)
-
-
-def zstd_frames():
-    return bytes(Zstd().encode(ZEROS)) * (GIGABYTES // len(ZEROS))
 
 
 def ends(function, *arguments):

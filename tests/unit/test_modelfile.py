@@ -354,16 +354,6 @@ def test_what_could_not_be_loaded_is_not_saved(settings, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_array_without_values_may_not_have_many_chunks(saved):
-    """Else as many places would be listed as its metadata says, before any chunk is looked for."""
-    document = json.loads((saved / "means" / "zarr.json").read_text())
-    document["shape"] = [0, 2**33]
-    document["chunk_grid"]["configuration"]["chunk_shape"] = [1, 1]
-    (saved / "means" / "zarr.json").write_text(json.dumps(document))
-    with pytest.raises(InvalidDataError, match="chunks, more than emtau writes"):
-        GaussianMixture.load(saved)
-
-
 def lie(**values):
     """Replace arrays, and write the digest that fits."""
 

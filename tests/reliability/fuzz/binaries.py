@@ -1,18 +1,14 @@
 """Bytes, files and folders, altered a little; and bytes that run code where somebody unpickles them."""
 
-import gzip
 import os
 import pickle
 import shutil
 import struct
-import zlib
 
 import numpy as np
-from numcodecs import LZ4, Blosc, Zstd
 
 WITNESS = "witness-of-code"
 """A folder that exists only where a payload was run; beside the input."""
-BOMB_BYTES = 2**27
 SIZES = [
     0, 1, 0x7F, 0xFF, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1,
 ]  # fmt: skip
@@ -34,21 +30,6 @@ def payload(place):
 def pickled_array(place):
     """Return the pickle of an object array whose element makes the witness."""
     return pickle.dumps(np.array([_Payload(place.parent / WITNESS)], dtype=object))
-
-
-def _bombs():
-    zeros = bytes(BOMB_BYTES)
-    return {
-        "gzip": gzip.compress(zeros, 1),
-        "zlib": zlib.compress(zeros, 1),
-        "zstd": bytes(Zstd().encode(zeros)),
-        "blosc": bytes(Blosc().encode(zeros)),
-        "lz4": bytes(LZ4().encode(zeros)),
-    }
-
-
-BOMBS = _bombs()
-"""Zeros that decode to `BOMB_BYTES`, by codec; made once, before processes are forked."""
 
 
 def mutated(chance, data, headers=(0,)):

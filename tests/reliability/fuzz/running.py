@@ -55,8 +55,8 @@ class Kind:
 OPENED = ("storage.files.", "data.opening.")
 ZARR = (
     *OPENED,
-    "storage.zarr_check._read_document",
     "storage.zarr_check.document_at",
+    "storage.zarr_check._parsed",
     "data.zarr_arrays.open_zarr",
 )
 FOOTER = "row_groups_of _group _column _check_depth _Compact"

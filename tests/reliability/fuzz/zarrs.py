@@ -244,12 +244,10 @@ def altered(chance, folder):
     if how < 0.55 or not stored:
         file = chance.choice(papers)
         return documents.rewritten(chance, file, V3 if file.name == "zarr.json" else V2)
-    if how < 0.72:
+    if how < 0.78:
         file = chance.choice(stored)
         end = file.stat().st_size
         return binaries.damaged(chance, file, headers=(0, 0, max(0, end - 68), max(0, end - 20)))
-    if how < 0.8:
-        return _bomb(chance, folder, stored)
     if how < 0.88:
         return code(chance, folder)
     if how < 0.93:
@@ -257,30 +255,6 @@ def altered(chance, folder):
     if how < 0.96:
         return binaries.swapped(chance, folder)
     return _consolidated(chance, folder)
-
-
-def _bomb(chance, folder, stored):
-    """Put what decodes to 128 MB in the place of a chunk, with the codec that decodes it."""
-    kind = chance.choice(sorted(binaries.BOMBS))
-    if chance.random() < 0.7:
-        for file in binaries.files_of(folder):
-            if file.name in ("zarr.json", ".zarray"):
-                content = json.loads(file.read_bytes())
-                _with_codec(content, kind)
-                file.write_text(json.dumps(content))
-    file = chance.choice(stored)
-    file.write_bytes(binaries.BOMBS[kind])
-    return f"{file.name}: {kind} that decodes to 128 MB"
-
-
-def _with_codec(content, kind):
-    """Say that chunks are compressed so."""
-    names = {codec["name"]: codec for codec in NAMED}
-    if "compressor" in content:
-        content["compressor"] = next(codec for codec in COMPRESSORS if codec and codec["id"] == kind)
-    elif content.get("node_type") == "array":
-        codec = names.get(kind, {"name": f"numcodecs.{kind}", "configuration": {}})
-        content["codecs"] = [BYTES, codec]
 
 
 def code(chance, folder):
