@@ -1,22 +1,21 @@
-"""Parquet by row groups, by pyarrow.
-
-pyarrow reads footers too. But its accessors of row groups and columns do not expect C++ exceptions: a
-footer that contradicts itself ends the process there.
-"""
+"""Parquet by row groups, by pyarrow."""
 
 from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from dask.utils import natural_sort_key
 from numpy.typing import NDArray
 
 from emtau_dask.data.source import Loaded, RangeReader, RangeSource
@@ -28,203 +27,17 @@ from emtau_dask.storage.urls import Url, is_url, opened_stream, suffix_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
-MAGIC = b"PAR1"
-TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
-INTEGERS = (I32, I64, I16)
-FIXED = {TRUE: 1, FALSE: 1, BYTE: 1, DOUBLE: 8, UUID: 16}
-"""Bytes of an item of a list, or of a field."""
-DEPTH = 32
-"""The deepest nesting of structs and lists that is read; the format has fewer than ten levels."""
-COLUMNS, NUM_ROWS = 1, 3
-META_DATA = 3
-PHYSICAL_TYPE, PATH_IN_SCHEMA, NUM_VALUES, COMPRESSED_SIZE, STATISTICS = 1, 3, 5, 7, 12
-NULL_COUNT = 3
-PHYSICAL_TYPES = range(8)
-"""From BOOLEAN to FIXED_LEN_BYTE_ARRAY."""
-_Wanted = Mapping[int, "_Wanted"]
+END_BYTES = 8
+"""At a file's end: the length of its footer, and the magic number."""
+SIGNATURE_BYTES = 28
+"""Of a footer that is signed and not encrypted; it is counted in the length."""
 SLACK, SLACK_BYTES = 1.05, 2**24
 """For what arrow's allocator keeps, and for pages."""
 SUFFIXES = (".parquet", ".pq")
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
-
-
-# Numbers of fields, as parquet.thrift has them.
-ROW_GROUPS = 4
-WANTED: _Wanted = {
-    ROW_GROUPS: {
-        COLUMNS: {
-            META_DATA: {
-                PHYSICAL_TYPE: {},
-                PATH_IN_SCHEMA: {},
-                NUM_VALUES: {},
-                COMPRESSED_SIZE: {},
-                STATISTICS: {NULL_COUNT: {}},
-            }
-        },
-        NUM_ROWS: {},
-    }
-}
-"""The fields that are kept, and those of the structs in them; most of a footer is skipped."""
-
-
-@dataclass(frozen=True)
-class ColumnChunk:
-    """The values of one column in one row group: ``stored`` compressed bytes.
-
-    ``path`` joins the names of the column and of what holds it by points. ``n_values`` counts nulls too; it
-    is the number of rows, unless the column holds lists. ``null_count`` is None where it is not declared.
-    """
-
-    path: str
-    n_values: int
-    stored: int
-    null_count: int | None
-
-
-@dataclass(frozen=True)
-class StoredGroup:
-    """One row group; its columns are in the order of the schema's leaves."""
-
-    n_rows: int
-    columns: tuple[ColumnChunk, ...]
-
-
-def row_groups_of(file: BinaryIO, size: int) -> list[StoredGroup]:
-    """Return the row groups of a parquet file of ``size`` bytes.
-
-    Raises
-    ------
-    ValueError
-        It is no parquet file, or its footer is damaged.
-    """
-    if size < 12:
-        raise ValueError(f"it has {size} bytes, too few for a parquet file")
-    file.seek(size - 8)
-    end = file.read(8)
-    length = int.from_bytes(end[:4], "little")
-    if end[4:] != MAGIC or length > size - 12:
-        raise ValueError("its end is not that of a parquet file without encryption")
-    file.seek(size - 8 - length)
-    try:
-        footer = _Compact(file.read(length)).struct(WANTED, DEPTH)
-        return [_group(group, size) for group in footer[ROW_GROUPS]]
-    except (AttributeError, IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"its footer is damaged ({type(error).__name__}: {error})") from error
-
-
-def _group(group: dict[int, Any], size: int) -> StoredGroup:
-    columns = tuple(_column(column[META_DATA], size) for column in group[COLUMNS])
-    if not 0 <= group[NUM_ROWS] < 2**48:
-        raise ValueError(f"its footer is damaged: a row group has {group[NUM_ROWS]:,} rows")
-    return StoredGroup(group[NUM_ROWS], columns)
-
-
-def _column(meta: dict[int, Any], size: int) -> ColumnChunk:
-    path = b".".join(meta[PATH_IN_SCHEMA]).decode()
-    if meta[PHYSICAL_TYPE] not in PHYSICAL_TYPES:
-        raise ValueError(f"its footer is damaged: a column has the physical type {meta[PHYSICAL_TYPE]}")
-    stored = meta[COMPRESSED_SIZE]
-    if not 0 <= stored <= size:
-        raise ValueError(f"its footer is damaged: of {size:,} bytes, a column has {stored:,}")
-    return ColumnChunk(path, int(meta[NUM_VALUES]), stored, meta.get(STATISTICS, {}).get(NULL_COUNT))
-
-
-def _check_depth(depth: int) -> None:
-    if depth < 0:
-        raise ValueError("its footer is damaged: it is nested too deeply")
-
-
-class _Compact:
-    """Reads thrift's compact protocol: structs as dicts by field number, lists as lists.
-
-    It never reads past the end of the bytes, whatever lengths they declare.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def struct(self, wanted: _Wanted, depth: int) -> dict[int, Any]:
-        """Return the wanted fields of the struct that begins here."""
-        fields: dict[int, Any] = {}
-        number = 0
-        while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            kind = head & 15
-            if kind in (TRUE, FALSE):
-                continue
-            inner = wanted.get(number)
-            if inner is None:
-                self._skip(kind, depth)
-            else:
-                fields[number] = self._value(kind, inner, depth)
-        return fields
-
-    def _value(self, kind: int, wanted: _Wanted, depth: int) -> Any:
-        _check_depth(depth)
-        if kind in INTEGERS:
-            return self._integer()
-        if kind == BINARY:
-            return self._bytes(self._varint())
-        if kind == STRUCT:
-            return self.struct(wanted, depth - 1)
-        if kind == LIST:
-            inner, length = self._list()
-            return [self._value(inner, wanted, depth - 1) for _ in range(length)]
-        raise ValueError(f"its footer is damaged: it holds a value of type {kind}")
-
-    def _skip(self, kind: int, depth: int) -> None:
-        _check_depth(depth)
-        if kind in INTEGERS:
-            self._varint()
-        elif kind == BINARY:
-            self._bytes(self._varint())
-        elif kind == STRUCT:
-            self.struct({}, depth - 1)
-        elif kind in (LIST, SET):
-            inner, length = self._list()
-            for _ in range(length):
-                self._skip(inner, depth - 1)
-        elif kind in FIXED:
-            self._bytes(FIXED[kind])
-        else:
-            raise ValueError(f"its footer is damaged: it holds a value of type {kind}")
-
-    def _list(self) -> tuple[int, int]:
-        """Return the kind of a list's items and their number."""
-        head = self._byte()
-        length = self._varint() if head >> 4 == 15 else head >> 4
-        if length > len(self._data) - self._at:
-            raise ValueError(f"its footer is damaged: a list of {length:,} items")
-        return head & 15, length
-
-    def _byte(self) -> int:
-        value = self._data[self._at]
-        self._at += 1
-        return value
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while shift < 64:
-            byte = self._data[self._at]
-            self._at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise ValueError("its footer is damaged: an integer of more than 64 bits")
-
-    def _integer(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
-
-    def _bytes(self, length: int) -> bytes:
-        if length > len(self._data) - self._at:
-            raise ValueError(f"its footer is damaged: {length:,} bytes where fewer are left")
-        self._at += length
-        return self._data[self._at - length : self._at]
 
 
 def loaded_pyarrow() -> Any:
@@ -251,24 +64,28 @@ class ParquetPart:
         return isinstance(self.place, Url)
 
     @contextmanager
-    def opened(self) -> Iterator[Any]:
+    def opened(self) -> Iterator[pq.ParquetFile]:
         """Open the file with pyarrow; any error, here or in the block, becomes an `InvalidDataError`."""
-        pq = loaded_pyarrow().parquet
+        parquet = loaded_pyarrow().parquet
         with read_errors(f"the parquet file {self.place}", remote=self.remote):
             source = opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place
-            with pq.ParquetFile(source, pre_buffer=self.remote) as file:
+            with parquet.ParquetFile(source, pre_buffer=self.remote) as file:
                 yield file
 
-    def footer(self) -> tuple[pa.Schema, list[StoredGroup]]:
-        """Return the file's schema and its row groups; raises `InvalidDataError` if it is no parquet file."""
-        pq = loaded_pyarrow().parquet
+    def footer(self) -> tuple[pa.Schema, pq.FileMetaData]:
+        """Return the file's schema and metadata.
+
+        Raises `InvalidDataError` if it is no parquet file, or encrypted. pyarrow refuses that only where the
+        whole footer is encrypted. Where it is signed, the description of a column would end the process.
+        """
+        parquet = loaded_pyarrow().parquet
         with read_errors(f"the parquet file {self.place}", remote=self.remote), self._stream() as stream:
-            groups = row_groups_of(stream, self.size)
-            with pq.ParquetFile(stream) as file:
-                n_columns = file.metadata.num_columns
-                if any(len(group.columns) != n_columns for group in groups):
-                    raise ValueError(f"not every row group has the schema's {n_columns} columns")
-                return file.schema_arrow, groups
+            with parquet.ParquetFile(stream) as file:
+                schema, metadata = file.schema_arrow, file.metadata
+            stream.seek(self.size - END_BYTES)
+            if int.from_bytes(stream.read(4), "little") == metadata.serialized_size + SIGNATURE_BYTES:
+                raise ValueError("its columns are encrypted")
+            return schema, metadata
 
     def _stream(self) -> BinaryIO:
         if isinstance(self.place, Url):
@@ -278,32 +95,33 @@ class ParquetPart:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Row group ``number`` of file ``part``, with rows ``start`` to ``stop``.
+    """Row group ``number`` of a file, with rows ``start`` to ``stop``.
 
-    The columns that are read have ``stored`` compressed bytes, and may hold nulls if ``nulls``.
+    The columns that are read have ``stored`` compressed bytes, and may hold nulls if ``nulls``. To read them
+    takes ``held`` bytes beside the rows: those that are stored (twice from a network, also in pieces), the
+    decoded columns, and those that are being decoded.
     """
 
-    part: int
+    part: ParquetPart
     number: int
     start: int
     stop: int
     stored: int
     nulls: bool
+    held: int
 
 
 @dataclass(frozen=True)
 class ParquetReader(RangeReader):
     """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type.
 
-    ``dtype`` is that of rows without nulls, ``decoded`` the bytes of a row as pyarrow holds it. With
-    ``squeeze``, rows of the single column have shape (n,).
+    ``dtype`` is that of rows without nulls. With ``squeeze``, rows of the single column have shape (n,).
     """
 
     parts: tuple[ParquetPart, ...]
     groups: tuple[RowGroup, ...]
     columns: tuple[str, ...]
     dtype: np.dtype[Any]
-    decoded: int
     squeeze: bool
 
     def read(self, start: int, stop: int) -> Loaded:
@@ -311,7 +129,7 @@ class ParquetReader(RangeReader):
         rows: NDArray[Any] | None = None
         touched = self._touched(start, stop)
         for group in touched:
-            with self.parts[group.part].opened() as file:
+            with group.part.opened() as file:
                 table = file.read_row_group(group.number, columns=list(self.columns))
                 if table.num_rows != group.stop - group.start:
                     raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
@@ -336,8 +154,9 @@ class ParquetReader(RangeReader):
             rows[first : first + len(values), j] = values
         return rows
 
-    def _touched(self, start: int, stop: int) -> list[RowGroup]:
-        return [group for group in self.groups if group.stop > start and group.start < stop]
+    def _touched(self, start: int, stop: int) -> tuple[RowGroup, ...]:
+        first = bisect_right(self.groups, start, key=lambda group: group.stop)
+        return self.groups[first : bisect_left(self.groups, stop, key=lambda group: group.start)]
 
     def identity(self) -> str:
         """Return a digest of the files' sizes and their numbers of rows and row groups."""
@@ -345,21 +164,11 @@ class ParquetReader(RangeReader):
         return f"{len(shapes)} parquet file(s), SHA-256 {sha256(repr(shapes).encode()).hexdigest()}"
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes that `read` holds.
-
-        That is the rows and, for one row group at a time, its stored bytes (twice from a network, also in
-        pieces), its decoded rows, and the columns that are being decoded.
-        """
+        """Return an upper bound of the bytes that `read` holds: the rows, and one row group at a time."""
         touched = self._touched(start, stop)
-        nulls = any(group.nulls for group in touched)
-        rows = (stop - start) * len(self.columns) * (8 if nulls else self.dtype.itemsize)
-        side_by_side = min(len(self.columns), os.cpu_count() or 1)
-        width = self.decoded * (1 + side_by_side / len(self.columns))
-        groups = [
-            group.stored * (1 + self.parts[group.part].remote) + (group.stop - group.start) * width
-            for group in touched
-        ]
-        return math.ceil(SLACK * (rows + max(groups, default=0))) + SLACK_BYTES
+        width = 8 if any(group.nulls for group in touched) else self.dtype.itemsize
+        held = max((group.held for group in touched), default=0)
+        return math.ceil(SLACK * ((stop - start) * len(self.columns) * width + held)) + SLACK_BYTES
 
 
 def _shape_of(place: str | Url) -> tuple[int, int, int]:
@@ -383,45 +192,74 @@ def part_at(place: str | Url) -> ParquetPart | None:
 
 
 def _parts(place: Place) -> list[ParquetPart]:
-    """Return the files of a place, see `paths_at`, those of a folder in name order."""
+    """Return the files of a place, see `paths_at`."""
     return [part for path in paths_at(place) for part in _parts_of(path)]
 
 
 def _parts_of(path: str) -> list[ParquetPart]:
-    """Return the file, or all files of a folder in name order; raises `InvalidDataError` for none."""
+    """Return the file, or those of a folder, see `_below_folder`; raises `InvalidDataError` for none."""
     place = Url.of(path) if is_url(path) else str(Path(path).absolute())
     one = part_at(place) if suffix_of(path) in SUFFIXES else None
     if one is not None:
         return [one]
-    if isinstance(place, Url):
-        with read_errors(str(place), remote=True):
-            parts = [ParquetPart(place / name, size) for name, size in place.find(".parquet")]
-    else:
-        with read_errors(path, remote=False):
-            files = sorted(_files_below(place), key=lambda file: Path(file).parts)
-        parts = [ParquetPart(file, check_regular(file)) for file in files]
+    with read_errors(str(place), remote=isinstance(place, Url)):
+        if isinstance(place, Url):
+            parts = [ParquetPart(place / name, size) for name, size in _below_url(place)]
+        else:
+            parts = [ParquetPart(file, check_regular(file)) for file in _below_folder(place)]
     if not parts:
         raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
     return parts
 
 
-def _row_group(
-    part: int, number: int, start: int, group: StoredGroup, columns: Sequence[str], where: str
-) -> RowGroup:
-    """Return a row group; raises `InvalidDataError` unless its columns have as many values as it has rows.
+def _below_folder(folder: str) -> list[str]:
+    """Return the parquet files at any depth below a folder, but hidden ones, in dask's natural order."""
+    names = (os.path.relpath(path, folder) for path in paths_below(folder) if path.endswith(".parquet"))
+    return [f"{folder}/{name}" for name in sorted(filterfalse(_is_hidden, names), key=natural_sort_key)]
 
-    pyarrow trusts the number of rows: it would read a part of a column, or of the one after it.
+
+def _below_url(folder: Url) -> list[tuple[str, int]]:
+    """Return what `_below_folder` does, as names and sizes."""
+    found = [file for file in folder.find(".parquet") if not _is_hidden(file[0])]
+    return sorted(found, key=lambda file: natural_sort_key(file[0]))
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file, or a folder above it, is one that dask and pyarrow leave out by its name."""
+    return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _row_groups(
+    part: ParquetPart, metadata: pq.FileMetaData, columns: Mapping[str, np.dtype[Any]], start: int
+) -> Iterator[RowGroup]:
+    """Yield the row groups of a file whose rows begin at ``start``.
+
+    Raises `InvalidDataError` for a column with more or fewer values than its row group has rows: pyarrow
+    would read a part of it, or of the next.
     """
-    chunks = [chunk for chunk in group.columns if chunk.path in columns]
-    for chunk in chunks:
-        if chunk.n_values != group.n_rows:
-            raise InvalidDataError(
-                f"the parquet file {where} contradicts itself: of {group.n_rows:,} rows, its column "
-                f"{chunk.path!r} has {chunk.n_values:,}. Restore it, or write it again."
-            )
-    nulls = any(chunk.null_count != 0 for chunk in chunks)
-    stored = sum(chunk.stored for chunk in chunks)
-    return RowGroup(part, number, start, start + group.n_rows, stored, nulls)
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    leaves = [paths.index(name) for name in columns]
+    widest = max(dtype.itemsize for dtype in columns.values())
+    decoded = widest * (len(columns) + min(len(columns), os.cpu_count() or 1))
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = [group.column(leaf) for leaf in leaves]
+        for name, chunk in zip(columns, chunks, strict=True):
+            if chunk.num_values != group.num_rows:
+                raise InvalidDataError(
+                    f"the parquet file {part.place} contradicts itself: of {group.num_rows:,} rows, its "
+                    f"column {name!r} has {chunk.num_values:,}. Restore it, or write it again."
+                )
+        stored = sum(chunk.total_compressed_size for chunk in chunks)
+        nulls = not all(_has_no_nulls(chunk) for chunk in chunks)
+        held = stored * (1 + part.remote) + group.num_rows * decoded
+        yield RowGroup(part, number, start, start + group.num_rows, stored, nulls, held)
+        start += group.num_rows
+
+
+def _has_no_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
+    known = chunk.statistics
+    return known is not None and known.has_null_count and known.null_count == 0
 
 
 def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
@@ -454,12 +292,8 @@ def _is_parquet(path: str) -> bool:
         if any((place / name).exists() for name in ZARR_DOCUMENTS):
             return False
         if isinstance(place, Url):
-            return bool(place.find(".parquet"))
-        return place.is_dir() and any(_files_below(place))
-
-
-def _files_below(folder: str | Path) -> Iterator[str]:
-    return (path for path in paths_below(folder) if path.endswith(".parquet"))
+            return bool(_below_url(place))
+        return place.is_dir() and bool(_below_folder(str(place)))
 
 
 def parquet_names(place: Place) -> tuple[str, ...]:
@@ -511,7 +345,7 @@ def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
 
 
 def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
-    """Open parquet files as a source, those of a folder in name order.
+    """Open parquet files as a source, those of a folder in dask's natural order, but hidden ones.
 
     Parameters
     ----------
@@ -540,22 +374,19 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
     groups: list[RowGroup] = []
     chosen: tuple[str, ...] = () if columns is None else tuple(columns)
     dtypes: list[np.dtype[Any]] = []
-    end = 0
-    for i, (schema, stored) in enumerate(each(ParquetPart.footer, parts)):
-        where = str(parts[i].place)
+    for part, (schema, metadata) in zip(parts, each(ParquetPart.footer, parts), strict=True):
+        where = str(part.place)
         chosen = chosen or _features(schema, where)
         _check_names(schema, chosen, where)
-        dtypes += [_column_dtype(schema.field(name), where) for name in chosen]
-        for number, group in enumerate(stored):
-            groups.append(_row_group(i, number, end, group, chosen, where))
-            end = groups[-1].stop
+        typed = {name: _column_dtype(schema.field(name), where) for name in chosen}
+        groups += _row_groups(part, metadata, typed, groups[-1].stop if groups else 0)
+        dtypes += typed.values()
     if squeeze and len(chosen) != 1:
         raise InvalidDataError(
             f"{place_text(place)}: one column is wanted, but {len(chosen)} are named: {chosen}."
         )
     dtype = np.result_type(*dtypes)
-    decoded = len(chosen) * max(kind.itemsize for kind in dtypes)
-    reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, decoded, squeeze)
-    shape = (end,) if squeeze else (end, len(chosen))
+    reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, squeeze)
     rows = tuple(group.stop - group.start for group in groups)
+    shape = (sum(rows),) if squeeze else (sum(rows), len(chosen))
     return RangeSource(reader, shape, dtype, rows, None if squeeze else chosen)

@@ -1,16 +1,16 @@
-"""Parquet files and folders: footers, page headers, pages."""
+"""Parquet files and folders: page headers, pages, ends."""
 
 import shutil
-import struct
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reliability.fuzz import binaries, thrift
+from reliability.fuzz import binaries
 from reliability.fuzz.rows import read_like
 
-MAGIC = b"PAR1"
+END_BYTES = 8
+"""The length of the footer, and the magic number."""
 
 
 def make(folder):
@@ -46,25 +46,24 @@ def make(folder):
 
 
 def mutate(case):
-    """Write a mutated file; return what was done."""
+    """Write a mutated file; return what was done. Arrow's footer stays: pyarrow trusts its fields."""
     chance, how = case.chance, case.chance.random()
     shutil.copyfile(case.original, case.place)
     data = case.place.read_bytes()
-    size = struct.unpack("<I", data[-8:-4])[0]
-    begin = len(data) - 8 - size
     if how < 0.65:
-        footer = thrift.parsed(data[begin:-8])
-        what = thrift.altered(chance, footer)
-        made = thrift.written(footer)
-        said = chance.choice([len(made)] * 12 + [len(made) - 1, len(made) + 1, 0, 2**31 - 1, 2**32 - 1])
-        case.place.write_bytes(data[:begin] + made + struct.pack("<I", said) + MAGIC)
-        return f"footer {what}" + (f", said to have {said} bytes" if said != len(made) else "")
-    if how < 0.85:
-        pages = [4, *(_pages(data[begin:-8]))]
-        return binaries.damaged(chance, case.place, headers=pages)
-    if how < 0.93:
-        return binaries.damaged(chance, case.place, headers=(begin, len(data) - 8, len(data) - 4, 0))
-    if how < 0.97:
+        begin = len(data) - END_BYTES - int.from_bytes(data[-END_BYTES:-4], "little")
+        pages, what = binaries.mutated(chance, data[:begin], [4, *_pages(case.place)])
+        case.place.write_bytes(pages + data[begin:])
+        return f"pages: {what}"
+    if how < 0.8:
+        cut = chance.randrange(len(data))
+        case.place.write_bytes(data[:cut])
+        return f"cut at {cut}"
+    if how < 0.88:
+        end, what = binaries.mutated(chance, data[-END_BYTES:])
+        case.place.write_bytes(data[:-END_BYTES] + end)
+        return f"length of the footer: {what}"
+    if how < 0.94:
         return binaries.strange(chance, case.place)
     case.place.unlink()
     case.place.mkdir()
@@ -75,11 +74,12 @@ def mutate(case):
     return f"a folder of {case.original.name} and {other.name}"
 
 
-def _pages(footer):
+def _pages(file):
     """Return the offsets of the first pages of all columns."""
-    fields = {path: field[2] for path, field in thrift.fields_of(thrift.parsed(footer))}
-    # row_groups (4) > columns (1) > meta_data (3) > data_page_offset (9), dictionary_page_offset (11)
-    return [value for path, value in fields.items() if path[-1] in (9, 11) and path[-2:-1] == (3,)]
+    metadata = pq.read_metadata(file)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(j) for group in groups for j in range(group.num_columns)]
+    return [column.dictionary_page_offset or column.data_page_offset for column in columns]
 
 
 def target(case):

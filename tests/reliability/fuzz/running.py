@@ -59,7 +59,6 @@ ZARR = (
     "storage.zarr_check._parsed",
     "data.zarr_arrays.open_zarr",
 )
-FOOTER = "row_groups_of _group _column _check_depth _Compact"
 COMMITS = (
     *OPENED,
     *(f"storage.{name}." for name in ("objects", "commits", "stores")),
@@ -69,12 +68,7 @@ KINDS = {
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),
     "zarr 2": Kind(zarrs.make_v2, zarrs.mutate, zarrs.target, 4, ZARR, ".zarr"),
     "parquet": Kind(
-        parquet.make,
-        parquet.mutate,
-        parquet.target,
-        5,
-        (*OPENED, *(f"data.parquet.{name}" for name in FOOTER.split())),
-        ".parquet",
+        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "data.parquet.part_at"), ".parquet"
     ),
     "config": Kind(configs.make, configs.mutate, configs.target, 4, ("config.yaml.",), ".yaml"),
     "model": Kind(
