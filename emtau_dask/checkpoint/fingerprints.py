@@ -48,9 +48,9 @@ def sampled(source: Source) -> dict[int, ChunkRange]:
 def fingerprint(source: Source) -> SourceEntry:
     """Return what is known of a source without reading it."""
     return SourceEntry(
-        shape=[int(size) for size in source.shape],
+        shape=tuple(int(size) for size in source.shape),
         dtype=source.dtype.str,
-        chunks=[[int(rows), len(list(run))] for rows, run in groupby(source.chunk_rows)],
+        chunks=tuple((int(rows), len(list(run))) for rows, run in groupby(source.chunk_rows)),
     )
 
 
@@ -84,7 +84,7 @@ def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) 
             raise CheckpointMismatchError(f"{with_it} has {what}, {without} has none. Give both the same.")
         return
     for aspect, theirs, ours in (
-        ("shape", tuple(saved.shape), tuple(found.shape)),
+        ("shape", saved.shape, found.shape),
         ("dtype", saved.dtype, found.dtype),
         ("chunks (rows, count)", _shortened(saved.chunks), _shortened(found.chunks)),
     ):
@@ -95,8 +95,7 @@ def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) 
             )
 
 
-def _shortened(chunks: Sequence[Sequence[int]]) -> str:
-    pairs = tuple((rows, count) for rows, count in chunks)
+def _shortened(pairs: Sequence[tuple[int, int]]) -> str:
     shown = ", ".join(map(str, pairs[:SHOWN_CHUNKS]))
     if len(pairs) <= SHOWN_CHUNKS:
         return shown

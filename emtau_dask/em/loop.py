@@ -26,7 +26,7 @@ from emtau_dask.em.schedule import (
     samples_left,
 )
 from emtau_dask.em.settings import Climbing, EmSettings, most_on_samples
-from emtau_dask.em.state import RunState
+from emtau_dask.em.state import RunState, StopReason
 from emtau_dask.em.sums import PassTotals, merge_frozen
 from emtau_dask.em.task import SampleLevel
 from emtau_dask.policies.policy import NextPass, PassSummary, Schedule, checked_schedule
@@ -326,7 +326,7 @@ def _following(problem: Problem, state: RunState, settings: EmSettings, totals: 
     )
 
 
-def _stop_reason(schedule: Schedule, change: float | None, tol: float) -> str | None:
+def _stop_reason(schedule: Schedule, change: float | None, tol: float) -> StopReason | None:
     if schedule.test_tol and change is not None and abs(change) < tol:
         return "tol"
     return "no-active-rows" if schedule.next_pass is NextPass.STOP else None

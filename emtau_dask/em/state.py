@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from emtau_dask.em.sums import FrozenRows
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.storage.row_state import SlotState
+
+StopReason = Literal["tol", "no-active-rows", "max-iter"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +119,7 @@ class RunState:
         Rows left active, by chunk; chunks without any may be absent.
     slots : mapping of int to SlotState
         Where the last row state of each chunk is.
-    stop_reason : str or None
+    stop_reason : {"tol", "no-active-rows", "max-iter"} or None
         None while it goes on.
     progress : Progress or None
         None where every step is EM's own, and every sample all rows.
@@ -130,7 +133,7 @@ class RunState:
     afresh: bool = True
     remaining: Mapping[int, int] = field(default_factory=dict)
     slots: Mapping[int, SlotState] = field(default_factory=dict)
-    stop_reason: str | None = None
+    stop_reason: StopReason | None = None
     progress: Progress | None = None
 
     @property

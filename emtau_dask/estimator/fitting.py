@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
+from emtau_dask.checkpoint.codec import FormatError
 from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
-from emtau_dask.checkpoint.manifest import (
-    AlgorithmEntry,
-    ClimbingEntry,
-    ConfigEntry,
-    ParametersEntry,
-    SourceEntry,
-    first_problem,
-)
+from emtau_dask.checkpoint.manifest import Algorithm, FitConfig, SourceEntry
+from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import chunk_ranges
@@ -199,53 +193,37 @@ def is_automatic(algorithm: object) -> bool:
 
 def _config(
     estimator: FittedMixture, settings: FitSettings, n_features: int, run_config: Mapping[str, Any] | None
-) -> ConfigEntry:
+) -> FitConfig:
     """Return the settings as a commit stores them; raises `ConfigError` for one that JSON cannot hold."""
-    name, kind, parameters = describe_policy(settings.em.policy)
-    climbing = settings.em.climbing
-    names = getattr(estimator, "feature_names_in_", None)
-    state = estimator.random_state
-    values = {
-        "n_components": int(estimator.n_components),
-        "n_features": int(n_features),
-        "covariance_type": estimator.covariance_type,
-        "algorithm": AlgorithmEntry(name=name, kind=kind, params=parameters),
-        "tol": settings.em.tol,
-        "gap_tol": settings.em.gap_tol,
-        "climbing": None
-        if climbing is None
-        else ClimbingEntry(
-            memory=climbing.memory,
-            seed=climbing.samples.seed,
-            annealed=climbing.annealed,
-            shares=list(climbing.samples.shares),
-        ),
-        "words": {
-            name: value
-            for name in ("algorithm", "tol", "n_init", "acceleration")
-            if isinstance(value := getattr(estimator, name), str | None)
-        },
-        "missing": estimator.missing,
-        "reg_covar": settings.em.reg_covar,
-        "max_iter": settings.em.max_iter,
-        "n_init": len(settings.seeds),
-        "init_params": settings.init_params,
-        "checkpoint_every": int(estimator.checkpoint_every),
-        "random_state": int(state) if isinstance(state, Integral) else None,
-        "warm_start": bool(estimator.warm_start),
-        "seeds": list(settings.seeds),
-        "given": ParametersEntry(),
-        "previous_bound": settings.previous_bound,
-        "feature_names": None if names is None else [str(name) for name in names],
-        "run_config": None if run_config is None else dict(run_config),
-    }
+    names, state = getattr(estimator, "feature_names_in_", None), estimator.random_state
+    given = {name: getattr(estimator, name) for name in ("algorithm", "tol", "n_init", "acceleration")}
+    config = FitConfig(
+        n_components=int(estimator.n_components),
+        n_features=int(n_features),
+        covariance_type=estimator.covariance_type,
+        algorithm=Algorithm(*describe_policy(settings.em.policy)),
+        tol=settings.em.tol,
+        gap_tol=settings.em.gap_tol,
+        acceleration=settings.em.climbing,
+        unresolved={name: value for name, value in given.items() if isinstance(value, str | None)},
+        missing=estimator.missing,
+        reg_covar=settings.em.reg_covar,
+        max_iter=settings.em.max_iter,
+        n_init=len(settings.seeds),
+        init_params=settings.init_params,
+        checkpoint_every=int(estimator.checkpoint_every),
+        random_state=int(state) if isinstance(state, Integral) else None,
+        warm_start=bool(estimator.warm_start),
+        seeds=settings.seeds,
+        previous_bound=settings.previous_bound,
+        feature_names=None if names is None else tuple(str(name) for name in names),
+        run_config=None if run_config is None else dict(run_config),
+    )
     try:
-        config = ConfigEntry.model_validate(values)
-        config.model_dump(mode="json")
-    except (ValueError, RecursionError) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        CONFIG.encode(config, None)
+    except FormatError as error:
         raise ConfigError(
-            f"a setting cannot be stored in a checkpoint ({why}). Give one that can, or fit without a "
+            f"a setting cannot be stored in a checkpoint ({error}). Give one that can, or fit without a "
             "checkpoint."
         ) from error
     return config

@@ -8,17 +8,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from emtau_dask.checkpoint.fingerprints import check_same
-from emtau_dask.checkpoint.manifest import ConfigEntry, ParametersEntry, SourceEntry
+from emtau_dask.checkpoint.manifest import FitConfig, SourceEntry
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
 from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.data.row_random import Samples
 from emtau_dask.em.compiling import worth_compiling
 from emtau_dask.em.contents import Contents
 from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import row_fields
 from emtau_dask.em.memory import cache_bytes
-from emtau_dask.em.settings import Climbing, EmSettings, check_settings, marginalises
+from emtau_dask.em.settings import EmSettings, check_settings, marginalises
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import (
@@ -125,7 +124,7 @@ def saved_estimator(
             acceleration=None,
             missing=config.missing,
         )
-        words: dict[str, Any] = {str(name): value for name, value in config.words.items()}
+        words = dict(config.unresolved)
         if algorithm is not None:
             words.pop("algorithm", None)
         estimator.set_params(**words)
@@ -223,12 +222,10 @@ def resume_estimator(
         if reopened.finished:
             publish(estimator, _with_what_was_not_read(reopened, contents))
             return
-        config = saved.config.model_copy(
-            update={
-                "max_iter": int(estimator.max_iter),
-                "checkpoint_every": int(estimator.checkpoint_every),
-                "given": ParametersEntry(),
-            }
+        config = replace(
+            saved.config,
+            max_iter=int(estimator.max_iter),
+            checkpoint_every=int(estimator.checkpoint_every),
         )
         settings = _settings(config, policy, saved.given, sources, executor)
         compile_beside(settings, sources, executor, observer)
@@ -246,9 +243,9 @@ def resume_estimator(
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
     names, theirs = getattr(estimator, "feature_names_in_", None), saved.config.feature_names
-    if names is not None and theirs is not None and list(names) != theirs:
+    if names is not None and theirs is not None and tuple(names) != theirs:
         raise CheckpointMismatchError(
-            f"X has the features {list(names)}; the checkpointed run had {theirs}. Give the same in "
+            f"X has the features {list(names)}; the checkpointed run had {list(theirs)}. Give the same in "
             "the same order."
         )
     if theirs is not None:
@@ -285,7 +282,7 @@ def _reopened(state: FitState, max_iter: int) -> FitState:
 
 
 def _settings(
-    config: ConfigEntry,
+    config: FitConfig,
     policy: ActivityPolicy,
     given: GivenParameters,
     sources: FitSources,
@@ -294,29 +291,22 @@ def _settings(
     return FitSettings(
         config.n_components,
         structure_named(config.covariance_type),
-        EmSettings(policy, config.tol, config.max_iter, config.reg_covar, config.gap_tol, _climbing(config)),
+        EmSettings(
+            policy, config.tol, config.max_iter, config.reg_covar, config.gap_tol, config.acceleration
+        ),
         config.init_params,
         given,
-        tuple(config.seeds),
+        config.seeds,
         config.previous_bound,
         worth_compiling(executor.client, sources.rows.shape, config.covariance_type, config.n_components),
         marginalises(config.missing),
     )
 
 
-def _climbing(config: ConfigEntry) -> Climbing | None:
-    entry = config.climbing
-    return (
-        None
-        if entry is None
-        else Climbing(entry.memory, Samples(entry.seed, tuple(entry.shares)), entry.annealed)
-    )
-
-
 def _journal(
     saved: SavedFit,
     state: FitState,
-    config: ConfigEntry,
+    config: FitConfig,
     settings: FitSettings,
     sources: FitSources,
     contents: Contents,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
@@ -177,9 +178,9 @@ def inspect_run(run: str) -> dict[str, Any]:
         "stop_reason": None if current is None else current.stop_reason,
         "notes": [shown(note) for note in state.notes],
         "environment": dict(manifest.environment),
-        "config": config.model_dump(mode="json", exclude={"given", "run_config"}),
+        "config": CONFIG.encode(dataclasses.replace(config, run_config=None), None),
         "run_config": masked_values(config.run_config),
-        "data": data.model_dump(mode="json"),
+        "data": dataclasses.asdict(data),
         "history": [] if current is None else [_plain(record) for record in current.records],
     }
 
@@ -206,7 +207,7 @@ def run_table(described: dict[str, Any]) -> Table:
     config, bound = described["config"], described["lower_bound"]
     algorithm = config["algorithm"]
     parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())
-    automatic = "auto: " if config["words"].get("algorithm") == "auto" else ""
+    automatic = "auto: " if config["unresolved"].get("algorithm") == "auto" else ""
     lines = {
         "stage": described["stage"],
         "commit": f"{described['commit']}, written {described['written']}",

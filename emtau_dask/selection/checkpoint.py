@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from emtau_dask.checkpoint.codec import Codec
 from emtau_dask.checkpoint.fingerprints import check_same
-from emtau_dask.checkpoint.manifest import SourceEntry, first_problem
+from emtau_dask.checkpoint.manifest import SourceEntry
 from emtau_dask.em.contents import Contents
 from emtau_dask.errors import (
     CheckpointCorruptError,
@@ -35,40 +34,38 @@ from emtau_dask.storage.stores import object_store, objects_below, warn_unless_e
 ROOT = "selection.json"
 LARGEST = 2**26
 """Bytes of a document that is read."""
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+D = TypeVar("D")
+CODEC = Codec()
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-D = TypeVar("D", bound=_Document)
-
-
-class SampleEntry(_Document):
+@dataclass(frozen=True)
+class SampleEntry:
     """What a sampled chunk holds, see `ChunkContents`; the digest is hexadecimal."""
 
     source: str
     made_on: str
-    chunk: Count
-    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    chunk: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        bytes.fromhex(self.digest)
 
 
-class SelectionEntry(_Document):
+@dataclass(frozen=True)
+class SelectionEntry:
     """What is selected from what; all of it but the id must be the same where a selection goes on."""
 
-    format: Literal["emtau-selection"] = "emtau-selection"
-    version: Literal[2] = 2
     id: str
-    candidates: list[list[Any]]
+    candidates: tuple[tuple[int, str], ...]
     settings: dict[str, Any]
     random_state: int | None
-    seeds: Annotated[list[Count], Field(min_length=2, max_length=2)]
-    share: Number
+    seeds: tuple[int, int]
+    share: float
     data: SourceEntry
-    sample_weight: SourceEntry | None = None
-    samples: list[SampleEntry]
+    sample_weight: SourceEntry | None
+    samples: tuple[SampleEntry, ...]
+    format: Literal["emtau-selection"] = "emtau-selection"
+    version: Literal[3] = 3
 
     def contents(self) -> Contents:
         """Return what the data held when the selection began."""
@@ -78,30 +75,21 @@ class SelectionEntry(_Document):
         return Contents(stored)
 
 
-class CandidateEntry(_Document):
+@dataclass(frozen=True)
+class CandidateEntry:
     """A candidate that is done; with a reason it could not be fitted, else there is a model."""
 
     converged: bool
-    mean: Number | None
-    seconds: Annotated[Number, Field(ge=0)]
+    mean: float | None
+    seconds: float
     reason: str
 
 
-class ScoreEntry(_Document):
-    """See `Score`."""
-
-    log_likelihood: Number
-    entropy: Number
-    held_out_sum: Number
-    rows: Annotated[int, Field(ge=1)]
-    held_out_rows: Count
-    parameters: Annotated[int, Field(ge=1)]
-
-
-class ScoresEntry(_Document):
+@dataclass(frozen=True)
+class ScoresEntry:
     """The scores of a pass, by the names of candidates."""
 
-    scores: dict[str, ScoreEntry]
+    scores: dict[str, Score]
 
 
 @dataclass(frozen=True)
@@ -224,15 +212,12 @@ class SelectionCheckpoint:
         found = self._read(f"{which}.json", ScoresEntry)
         if found is None or found.scores.keys() != set(names):
             return None
-        return {name: Score(**found.scores[name].model_dump()) for name in names}
+        return {name: found.scores[name] for name in names}
 
     def keep_scores(self, which: str, scores: Mapping[str, Score]) -> None:
         """Keep the scores of a pass."""
-        entries = {name: ScoreEntry(**asdict(score)) for name, score in scores.items()}
-        self._write(f"{which}.json", ScoresEntry(scores=entries))
-
-    def _write(self, key: str, entry: _Document) -> None:
-        self.objects.put(key, _encoded(entry))
+        key = f"{which}.json"
+        self.objects.put(key, _encoded(ScoresEntry(dict(scores))))
         self.objects.sync([key])
 
     def _read(self, key: str, kind: type[D]) -> D | None:
@@ -240,16 +225,17 @@ class SelectionCheckpoint:
         if data is None:
             return None
         try:
-            return kind.model_validate_json(data)
-        except ValidationError as error:
+            found: D = CODEC.record(kind).decode(json.loads(data), None)
+            return found
+        except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
-                f"{self.location}/{key} is damaged or of another version ({first_problem(error)}). Remove it "
+                f"{self.location}/{key} is damaged or of another version ({error}). Remove it "
                 "to have that part done again, or all that is there to begin anew."
             ) from error
 
 
-def _encoded(entry: _Document) -> bytes:
-    return (json.dumps(entry.model_dump(mode="json"), indent=1) + "\n").encode()
+def _encoded(entry: Any) -> bytes:
+    return (json.dumps(CODEC.record(type(entry)).encode(entry, None), indent=1) + "\n").encode()
 
 
 def _document(name: str) -> str:

@@ -383,19 +383,16 @@ def begin_passes(
         entry = checkpoint.begin(
             SelectionEntry(
                 id=new_id(),
-                candidates=[[each.n_components, each.covariance_type] for each in settings.candidates],
+                candidates=tuple((each.n_components, each.covariance_type) for each in settings.candidates),
                 settings=_stored(settings),
                 random_state=int(state) if isinstance(state, Integral) else None,
-                seeds=[sample_seed, fit_seed],
+                seeds=(sample_seed, fit_seed),
                 share=share,
                 data=entries["X"],
                 sample_weight=entries.get("sample_weight"),
-                samples=[
-                    SampleEntry(
-                        source=one.source, made_on=one.made_on, chunk=one.chunk, digest=one.digest.hex()
-                    )
-                    for one in found
-                ],
+                samples=tuple(
+                    SampleEntry(one.source, one.made_on, one.chunk, one.digest.hex()) for one in found
+                ),
             )
         )
         contents = entry.contents()

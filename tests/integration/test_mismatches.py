@@ -1,6 +1,7 @@
 """A run is resumed only with what it was begun with; both sides are named."""
 
 import json
+import shutil
 import warnings
 
 import dask
@@ -8,9 +9,10 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+from reliability.damage import manifest_of, newest_commit
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.errors import CheckpointMismatchError
+from emtau_dask.errors import CheckpointCorruptError, CheckpointMismatchError
 from emtau_dask.storage.commits import VERSION
 from emtau_dask.storage.objects import digested_document
 
@@ -89,3 +91,43 @@ def test_another_version_of_the_format(run):
     file.write_bytes(digested_document({**root, "version": VERSION + 1}))
     with pytest.raises(CheckpointMismatchError, match=rf"version {VERSION + 1}; .*reads .*version {VERSION}"):
         resume(run, lazy())
+
+
+IMPOSSIBLE = {
+    "an unknown field": (("fit", "extra"), 1, r"fit\.extra is 1: there is no such field"),
+    "more iterations than there are": (("fit", "current", "since_full_pass"), 99, "an impossible history"),
+    "a key elsewhere": (
+        ("fit", "current", "parameters", "means", "key"),
+        "attempts/../../zarr.json",
+        r"parameters\.means\.key is no array of a run",
+    ),
+    "another number of rows": (("data", "chunks"), [[20, 2]], r"data is of \(60, 2\) rows"),
+    "moments without acceleration": (
+        ("fit", "current", "moments"),
+        {"key": f"attempts/0-{'a' * 32}/moments/c.1.0.0", "sha256": "0" * 64},
+        "needs acceleration",
+    ),
+}
+
+
+def lie(file, what):
+    content = holder = manifest_of(file)
+    *places, last = IMPOSSIBLE[what][0]
+    for place in places:
+        holder = holder[place]
+    holder[last] = IMPOSSIBLE[what][1]
+    file.write_bytes(digested_document(content))
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_a_commit_that_says_what_cannot_be_is_passed_over_and_refused_where_it_is_the_only_one(run, what):
+    whole, said = shutil.copytree(run, run.with_name("whole.zarr")), IMPOSSIBLE[what][2]
+    lie(newest_commit(run), what)
+    both = shutil.copytree(run, run.with_name("both.zarr"))
+    with pytest.warns(UserWarning, match=rf"newer ones are damaged: .*{said}"):
+        resumed = GaussianMixture.resume(run, lazy(), max_iter=6)
+    assert np.array_equal(resumed.means_, resume(whole, lazy()).means_)
+    for file in both.glob("commits/*/zarr.json"):
+        lie(file, what)
+    with pytest.raises(CheckpointCorruptError, match=rf"no commit is whole\. .*{said}"):
+        resume(both, lazy())

@@ -85,7 +85,7 @@ def test_a_chunk_skipped_for_ten_commits_still_has_its_state(tmp_path, appended)
     slots = {}
 
     def look(log):
-        state = read_commit(log, log.last).saved().state
+        state = read_commit(log, log.last).state
         if state.current is not None and state.current.slots:
             slots[log.last] = state.current.slots[0]
 

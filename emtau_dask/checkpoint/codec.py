@@ -1,0 +1,289 @@
+"""Frozen records as strict JSON and arrays, and back, by the records' own annotations.
+
+What is read may come from a stranger. It becomes records, numbers and texts of the annotated types, or is
+refused. No name in it is looked up. Numbers are finite, integers are counts of at most 2**48, and nesting
+goes as deep as the annotations, or 32 levels where these allow any JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from emtau_dask.errors import short
+
+MAX_COUNT = 2**48
+MAX_INTEGER = 2**64
+"""In JSON of any kind, such as the parameters of a user's policy."""
+MAX_DEPTH = 32
+
+
+class FormatError(ValueError):
+    """A value cannot be written or read; ``path`` are the fields that lead to it, ``why`` is a predicate."""
+
+    def __init__(self, why: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{short('.'.join(path))[1:-1] or 'it'} {why}")
+        self.why, self.path = why, path
+
+    def within(self, name: str) -> FormatError:
+        """Return the error for the value in a field."""
+        return FormatError(self.why, (name, *self.path))
+
+
+class Form(NamedTuple):
+    """How values of one type become JSON, and come back; both raise `FormatError`.
+
+    The second argument takes the arrays in values by ``put(name, array)``, which returns the JSON for one, or
+    gives them back by ``get(name, json)``. ``name`` is that under which the attribute is stored.
+    """
+
+    encode: Callable[[Any, Any], Any]
+    decode: Callable[[Any, Any], Any]
+
+
+def _wrong(value: object, allowed: str) -> FormatError:
+    return FormatError(f"is {short(value)}: it must be {allowed}")
+
+
+def _flag(value: Any, _: Any = None) -> bool:
+    if type(value) is not bool:
+        raise _wrong(value, "true or false")
+    return value
+
+
+def _count(value: Any, _: Any = None) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise _wrong(value, f"an integer from 0 to {MAX_COUNT}")
+    return value
+
+
+def _number(value: Any, _: Any = None) -> float:
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if type(value) is int and abs(value) <= MAX_COUNT:
+        return float(value)
+    raise _wrong(value, "a finite number")
+
+
+def _text(value: Any, _: Any = None) -> str:
+    try:
+        str.encode(value)
+    except (TypeError, UnicodeEncodeError):
+        raise _wrong(value, "a text of valid Unicode") from None
+    return str(value)
+
+
+def _plain(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
+    """Return JSON of any kind."""
+    if depth == 0:
+        raise FormatError(f"is nested too deeply: it must have at most {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        return {_text(name): _plain(inner, None, depth - 1) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, None, depth - 1) for inner in value]
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or type(value) is bool or (type(value) is int and abs(value) <= MAX_INTEGER):
+        return value
+    return _number(value)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a JSON array."""
+    if not isinstance(value, list):
+        raise _wrong(value, "a list")
+    return value
+
+
+def as_object(value: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return a JSON object; ``names``, if given, are those of all its fields."""
+    if not isinstance(value, dict):
+        raise _wrong(value, "an object")
+    for name in names or ():
+        if name not in value:
+            raise FormatError("is missing", (name,))
+    for name in value:
+        if names is not None and name not in names:
+            raise FormatError(f"is {short(value[name])}: there is no such field", (name,))
+    return value
+
+
+SCALARS: Mapping[Any, Form] = MappingProxyType(
+    {
+        kind: Form(check, check)
+        for kind, check in ((bool, _flag), (int, _count), (float, _number), (str, _text), (Any, _plain))
+    }
+)
+
+Arguments = tuple[Any, ...]
+
+
+def _none() -> Mapping[Any, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Codec:
+    """What annotations do not say of a format.
+
+    Attributes
+    ----------
+    names : mapping of type to mapping of str to str
+        The attributes of a record that are stored, with their names there; without an entry all fields are,
+        under their own. One that is no field is an array.
+    makers : mapping of type to callable (arrays, values) -> object
+        What makes a record of the values of these attributes, where its type alone cannot.
+    not_finite : mapping of (type, str) to float
+        Attributes whose value may be one that JSON does not have; null stands for it.
+    by_column : frozenset of type
+        Tuples of these records are stored as one list for each attribute.
+    special : mapping of type to Form
+        Types that are stored in a form of their own.
+    """
+
+    names: Mapping[type, Mapping[str, str]] = field(default_factory=_none)
+    makers: Mapping[type, Callable[[Any, dict[str, Any]], Any]] = field(default_factory=_none)
+    not_finite: Mapping[tuple[type, str], float] = field(default_factory=_none)
+    by_column: frozenset[type] = frozenset()
+    special: Mapping[type, Form] = field(default_factory=_none)
+
+    def form(self, kind: Any, name: str = "") -> Form:
+        """Return the form of an annotation, of an attribute that is stored under ``name``."""
+        found = self.special.get(kind) or SCALARS.get(kind)
+        if found is not None:
+            return found
+        builders: dict[Any, Callable[[Arguments, str], Form]] = {
+            np.ndarray: self._array,
+            Union: self._optional,
+            UnionType: self._optional,
+            Literal: self._literal,
+            tuple: self._tuple,
+            dict: self._mapping,
+            abc.Mapping: self._mapping,
+        }
+        build = builders.get(get_origin(kind) or kind)
+        if build is not None:
+            return build(get_args(kind), name)
+        if issubclass(kind, Enum):
+            return _choice({member.value: member for member in kind})
+        assert is_dataclass(kind), kind
+        return self.record(kind)
+
+    def _array(self, _: Arguments, name: str) -> Form:
+        return Form(
+            lambda values, arrays: arrays.put(name, values), lambda plain, arrays: arrays.get(name, plain)
+        )
+
+    def _optional(self, arguments: Arguments, name: str) -> Form:
+        (inner,) = (self.form(each, name) for each in arguments if each is not NoneType)
+        return Form(
+            lambda value, arrays: None if value is None else inner.encode(value, arrays),
+            lambda plain, arrays: None if plain is None else inner.decode(plain, arrays),
+        )
+
+    def _literal(self, arguments: Arguments, _: str) -> Form:
+        return _choice({each: each for each in arguments})
+
+    def _tuple(self, arguments: Arguments, name: str) -> Form:
+        if arguments[0] in self.by_column:
+            return self._columns(arguments[0])
+        forms = [self.form(each, name) for each in arguments if each is not ...]
+        endless = len(forms) < len(arguments)
+
+        def each_with(values: Any) -> Iterator[tuple[Form, Any]]:
+            return zip(forms * len(values) if endless else forms, values, strict=True)
+
+        def encode(values: Any, arrays: Any) -> list[Any]:
+            return [form.encode(value, arrays) for form, value in each_with(values)]
+
+        def decode(plain: Any, arrays: Any) -> tuple[Any, ...]:
+            if len(as_list(plain)) != len(forms) and not endless:
+                raise _wrong(plain, f"a list of {len(forms)}")
+            return tuple(form.decode(value, arrays) for form, value in each_with(plain))
+
+        return Form(encode, decode)
+
+    def _mapping(self, arguments: Arguments, name: str) -> Form:
+        inner = self.form(arguments[1], name)
+        return Form(
+            lambda values, arrays: {_text(key): inner.encode(value, arrays) for key, value in values.items()},
+            lambda plain, arrays: {
+                _text(key): inner.decode(value, arrays) for key, value in as_object(plain).items()
+            },
+        )
+
+    def record(self, kind: Any) -> Form:
+        """Return the form of a record: an object with just what is stored of it."""
+        forms, make = self._attributes(kind), self.makers.get(kind)
+        names = [name for name, _ in forms.values()]
+
+        def encode(record: Any, arrays: Any) -> dict[str, Any]:
+            found, name = {}, ""
+            try:
+                for attribute, (name, form) in forms.items():
+                    found[name] = form.encode(getattr(record, attribute), arrays)
+            except FormatError as error:
+                raise error.within(name) from error
+            return found
+
+        def decode(plain: Any, arrays: Any) -> Any:
+            plain, found, name = as_object(plain, names), {}, ""
+            try:
+                for attribute, (name, form) in forms.items():
+                    found[attribute] = form.decode(plain[name], arrays)
+            except FormatError as error:
+                raise error.within(name) from error
+            return kind(**found) if make is None else make(arrays, found)
+
+        return Form(encode, decode)
+
+    def _attributes(self, kind: Any) -> dict[str, tuple[str, Form]]:
+        hints, forms = get_type_hints(kind), {}
+        for attribute, name in (self.names.get(kind) or {hint: hint for hint in hints}).items():
+            unknown = self.not_finite.get((kind, attribute))
+            form = self.form(hints.get(attribute, np.ndarray), name) if unknown is None else _or_null(unknown)
+            forms[attribute] = name, form
+        return forms
+
+    def _columns(self, kind: Any) -> Form:
+        record, names = self.record(kind), [name for name, _ in self._attributes(kind).values()]
+
+        def encode(records: Sequence[Any], arrays: Any) -> dict[str, Any]:
+            rows = [record.encode(each, arrays) for each in records]
+            return {name: [row[name] for row in rows] for name in names}
+
+        def decode(plain: Any, arrays: Any) -> tuple[Any, ...]:
+            columns = [as_list(as_object(plain, names)[name]) for name in names]
+            if len({len(column) for column in columns}) > 1:
+                raise FormatError("has columns of several lengths")
+            rows = zip(*columns, strict=True)
+            return tuple(record.decode(dict(zip(names, row, strict=True)), arrays) for row in rows)
+
+        return Form(encode, decode)
+
+
+def _choice(members: Mapping[str, Any]) -> Form:
+    """Return the form of one of several values, by their texts on disk."""
+    texts = {member: text for text, member in members.items()}
+
+    def looked_up(value: Any, table: Mapping[Any, Any]) -> Any:
+        try:
+            return table[value]
+        except (KeyError, TypeError):
+            raise _wrong(value, f"one of {', '.join(map(repr, members))}") from None
+
+    return Form(lambda member, _: looked_up(member, texts), lambda plain, _: looked_up(plain, members))
+
+
+def _or_null(unknown: float) -> Form:
+    return Form(
+        lambda value, _: _number(value) if math.isfinite(value) else None,
+        lambda plain, _: unknown if plain is None else _number(plain),
+    )

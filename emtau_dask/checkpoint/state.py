@@ -1,0 +1,226 @@
+"""The state of a fit as JSON and arrays: its records by the codec, and the tables that runs have beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.checkpoint.codec import MAX_COUNT, Codec, Form, FormatError, as_object
+from emtau_dask.checkpoint.manifest import (
+    BY_COLUMN,
+    NAMES,
+    NOT_FINITE,
+    PLACE_COLUMNS,
+    TABLES,
+    Attempt,
+    Content,
+    FitConfig,
+    Manifest,
+    place_of,
+    state_key,
+)
+from emtau_dask.em.state import RunState
+from emtau_dask.errors import EmtauError
+from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.process import threads_side_by_side
+from emtau_dask.storage.objects import ArrayLayout
+from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
+
+Slots = Mapping[int, SlotState]
+ROWS_OF: Mapping[str, str] = MappingProxyType(
+    {"origins": "origins", **dict.fromkeys(("step", "decrease", "moments", "response"), "moments")}
+)
+"""The array of which each vector of a run's `Progress` is a row; the number of the row is stored for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What the arrays of a commit depend on.
+
+    Attributes
+    ----------
+    covariance_type : str
+    layouts : mapping of str to ArrayLayout
+        See `array_layouts`.
+    chunk_rows : ndarray
+        Rows of each chunk of the data.
+    attempts : tuple of Attempt
+        See `Manifest`.
+    """
+
+    covariance_type: str
+    layouts: Mapping[str, ArrayLayout]
+    chunk_rows: NDArray[np.int64]
+    attempts: tuple[Attempt, ...]
+
+    def zeros(self, name: str) -> NDArray[Any]:
+        """Return an array of this name, all zeros."""
+        layout = self.layouts[name]
+        return np.zeros(layout.chunks[1:], dtype=layout.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _RunArrays:
+    """The arrays of a commit for one of its runs: rows of two of them for vectors of its `Progress`."""
+
+    whole: Any
+    rows: Mapping[str, list[NDArray[Any]]] = field(default_factory=lambda: {"origins": [], "moments": []})
+
+    @property
+    def frame(self) -> Frame:
+        frame: Frame = self.whole.frame
+        return frame
+
+    def put(self, name: str, values: NDArray[Any]) -> Any:
+        if name not in ROWS_OF:
+            return self.whole.put(name, values)
+        rows = self.rows[ROWS_OF[name]]
+        rows.append(values)
+        return len(rows) - 1
+
+    def get(self, name: str, plain: Any) -> NDArray[Any]:
+        if name not in ROWS_OF:
+            values: NDArray[Any] = self.whole.get(name, plain)
+            return values
+        rows = self.rows[ROWS_OF[name]]
+        if type(plain) is not int or not 0 <= plain < len(rows):
+            raise FormatError(f"is {plain!r}: it must be the number of one of {len(rows)} rows")
+        return rows[plain]
+
+
+def _encode_run(run: RunState, arrays: Any) -> dict[str, Any]:
+    own = _RunArrays(arrays)
+    plain: dict[str, Any] = _RUN.encode(run, own)
+    tables = _tables_of(run, arrays.frame)
+    for name, rows in own.rows.items():
+        if rows:
+            tables[name] = arrays.frame.zeros(name)
+            tables[name][: len(rows)] = rows
+    return plain | {name: arrays.put(name, tables[name]) if name in tables else None for name in TABLES}
+
+
+def _decode_run(plain: Any, arrays: Any) -> RunState:
+    plain = dict(as_object(plain))
+    refs = {name: plain.pop(name, None) for name in TABLES}
+    tables = {name: arrays.get(name, ref) for name, ref in refs.items() if ref is not None}
+    own = _RunArrays(arrays, {name: list(tables.get(name, ())) for name in ("origins", "moments")})
+    fields = _RUN.decode(plain, own)
+    if "chunks" not in tables:
+        raise FormatError("has no table of chunks")
+    slots, remaining = _read_tables(tables, arrays.frame)
+    n_iter = len(fields["records"])
+    if [record.iteration for record in fields["records"]] != list(range(1, n_iter + 1)):
+        raise FormatError("has iterations that are not numbered from 1")
+    if any(record.rows < 1 for record in fields["records"]) or fields["since_reset"] > n_iter:
+        raise FormatError("has an impossible history")
+    run = RunState(**fields, remaining=remaining, slots=slots)
+    cycle = run.progress is not None and run.progress.cycle is not None
+    if not (run.afresh or run.frozen or remaining or cycle):
+        raise FormatError("has neither active nor inactive rows")
+    return run
+
+
+def _tables_of(run: RunState, frame: Frame) -> dict[str, NDArray[Any]]:
+    """Return where the row state of chunks is, with their rows left active, and digests of its objects."""
+    table, numbers = frame.zeros("chunks"), {each.id: number for number, each in enumerate(frame.attempts)}
+    table[:, :PLACE_COLUMNS] = -1
+    if run.remaining:
+        table[list(run.remaining), PLACE_COLUMNS] = list(run.remaining.values())
+    if not run.slots:
+        return {"chunks": table}
+    objects = {slot.object.key: slot.object for slot in run.slots.values()}
+    places = {key: place_of(stored) for key, stored in objects.items()}
+    found = [(*places[slot.object.key], slot.first_row) for slot in run.slots.values()]
+    table[list(run.slots), :PLACE_COLUMNS] = [(numbers[attempt], *rest) for attempt, *rest in found]
+    rows = {chunk: bytes.fromhex(slot.object.sha256) for chunk, slot in run.slots.items()}
+    return {"chunks": table, "digests": digest_table(rows, frame, "digests")}
+
+
+def digest_table(rows: Mapping[int, bytes], frame: Frame, name: str) -> NDArray[np.uint8]:
+    """Return a table of the digests of chunks, zeros for those without one."""
+    table = frame.zeros(name)
+    table[list(rows)] = np.frombuffer(b"".join(rows.values()), dtype=np.uint8).reshape(len(rows), -1)
+    return table
+
+
+def _read_tables(tables: Mapping[str, NDArray[Any]], frame: Frame) -> tuple[Slots, Mapping[int, int]]:
+    """Return where the row state of chunks is, and their rows left active, of which each has some."""
+    table, rows, attempts = tables["chunks"], frame.chunk_rows, frame.attempts
+    places, left = table[:, :PLACE_COLUMNS], table[:, PLACE_COLUMNS]
+    stored = places[:, 0] >= 0
+    here, kept = places[stored], rows[stored]
+    longest = np.array([attempt.object_rows for attempt in attempts], dtype=np.int64)
+    within = (
+        (places[~stored] == -1).all()
+        and (places <= [len(attempts) - 1, MAX_COUNT, len(table) - 1, MAX_COUNT]).all()
+        and (here >= 0).all()
+        and (here[:, 2] <= np.flatnonzero(stored)).all()
+        and (here[:, 3] + kept <= longest[here[:, 0]]).all()
+        and (left >= 0).all()
+        and (left <= rows).all()
+        and (("digests" in tables) == stored.any())
+    )
+    if not within or _overlap(here, kept):
+        raise FormatError("has a table of chunks that is out of range")
+    remaining = {chunk: count for chunk, count in enumerate(left.tolist()) if count}
+    if not stored.any():
+        return {}, remaining
+    fields = [RowFields(each.fields, each.dtypes, each.object_rows, each.kept) for each in attempts]
+    found: dict[tuple[int, int, int, bytes], StateObject] = {}
+    slots = {}
+    for chunk in np.flatnonzero(stored).tolist():
+        number, step, first, row = places[chunk].tolist()
+        place = number, step, first, tables["digests"][chunk].tobytes()
+        if place not in found:
+            key = state_key(attempts[number].id, step, first)
+            found[place] = StateObject(key, place[-1].hex(), fields[number])
+        slots[chunk] = SlotState(found[place], row)
+    return slots, remaining
+
+
+def _overlap(places: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+    """Return whether chunks of so many rows have rows of an object in common."""
+    order = np.lexsort(places.T[::-1])
+    ordered, ends = places[order], (places[:, -1] + rows)[order]
+    together = (ordered[1:, :-1] == ordered[:-1, :-1]).all(axis=1)
+    return bool((ordered[1:, -1] < ends[:-1])[together].any())
+
+
+def _parameters(arrays: Any, values: dict[str, NDArray[Any]]) -> MixtureParameters:
+    try:
+        parameters = MixtureParameters(arrays.frame.covariance_type, *values.values())
+    except EmtauError as error:
+        raise FormatError(f"cannot be: {error}") from error
+    if parameters.structure.solving_for(parameters.n_features) is None:
+        return parameters
+    with threads_side_by_side():
+        return parameters.factorised()
+
+
+def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics:
+    if (values["weights"] < 0).any():
+        raise FormatError("has negative weights")
+    return SufficientStatistics(*values.values())
+
+
+CODEC = Codec(
+    NAMES,
+    MappingProxyType(
+        {
+            MixtureParameters: _parameters,
+            SufficientStatistics: _statistics,
+            RunState: lambda _, values: values,
+        }
+    ),
+    NOT_FINITE,
+    BY_COLUMN,
+)
+_RUN = CODEC.record(RunState)
+CONFIG, MANIFEST = CODEC.record(FitConfig), CODEC.record(Manifest)
+CONTENT = replace(CODEC, special=MappingProxyType({RunState: Form(_encode_run, _decode_run)})).record(Content)
