@@ -188,7 +188,7 @@ class TestLies:
         def alter(table):
             table[chunk, column] = value
 
-        with pytest.raises(CheckpointCorruptError, match="table of chunks is out of range"):
+        with pytest.raises(CheckpointCorruptError, match="table of chunks that is out of range"):
             lie(alter)
 
     def test_an_object_longer_than_chunks_need_is_refused_before_it_is_read(self, lie):
@@ -196,6 +196,6 @@ class TestLies:
             content["attempts"][0]["object_rows"] = 10**12
 
         with pytest.raises(
-            CheckpointCorruptError, match=r"1,000,000,000,000 rows, where .* need 700 at most"
+            CheckpointCorruptError, match=r"object_rows is 1,000,000,000,000, where .* need 700 at most"
         ):
             lie(lambda table: None, entry)
