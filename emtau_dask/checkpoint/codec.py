@@ -85,7 +85,7 @@ def _plain(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
     if depth == 0:
         raise FormatError(f"is nested too deeply: it must have at most {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
-        return _by_name(value, lambda inner: _plain(inner, None, depth - 1))
+        return _by_name(value, _text, lambda inner: _plain(inner, None, depth - 1))
     if isinstance(value, (list, tuple)):
         return [_plain(inner, None, depth - 1) for inner in value]
     if isinstance(value, str):
@@ -98,11 +98,13 @@ def _plain(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
     )
 
 
-def _by_name(values: Mapping[Any, Any], converted: Callable[[Any], Any]) -> dict[str, Any]:
+def _by_name(
+    values: Mapping[Any, Any], key: Callable[[Any], Any], converted: Callable[[Any], Any]
+) -> dict[str, Any]:
     found, name = {}, ""
     try:
         for name, value in values.items():
-            found[_text(name)] = converted(value)
+            found[key(name)] = converted(value)
     except FormatError as error:
         raise error.within(str(name)) from error
     return found
@@ -224,11 +226,21 @@ class Codec:
         return Form(encode, decode)
 
     def _mapping(self, arguments: Arguments, name: str) -> Form:
-        inner = self.form(arguments[1], name)
-        return Form(
-            lambda values, arrays: _by_name(values, lambda value: inner.encode(value, arrays)),
-            lambda plain, arrays: _by_name(as_object(plain), lambda value: inner.decode(value, arrays)),
-        )
+        key, inner = (self.form(each, name) for each in arguments)
+
+        def encode(values: Any, arrays: Any) -> dict[str, Any]:
+            return _by_name(
+                values, lambda own: key.encode(own, arrays), lambda value: inner.encode(value, arrays)
+            )
+
+        def decode(plain: Any, arrays: Any) -> dict[str, Any]:
+            return _by_name(
+                as_object(plain),
+                lambda text: key.decode(text, arrays),
+                lambda value: inner.decode(value, arrays),
+            )
+
+        return Form(encode, decode)
 
     def record(self, kind: Any) -> Form:
         """Return the form of a record: an object with just what is stored of it."""
