@@ -20,7 +20,7 @@ import numpy as np
 from emtau_dask.errors import short
 
 MAX_COUNT = 2**48
-MAX_INTEGER = 2**64
+MAX_INTEGER = 10**20
 """In JSON of any kind, such as the parameters of a user's policy."""
 MAX_DEPTH = 32
 
@@ -29,7 +29,7 @@ class FormatError(ValueError):
     """A value cannot be written or read; ``path`` are the fields that lead to it, ``why`` is a predicate."""
 
     def __init__(self, why: str, path: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{short('.'.join(path))[1:-1] or 'it'} {why}")
+        super().__init__(f"{short('.'.join(path), 120)[1:-1] or 'it'} {why}")
         self.why, self.path = why, path
 
     def within(self, name: str) -> FormatError:
@@ -85,14 +85,29 @@ def _plain(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
     if depth == 0:
         raise FormatError(f"is nested too deeply: it must have at most {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
-        return {_text(name): _plain(inner, None, depth - 1) for name, inner in value.items()}
+        return _by_name(value, _text, lambda inner: _plain(inner, None, depth - 1))
     if isinstance(value, (list, tuple)):
         return [_plain(inner, None, depth - 1) for inner in value]
     if isinstance(value, str):
         return _text(value)
-    if value is None or type(value) is bool or (type(value) is int and abs(value) <= MAX_INTEGER):
+    whole = type(value) is int and abs(value) <= MAX_INTEGER
+    if value is None or type(value) is bool or whole or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return _number(value)
+    raise _wrong(
+        value, "text, a number of at most 20 digits, true, false, null, or lists and objects of these"
+    )
+
+
+def _by_name(
+    values: Mapping[Any, Any], key: Callable[[Any], Any], converted: Callable[[Any], Any]
+) -> dict[str, Any]:
+    found, name = {}, ""
+    try:
+        for name, value in values.items():
+            found[key(name)] = converted(value)
+    except FormatError as error:
+        raise error.within(str(name)) from error
+    return found
 
 
 def as_list(value: Any) -> list[Any]:
@@ -211,13 +226,21 @@ class Codec:
         return Form(encode, decode)
 
     def _mapping(self, arguments: Arguments, name: str) -> Form:
-        inner = self.form(arguments[1], name)
-        return Form(
-            lambda values, arrays: {_text(key): inner.encode(value, arrays) for key, value in values.items()},
-            lambda plain, arrays: {
-                _text(key): inner.decode(value, arrays) for key, value in as_object(plain).items()
-            },
-        )
+        key, inner = (self.form(each, name) for each in arguments)
+
+        def encode(values: Any, arrays: Any) -> dict[str, Any]:
+            return _by_name(
+                values, lambda own: key.encode(own, arrays), lambda value: inner.encode(value, arrays)
+            )
+
+        def decode(plain: Any, arrays: Any) -> dict[str, Any]:
+            return _by_name(
+                as_object(plain),
+                lambda text: key.decode(text, arrays),
+                lambda value: inner.decode(value, arrays),
+            )
+
+        return Form(encode, decode)
 
     def record(self, kind: Any) -> Form:
         """Return the form of a record: an object with just what is stored of it."""

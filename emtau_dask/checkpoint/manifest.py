@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import StateObject
 
-MAX_CHUNKS = 2**24
+MAX_CHUNKS, MAX_MEMORY = 2**24, 64
 BESIDE_PAIRS = 3
 """Moments of an ascent beside its pairs: the point's, its response, and the trial's."""
 ORIGINS = 3
@@ -42,6 +42,7 @@ STATE_DIGEST_BYTES = 32
 ROW_DTYPES = frozenset({"bool", "uint8", "uint16", "uint32", "uint64"})
 TABLES = ("chunks", "digests", "origins", "moments")
 """The arrays of a run beside those of its records, under these names too; null for those without rows."""
+Unresolvable = Literal["algorithm", "tol", "n_init", "acceleration"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class FitConfig:
     tol: float
     gap_tol: float
     acceleration: Climbing | None
-    unresolved: dict[str, str | None]
+    unresolved: dict[Unresolvable, str | None]
     missing: str
     reg_covar: float
     max_iter: int

@@ -20,6 +20,7 @@ from emtau_dask.checkpoint.codec import FormatError
 from emtau_dask.checkpoint.manifest import (
     HEAD,
     MAX_CHUNKS,
+    MAX_MEMORY,
     ROW_DTYPES,
     ArrayRef,
     Attempt,
@@ -179,6 +180,8 @@ def _frame(manifest: Manifest) -> Frame:
             f"{config.n_features} features",
             ("data",),
         )
+    if config.acceleration is not None and config.acceleration.memory > MAX_MEMORY:
+        raise FormatError(f"is above {MAX_MEMORY}", ("config", "acceleration", "memory"))
     if len(config.seeds) != config.n_init:
         raise FormatError(f"has {len(config.seeds)} seeds for {config.n_init} starts", ("config",))
     for attempt in attempts:

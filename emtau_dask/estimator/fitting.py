@@ -15,7 +15,7 @@ import numpy as np
 
 from emtau_dask.checkpoint.codec import FormatError
 from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
-from emtau_dask.checkpoint.manifest import Algorithm, FitConfig, SourceEntry
+from emtau_dask.checkpoint.manifest import Algorithm, FitConfig, SourceEntry, Unresolvable
 from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.data.row_random import Samples
@@ -196,7 +196,8 @@ def _config(
 ) -> FitConfig:
     """Return the settings as a commit stores them; raises `ConfigError` for one that JSON cannot hold."""
     names, state = getattr(estimator, "feature_names_in_", None), estimator.random_state
-    given = {name: getattr(estimator, name) for name in ("algorithm", "tol", "n_init", "acceleration")}
+    names_in_words: tuple[Unresolvable, ...] = ("algorithm", "tol", "n_init", "acceleration")
+    given = {name: getattr(estimator, name) for name in names_in_words}
     config = FitConfig(
         n_components=int(estimator.n_components),
         n_features=int(n_features),

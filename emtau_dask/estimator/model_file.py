@@ -1,27 +1,27 @@
-"""A fitted model as a zarr group."""
+"""A fitted model as a zarr group: four arrays, and all else in attributes, by the codec of checkpoints."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import zarr.errors
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
 from zarr.abc.store import Store
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
-from emtau_dask.constraints import NONE, Constraint, choice, either, integer
+from emtau_dask.checkpoint.codec import FormatError
+from emtau_dask.checkpoint.state import CODEC
+from emtau_dask.constraints import NONE, Constraint, either, integer
 from emtau_dask.em.history import FitHistory, IterationRecord
 from emtau_dask.em.settings import CONSTRAINTS
+from emtau_dask.em.state import StopReason
 from emtau_dask.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -34,7 +34,6 @@ from emtau_dask.errors import (
     shutdown_named,
     warn_user,
 )
-from emtau_dask.estimator.summary import STOP_REASONS
 from emtau_dask.mixture.linalg import AnyArray, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import checked_row_arrays
@@ -42,108 +41,93 @@ from emtau_dask.policies.registry import ALGORITHMS, as_policy, describe_policy,
 from emtau_dask.storage.commits import FORMAT as RUN_FORMAT
 from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
-from emtau_dask.storage.objects import ROOT_DOCUMENT, ObjectStore, copy_new
+from emtau_dask.storage.objects import ROOT_DOCUMENT, ObjectStore, canonical, copy_new
 from emtau_dask.storage.publishing import published
 from emtau_dask.storage.stores import ZarrStoreObjects, object_store
 from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
 AUTO = "auto"
-_SEED = either(integer(0, 2**32 - 1), NONE)
-FORMAT, VERSION = "emtau-model", 2
-ARRAYS = ("weights_", "means_", "covariances_", "precisions_cholesky_")
-COLUMNS = tuple(field.name for field in dataclasses.fields(IterationRecord))
+FORMAT, VERSION = "emtau-model", 3
+ARRAYS = ("weights", "means", "covariances", "precisions_cholesky")
 WEIGHTS_TOLERANCE = 1e-6
 """The same as for initial weights."""
 MOST_PASSES = 1000
 """So many times an iteration scores the rows at most: it measures a gap by tens of passes."""
-NAMES = (*(name.rstrip("_") for name in ARRAYS), *(f"history/{column}" for column in COLUMNS))
+SETTINGS: Mapping[str, Constraint] = MappingProxyType(
+    {
+        **{
+            name: CONSTRAINTS[name]
+            for name in (
+                *("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start"),
+                *("acceleration", "missing"),
+            )
+        },
+        "random_state": either(integer(0, 2**32 - 1), NONE),
+    }
+)
+"""The settings that are saved, the policy apart."""
 
 
-def _checked(constraint: Constraint, value: Any) -> Any:
-    if not constraint.holds(value):
-        raise PydanticCustomError("allowed", "it must be {words}", {"words": constraint.words})
-    return value
-
-
-def _allowed(constraint: Constraint) -> AfterValidator:
-    return AfterValidator(partial(_checked, constraint))
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class AlgorithmEntry(_Entry):
+@dataclass(frozen=True)
+class NamedPolicy:
     """A policy by its name, or what ``auto`` chooses; `matching_policy` checks the parameters."""
 
-    name: Annotated[str, _allowed(choice(AUTO, *ALGORITHMS))]
+    name: str
     params: dict[str, Any]
 
 
-class SettingsEntry(_Entry):
-    """The estimator's settings but the policy; they may be what they may be for a fit."""
+@dataclass(frozen=True)
+class ModelEntry:
+    """All but the arrays; ``algorithm`` is None for a policy of the user's own."""
 
-    covariance_type: Any
-    tol: Any
-    reg_covar: Any
-    max_iter: Any
-    n_init: Any
-    init_params: Any
-    warm_start: Any
-    acceleration: Any
-    missing: Any
-    random_state: Any
-
-    @field_validator("*")
-    @classmethod
-    def _checked(cls, value: Any, field: ValidationInfo) -> Any:
-        return _checked(CONSTRAINTS.get(str(field.field_name), _SEED), value)
-
-
-class ModelEntry(_Entry):
-    """All but the arrays; ``algorithm`` is None for a policy of the user's own. Others may add to it."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    settings: SettingsEntry
-    algorithm: AlgorithmEntry | None
-    stop_reason: Annotated[str, _allowed(choice(*STOP_REASONS))]
-    feature_names: list[str] | None
-    notes: list[str] = []
+    settings: dict[str, Any]
+    algorithm: NamedPolicy | None
+    stop_reason: StopReason
+    feature_names: tuple[str, ...] | None
+    notes: tuple[str, ...]
+    history: tuple[IterationRecord, ...]
     sha256: str
 
 
-def model_entry(values: Mapping[str, Any]) -> ModelEntry:
-    """Return the entry of plain values; raises `InvalidDataError`, which names the first bad field."""
-    try:
-        return ModelEntry.model_validate(values)
-    except ValidationError as error:
-        raise InvalidDataError(_problem(error.errors(include_url=False)[0])) from None
+ENTRY = CODEC.record(ModelEntry)
+ENTRY_NAMES = tuple(each.name for each in fields(ModelEntry))
+
+
+def _check_entry(entry: ModelEntry) -> None:
+    """Raise `FormatError` for the first field that no model can have."""
+    for name, constraint in SETTINGS.items():
+        if name not in entry.settings:
+            raise FormatError("is missing", ("settings", name))
+        if not constraint.holds(entry.settings[name]):
+            said = f"is {short(entry.settings[name])}: it must be {constraint.words}"
+            raise FormatError(said, ("settings", name))
+    for name in entry.settings.keys() - SETTINGS.keys():
+        raise FormatError(f"is {short(entry.settings[name])}: there is no such field", ("settings", name))
+    policy = entry.algorithm
+    if policy is not None and policy.name != AUTO and policy.name not in ALGORITHMS:
+        raise FormatError(f"is {short(policy.name)}: it must be that of an algorithm", ("algorithm", "name"))
+    for number, record in enumerate(entry.history, start=1):
+        if record.iteration != number or not 0 < record.rows * MOST_PASSES >= record.active_rows:
+            raise FormatError(f"has the impossible iteration {record}", ("history",))
 
 
 def check_names(names: Sequence[str] | None, n_features: int) -> None:
     """Raise `InvalidDataError` unless stored names of features, if there are any, are one for each."""
     if names is not None and (len(names) != n_features or len(set(names)) < n_features):
         raise InvalidDataError(
-            f"feature_names is {short(names)}: it must be a list of {n_features} different names"
+            f"feature_names is {short(list(names))}: it must be a list of {n_features} different names"
         )
 
 
-def _problem(found: ErrorDetails) -> str:
-    field = short(".".join(map(str, found["loc"])))[1:-1]
-    if found["type"] == "missing":
-        return f"{field} is missing"
-    return f"{field} is {short(found['input'])}: {found['msg'][:1].lower()}{found['msg'][1:]}"
-
-
-def _digest(arrays: Mapping[str, AnyArray]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and values, in the order of names."""
+def _digest(arrays: Mapping[str, AnyArray], history: Any) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and values, in the order of names, and of the history."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
+    digest.update(canonical(history))
     return digest.hexdigest()
 
 
@@ -196,35 +180,39 @@ def _local_path(path: Any) -> Path | None:
 
 
 def _write(estimator: Any, group: zarr.Group) -> None:
-    arrays = {name.rstrip("_"): np.asarray(getattr(estimator, name)) for name in ARRAYS}
-    for column in COLUMNS:
-        arrays[f"history/{column}"] = np.array([getattr(record, column) for record in estimator.history_])
+    arrays = {name: np.asarray(getattr(estimator, f"{name}_")) for name in ARRAYS}
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
-    names = getattr(estimator, "feature_names_in_", None)
-    settings = {name: getattr(estimator, name) for name in SettingsEntry.model_fields}
+    settings = {name: getattr(estimator, name) for name in SETTINGS}
     settings = {
         name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
     }
     state = settings["random_state"]
     settings["random_state"] = int(state) if isinstance(state, Integral) else None
+    settings["covariance_type"] = estimator._fitted_type
     automatic = isinstance(estimator.algorithm, str) and estimator.algorithm == AUTO
     policy: Any = None if automatic else as_policy(estimator.algorithm)
-    algorithm: Any = {"name": AUTO, "params": {}} if automatic else None
+    algorithm = NamedPolicy(AUTO, {}) if automatic else None
     if type(policy) in ALGORITHMS.values():  # A user's own policy is not stored.
-        policy_name, _, parameters = describe_policy(policy)
-        algorithm = {"name": policy_name, "params": parameters}
-    entry = model_entry(
-        {
-            "settings": settings | {"covariance_type": estimator._fitted_type},
-            "algorithm": algorithm,
-            "stop_reason": estimator.stop_reason_,
-            "feature_names": None if names is None else [str(name) for name in names],
-            "notes": list(estimator.history_.notes),
-            "sha256": _digest(arrays),
-        }
+        known, _, parameters = describe_policy(policy)
+        algorithm = NamedPolicy(str(known), parameters)
+    names, history = getattr(estimator, "feature_names_in_", None), estimator.history_
+    entry = ModelEntry(
+        settings,
+        algorithm,
+        estimator.stop_reason_,
+        None if names is None else tuple(str(name) for name in names),
+        history.notes,
+        history.records,
+        sha256="",
     )
-    group.attrs.update({"format": FORMAT, "version": VERSION, **entry.model_dump()})
+    try:
+        _check_entry(entry)
+        plain = ENTRY.encode(entry, None)
+    except FormatError as error:
+        raise InvalidDataError(f"the model cannot be saved: {error}.") from error
+    plain["sha256"] = _digest(arrays, plain["history"])
+    group.attrs.update({"format": FORMAT, "version": VERSION, **plain})
 
 
 def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
@@ -284,18 +272,22 @@ def load_model(cls: Any, path: Any) -> Any:
     if attributes.get("version") != VERSION:
         raise InvalidDataError(
             f"{path} holds format {attributes.get('format')!r} version {attributes.get('version')!r}; "
-            f"this version reads {FORMAT!r} version {VERSION}. Save the model again with this version."
+            f"this version reads {FORMAT!r} version {VERSION}. Load it with the version that saved it, or "
+            "fit again."
         )
     try:
         with shutdown_named():
-            entry, arrays = model_entry(attributes), group.arrays(NAMES)
-            if _digest(arrays) != entry.sha256:
-                raise InvalidDataError("its arrays are not those that were saved")
+            plain = {name: attributes[name] for name in ENTRY_NAMES if name in attributes}
+            entry, arrays = ENTRY.decode(plain, None), group.arrays(ARRAYS)
+            _check_entry(entry)
+            if _digest(arrays, plain["history"]) != entry.sha256:
+                raise InvalidDataError("its arrays or its history are not those that were saved")
             return _restored(cls, arrays, entry)
     except ShutdownError:
         raise
     except Exception as error:  # of zarr, a codec or a policy, whatever the damage causes
-        reason = str(error).rstrip(".") if isinstance(error, EmtauError) else repr(error)
+        named = isinstance(error, (EmtauError, FormatError))
+        reason = str(error).rstrip(".") if named else repr(error)
         raise InvalidDataError(
             f"the model in {path} is incomplete or damaged: {reason}. Save it again, or take another copy."
         ) from error
@@ -317,14 +309,17 @@ def _no_model(path: Any, found: Any) -> str:
 
 
 def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> Any:
-    _check_kinds(arrays)
-    weights, means, covariances, factors = (read_only_copy(arrays[name.rstrip("_")]) for name in ARRAYS)
-    settings = dict(entry.settings)
-    parameters = MixtureParameters(settings["covariance_type"], weights, means, covariances, factors)
+    for name, array in arrays.items():
+        if array.dtype != np.float64:
+            raise InvalidDataError(f"{name} is of {array.dtype}; it must be of float64")
+    if arrays["means"].ndim != 2:
+        raise InvalidDataError(f"means has {arrays['means'].ndim} axes; it must have 2")
+    parameters = MixtureParameters(
+        entry.settings["covariance_type"], *(read_only_copy(arrays[name]) for name in ARRAYS)
+    )
     _check_mixture(parameters)
     check_names(entry.feature_names, parameters.n_features)
-    records = _records(arrays)
-    estimator = cls(len(weights), **settings)
+    estimator = cls(parameters.n_components, **entry.settings)
     if entry.algorithm is None:
         warn_user(
             "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
@@ -333,39 +328,12 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> An
     elif entry.algorithm.name != AUTO:
         name = entry.algorithm.name
         estimator.algorithm = matching_policy(None, name, name, entry.algorithm.params)
-        checked_row_arrays(estimator.algorithm, len(weights), estimator.max_iter)
-    estimator._publish(parameters, FitHistory(records, tuple(entry.notes)), entry.stop_reason)
+        checked_row_arrays(estimator.algorithm, parameters.n_components, estimator.max_iter)
+    estimator._publish(parameters, FitHistory(entry.history, entry.notes), entry.stop_reason)
     estimator.n_features_in_ = parameters.n_features
     if entry.feature_names is not None:
         estimator.feature_names_in_ = np.asarray(entry.feature_names, dtype=object)
     return estimator
-
-
-def _check_kinds(arrays: Mapping[str, AnyArray]) -> None:
-    """Raise `InvalidDataError` unless arrays have the dtypes of what they hold, and columns one length."""
-    length = arrays[f"history/{COLUMNS[0]}"].size
-    for name, array in arrays.items():
-        column = name.rpartition("/")[2]
-        kind = np.dtype(get_type_hints(IterationRecord).get(column, float))
-        if array.dtype.kind != kind.kind and array.size:  # Of no iterations all columns are of float64.
-            raise InvalidDataError(f"{name} is of {array.dtype}; it must be of {kind}")
-        if column != name and array.shape != (length,):
-            raise InvalidDataError(f"{name} has the shape {array.shape}; it must be {(length,)}")
-    if arrays["means"].ndim != 2:
-        raise InvalidDataError(f"means has {arrays['means'].ndim} axes; it must have 2")
-
-
-def _records(arrays: Mapping[str, AnyArray]) -> tuple[IterationRecord, ...]:
-    """Return the iterations; raises `InvalidDataError` where one is impossible."""
-    columns = [arrays[f"history/{name}"].tolist() for name in COLUMNS]
-    records = tuple(IterationRecord(*values) for values in zip(*columns, strict=True))
-    for number, record in enumerate(records, start=1):
-        counts = (record.chunks_processed, record.chunks_skipped, record.bytes_read, record.seconds)
-        rows_possible = 0 <= record.active_rows <= MOST_PASSES * record.rows and record.rows > 0
-        numbers = math.isfinite(record.lower_bound + record.seconds) and not math.isinf(record.gap)
-        if not (record.iteration == number and rows_possible and numbers and min(counts) >= 0):
-            raise InvalidDataError(f"its history has the impossible iteration {record}")
-    return records
 
 
 def _check_mixture(parameters: MixtureParameters) -> None:

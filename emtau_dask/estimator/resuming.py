@@ -124,7 +124,7 @@ def saved_estimator(
             acceleration=None,
             missing=config.missing,
         )
-        words = dict(config.unresolved)
+        words: dict[str, Any] = dict(config.unresolved.items())
         if algorithm is not None:
             words.pop("algorithm", None)
         estimator.set_params(**words)

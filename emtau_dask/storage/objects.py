@@ -243,10 +243,11 @@ def group_document(attributes: Mapping[str, Any]) -> bytes:
 
 def digested_document(content: Mapping[str, Any]) -> bytes:
     """Return a group document whose attributes are ``content`` and the digest of that."""
-    return group_document({**content, "sha256": digest(_canonical(content))})
+    return group_document({**content, "sha256": digest(canonical(content))})
 
 
-def _canonical(content: Any) -> bytes:
+def canonical(content: Any) -> bytes:
+    """Return JSON as it is digested."""
     return json.dumps(content, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -265,7 +266,7 @@ def read_document(objects: ObjectStore, key: str, limit: int) -> dict[str, Any]:
         document = json.loads(data)
         content = document["attributes"]
         expected = content.pop("sha256")
-        intact = document["node_type"] == "group" and digest(_canonical(content)) == expected
+        intact = document["node_type"] == "group" and digest(canonical(content)) == expected
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointCorruptError(f"{where} is damaged ({type(error).__name__}: {error}).") from error
     if not intact:

@@ -101,6 +101,11 @@ IMPOSSIBLE = {
         "attempts/../../zarr.json",
         r"parameters\.means\.key is no array of a run",
     ),
+    "a setting that names a place": (
+        ("config", "unresolved"),
+        {"checkpoint": "/tmp/elsewhere"},
+        r"config\.unresolved\.checkpoint is 'checkpoint': it must be one of 'algorithm', 'tol'",
+    ),
     "another number of rows": (("data", "chunks"), [[20, 2]], r"data is of \(60, 2\) rows"),
     "moments without acceleration": (
         ("fit", "current", "moments"),

@@ -241,8 +241,8 @@ DAMAGE = {
     "no feature names": without_attribute("feature_names"),
     "settings of another kind": edit_attributes(settings=3),
     "no such array": lambda path: shutil.rmtree(path / "means"),
-    "no such history": lambda path: shutil.rmtree(path / "history"),
-    "history of other length": replace_array("history/iteration", [1]),
+    "no such history": without_attribute("history"),
+    "another history": of_document(lambda attributes: attributes["history"]["seconds"].__setitem__(0, 0.5)),
     "array of another shape": replace_array("means", np.zeros((3, 2))),
     "complex array": replace_array("weights", np.full(3, 1 / 3 + 0j)),
     "weights of NaN": replace_array("weights", [np.nan, 0.5, 0.5]),
@@ -330,7 +330,7 @@ ALLOWED = {
     "stop_reason is '\\x1b[2J': it must be one of 'tol', ": edit_attributes(stop_reason="\x1b[2J"),
     "feature_names is ['a']: it must be a list of 3 different names": edit_attributes(feature_names=["a"]),
     f"feature_names is '{'x' * 56}...: ": edit_attributes(feature_names="x" * 10**6),
-    "settings.checkpoint is '/tmp': extra inputs": of_settings(checkpoint="/tmp"),
+    "settings.checkpoint is '/tmp': there is no such field": of_settings(checkpoint="/tmp"),
 }
 
 
@@ -359,10 +359,9 @@ def lie(**values):
 
     def edit(path):
         for name, value in values.items():
-            replace_array(name.replace("history_", "history/"), value)(path)
+            replace_array(name, value)(path)
         group = zarr.open_group(path, mode="r+", use_consolidated=False)
-        arrays = {name: group[name][...] for name in NAMES}
-        group.attrs["sha256"] = digest(arrays)
+        group.attrs["sha256"] = digest({name: group[name][...] for name in NAMES}, group.attrs["history"])
 
     return edit
 
@@ -373,9 +372,24 @@ def altered(name, place, value):
     def edit(path):
         values = zarr.open_array(path / name, mode="r")[...]
         values[place] = value
-        lie(**{name.replace("/", "_"): values})(path)
+        lie(**{name: values})(path)
 
     return edit
+
+
+def of_history(change):
+    """Edit the columns of a model's history, and write the digest that fits."""
+
+    def edit(path):
+        of_document(lambda attributes: change(attributes["history"]))(path)
+        lie()(path)
+
+    return edit
+
+
+def first(**values):
+    """Alter the first values of columns."""
+    return of_history(lambda history: [history[name].__setitem__(0, value) for name, value in values.items()])
 
 
 LIES = {
@@ -387,22 +401,23 @@ LIES = {
     "an infinite covariance": (altered("covariances", 0, np.inf), "covariances are not finite"),
     "a negative factor": (altered("precisions_cholesky", 0, -1.0), "not finite"),
     "a factor beyond numbers": (altered("precisions_cholesky", 0, 1e300), "not finite"),
-    "fewer rows than none": (altered("history/rows", 0, -(2**63)), "impossible iteration"),
-    "no rows": (altered("history/rows", 0, 0), "impossible iteration"),
-    "more active rows than rows": (altered("history/active_rows", 0, 2**62), "impossible iteration"),
-    "iterations in another order": (altered("history/iteration", 0, 7), "impossible iteration"),
-    "a bound that is no number": (altered("history/lower_bound", 0, np.nan), "impossible iteration"),
-    "an endless bound": (altered("history/lower_bound", 0, np.inf), "impossible iteration"),
-    "an endless gap": (altered("history/gap", 0, np.inf), "impossible iteration"),
-    "endless seconds": (altered("history/seconds", 0, np.nan), "impossible iteration"),
-    "columns of other lengths": (lie(history_seconds=np.ones(1)), r"history/seconds has the shape \(1,\)"),
-    "columns of two axes": (
-        lie(history_rows=np.ones((1, 1), np.int64)),
-        r"history/rows has the shape \(1, 1\)",
+    "fewer rows than none": (first(rows=-1), "history.rows is -1: it must be an integer from 0"),
+    "no rows": (first(rows=0), "impossible iteration"),
+    "more active rows than rows": (first(active_rows=2**47), "impossible iteration"),
+    "iterations in another order": (first(iteration=7), "impossible iteration"),
+    "a bound that is no number": (
+        first(lower_bound=None),
+        "history.lower_bound is None: it must be a finite",
     ),
-    "iterations in halves": (lie(history_iteration=np.ones(9)), "history/iteration is of float64"),
-    "whole bounds": (lie(history_lower_bound=np.ones(9, np.int64)), "history/lower_bound is of int64"),
-    "flags in numbers": (lie(history_accepted=np.ones(9, np.int64)), "history/accepted is of int64"),
+    "seconds in words": (first(seconds="nan"), "history.seconds is 'nan': it must be a finite number"),
+    "columns of other lengths": (
+        of_history(lambda each: each["seconds"].pop()),
+        "columns of several lengths",
+    ),
+    "a column of lists": (first(rows=[60]), r"history.rows is \[60\]: it must be an integer"),
+    "iterations in halves": (first(iteration=1.0), "history.iteration is 1.0: it must be an integer"),
+    "flags in numbers": (first(accepted=1), "history.accepted is 1: it must be true or false"),
+    "no column": (of_history(lambda history: history.pop("gap")), "history.gap is missing"),
     "whole means": (lie(means=np.ones((3, 3), np.int64)), "means is of int64; it must be of float64"),
     "means of one axis": (lie(means=np.ones(3)), "means has 1 axes; it must have 2"),
 }
