@@ -44,8 +44,8 @@ CONFIG = FitConfig(
 )  # fmt: skip
 SOURCE = SourceEntry((50, D), "<f8", ((20, 2), (10, 1)))
 MADE = Manifest(
-    "b" * 32, 7, ATTEMPT, (Attempt(ATTEMPT, ("active", "label"), ("bool", "uint8"), 50, ("label",)),), {"numpy": "2"},
-    "2026-01-01T00:00:00+00:00", CONFIG, SOURCE, SOURCE, None,
+    "b" * 32, 7, ATTEMPT, (Attempt(ATTEMPT, ("active", "label"), ("bool", "uint8"), 50, ("label",)),),
+    {"numpy": "2"}, "2026-01-01T00:00:00+00:00", CONFIG, SOURCE, SOURCE, None,
 )  # fmt: skip
 
 
