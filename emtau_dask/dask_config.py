@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +50,12 @@ def read_settings() -> Settings:
         choice_setting("emtau.compiled"),
         choice_setting("emtau.direct-reads"),
     )
+
+
+def scratch_place() -> str:
+    """Return the folder for the rows of CSV: dask's ``emtau.scratch``, else its ``temporary-directory``."""
+    place = dask.config.get("emtau.scratch", None) or dask.config.get("temporary-directory", None)
+    return str(place or tempfile.gettempdir())
 
 
 def _bytes_or_auto(key: str) -> int | Literal["auto"]:

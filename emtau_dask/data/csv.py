@@ -1,142 +1,172 @@
-"""CSV tables as addressable sources: one pass finds where chunks of lines begin, later ones are parsed.
+"""CSV tables as addressable sources: read once into a scratch file of float64, from which chunks are read.
 
-Parsing is pyarrow's, of the extra ``[parquet]``. A line is a row, so that values with line breaks in quotes
-are refused.
+Parsing is pyarrow's, of the extra ``[parquet]``.
 """
 
 from __future__ import annotations
 
 import csv
-from bisect import bisect_right
+import io
+import re
+import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.data.parquet import loaded_pyarrow
-from emtau_dask.data.source import Loaded, RangeReader, RangeSource
-from emtau_dask.errors import InvalidDataError, InvalidDtypeError, cause_of, short, warn_user
-from emtau_dask.storage.errors import read_errors
-from emtau_dask.storage.files import check_regular, read_regular
-from emtau_dask.storage.locations import Place, paths_at
-from emtau_dask.storage.urls import Url, is_url, suffix_of
+from emtau_dask.dask_config import scratch_place
+from emtau_dask.data.npy import NpyHeader, NpyReader
+from emtau_dask.data.parquet import check_names, check_single, loaded_pyarrow
+from emtau_dask.data.source import RangeSource, even_chunks
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
+from emtau_dask.storage.errors import read_errors, writing_errors
+from emtau_dask.storage.files import ScratchFolder, check_regular, read_regular
+from emtau_dask.storage.locations import Place, paths_at, place_text
+from emtau_dask.storage.urls import Url, is_url, opened_stream, suffix_of
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-CHUNK_BYTES = 2**24
-"""Of text in a chunk, but for the end of its last line."""
-REMEDY = "Each line is a row: correct the table, choose other columns, or convert it to parquet."
+BLOCK_BYTES = 2**20
+"""Of text that is parsed at a time; a row has no more. pyarrow reads up to 32 blocks ahead."""
 DOUBLE = np.dtype(np.float64)
 
 
+class ReadObserver(Protocol):
+    """Told how much of a table is read."""
+
+    def stage(self, name: str, chunks: int) -> None:
+        """Reading begins, in about so many chunks."""
+
+    def chunks_done(self, count: int) -> None:
+        """So many more are read."""
+
+
 @dataclass(frozen=True)
-class CsvFile:
-    """A file of ``size`` bytes, at an absolute path or behind a URL."""
+class CsvTable:
+    """A table of ``size`` bytes, at an absolute path or behind a URL, whose first row are ``fields``.
+
+    ``n_lines`` is an estimate from the beginning.
+    """
 
     place: str | Url
     size: int
+    delimiter: str
+    fields: list[str]
+    n_lines: float
 
     @classmethod
-    def at(cls, path: str) -> CsvFile:
-        """Find a file; raises `InvalidDataError` where there is none."""
-        if is_url(path):
-            url = Url.of(path)
-            with read_errors(str(url), remote=True):
-                return cls(url, url.size_in(url.info()))
-        with read_errors(path, remote=False):
-            return cls(str(Path(path).absolute()), check_regular(path))
+    def at(cls, path: str) -> CsvTable:
+        """Read the beginning of a table; raises `InvalidDataError` where there is none."""
+        place: str | Url = Url.of(path) if is_url(path) else str(Path(path).absolute())
+        delimiter = DELIMITERS[suffix_of(path).lower()]
+        with read_errors(str(place), remote=isinstance(place, Url)):
+            if isinstance(place, Url):
+                size = place.size_in(place.info())
+                beginning = place.read_range(0, min(size, BLOCK_BYTES))
+            else:
+                size = check_regular(place)
+                beginning = read_regular(place, 0, BLOCK_BYTES, BLOCK_BYTES).tobytes()
+            lines = (line.decode("utf-8-sig") for line in io.BytesIO(beginning))
+            fields = next(csv.reader(lines, delimiter=delimiter), [])
+        if not fields:
+            raise InvalidDataError(f"{place} begins with an empty line; a table of columns is wanted.")
+        if len(fields) == 1 and ";" in fields[0]:
+            raise InvalidDataError(
+                f"{place} separates values by ';', which is not read. Convert it once, for example with "
+                "pandas.read_csv(path, sep=';', decimal=',').to_parquet('rows.parquet')."
+            )
+        n_lines = size * (beginning.count(b"\n") + 1) / len(beginning)
+        return cls(place, size, delimiter, fields, n_lines)
 
-    def read(self, begin: int, end: int) -> bytes:
-        """Return bytes ``begin`` to ``end``."""
-        with read_errors(str(self.place), remote=isinstance(self.place, Url)):
-            if isinstance(self.place, Url):
-                return self.place.read_range(begin, end)
-            found = read_regular(self.place, begin, end, end - begin).tobytes()
-            if len(found) != end - begin:
-                raise ValueError(f"it ends at byte {begin + len(found):,}")
-            return found
+    @property
+    def named(self) -> bool:
+        """Whether the first line names the columns: one of its values is no number."""
+        return not all(map(_is_number, self.fields))
 
+    def default_names(self) -> list[str] | None:
+        """Return the columns but the index that pandas writes, which has no name; None where none has one.
 
-@dataclass(frozen=True)
-class CsvReader(RangeReader):
-    """Reads rows from the chunks of lines that hold them; an empty value is NaN.
+        Warns of an index.
+        """
+        if not self.named:
+            return None
+        if self.fields[0]:
+            return self.fields
+        warn_user(
+            f"the first column of {self.place} has no name: it is the index of a DataFrame, and is left out."
+        )
+        return self.fields[1:]
 
-    ``begins`` are the bytes at which chunks begin, and the end of the last; ``starts`` are the numbers of
-    their first rows, and of all rows. ``chosen`` are the numbers of the columns that are read, of ``width``.
-    """
+    def chosen(self, names: Sequence[str] | None) -> list[int]:
+        """Return the numbers of columns; raises `InvalidDataError` where there are none of these names."""
+        if not self.named and names is not None:
+            raise InvalidDataError(f"{self.place} names no columns in its first line; leave out columns.")
+        names = self.default_names() if names is None else names
+        if names is None:
+            return list(range(len(self.fields)))
+        check_names(self.fields, names, str(self.place))
+        return [self.fields.index(name) for name in names]
 
-    file: CsvFile
-    delimiter: str
-    begins: tuple[int, ...]
-    starts: tuple[int, ...]
-    width: int
-    chosen: tuple[int, ...]
-    squeeze: bool
-
-    def read(self, start: int, stop: int) -> Loaded:
-        """Return the rows; the bytes are those of the text of their chunks."""
-        rows = np.empty((stop - start, len(self.chosen)))
-        bytes_read = 0
-        for chunk in self._touched(start, stop):
-            first, last = self.starts[chunk], self.starts[chunk + 1]
-            values = self._parsed(chunk)[max(start, first) - first : min(stop, last) - first]
-            begin = max(start, first) - start
-            rows[begin : begin + len(values)] = values
-            bytes_read += self.begins[chunk + 1] - self.begins[chunk]
-        return Loaded(rows[:, 0] if self.squeeze else rows, bytes_read)
-
-    def _touched(self, start: int, stop: int) -> Iterator[int]:
-        chunk = bisect_right(self.starts, start) - 1
-        while start < stop and self.starts[chunk] < stop:
-            yield chunk
-            chunk += 1
-
-    def _parsed(self, chunk: int) -> NDArray[np.float64]:
+    def blocks(self, columns: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Yield the rows from first to last, NaN where a value is empty; raises as `open_csv`."""
         pa = loaded_pyarrow()
         from pyarrow import csv as pa_csv
 
-        begin, end = self.begins[chunk : chunk + 2]
-        n_rows = self.starts[chunk + 1] - self.starts[chunk]
-        text = self.file.read(begin, end)
-        names = [str(column) for column in range(self.width)]
-        wanted = [names[column] for column in self.chosen]
-        where = f"bytes {begin:,} to {end:,} of {self.file.place}"
-        try:
-            table = pa_csv.read_csv(
-                pa.BufferReader(text),
-                pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(text) + 1),
-                pa_csv.ParseOptions(delimiter=self.delimiter),
-                pa_csv.ConvertOptions(
-                    column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
-                ),
+        names = [str(column) for column in range(len(self.fields))]
+        wanted = [names[column] for column in columns]
+        with read_errors(str(self.place), remote=isinstance(self.place, Url)):
+            try:
+                batches = pa_csv.open_csv(
+                    opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place,
+                    pa_csv.ReadOptions(
+                        column_names=names, skip_rows_after_names=int(self.named), block_size=BLOCK_BYTES
+                    ),
+                    pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                    pa_csv.ConvertOptions(
+                        column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
+                    ),
+                )
+                for batch in batches:
+                    yield np.column_stack([values.to_numpy(zero_copy_only=False) for values in batch.columns])
+            except pa.ArrowInvalid as error:
+                raise self._refused(str(error)) from cause_of(error)
+
+    def _refused(self, said: str) -> InvalidDataError:
+        """Return the error for what pyarrow says."""
+        found = re.search(r"column #(\d+): .*invalid value '(.*)'", said, re.DOTALL)
+        if found is None:
+            return InvalidDataError(
+                f"{self.place} is no table of {len(self.fields)} columns, in rows of at most {BLOCK_BYTES:,}"
+                f" bytes: {said}. Correct or convert it."
             )
-        except pa.ArrowInvalid as error:
-            raise InvalidDataError(
-                f"{where} are no rows of {self.width} columns, those chosen of numbers ({error}). {REMEDY}"
-            ) from cause_of(error)
-        if table.num_rows != n_rows:
-            raise InvalidDataError(
-                f"{where} have {n_rows:,} lines, but {table.num_rows:,} rows: there are values with line "
-                f"breaks, or empty lines. {REMEDY}"
-            )
-        return np.column_stack([column.to_numpy() for column in table.columns])
+        name = f"column {self.fields[int(found[1])]!r}" if self.named else f"column number {found[1]}"
+        return InvalidDtypeError(
+            f"{name} of {self.place} holds text ({short(found[2])}), not real numbers. Choose the numeric "
+            "columns (columns=, --columns), or convert it."
+        )
+
+
+@dataclass(frozen=True)
+class CsvRows(NpyReader):
+    """Reads rows of ``tables``, as messages call them, from the scratch file that they were read into.
+
+    The file is removed with the reader that `open_csv` returns, and not with copies in other processes.
+    """
+
+    tables: str
 
     def identity(self) -> str:
-        """Return the file's size."""
-        place = self.file.place
-        return f"CSV of {CsvFile.at(place.url if isinstance(place, Url) else place).size} bytes"
-
-    def peak_bytes(self, start: int, stop: int) -> int:
-        """Return an upper bound of the bytes that `read` holds: rows, a chunk as text and as columns."""
-        width = DOUBLE.itemsize * len(self.chosen)
-        chunks = [
-            3 * (self.begins[chunk + 1] - self.begins[chunk])
-            + 3 * width * (self.starts[chunk + 1] - self.starts[chunk])
-            for chunk in self._touched(start, stop)
-        ]
-        return (stop - start) * width + max(chunks, default=0) + CHUNK_BYTES
+        """Return the size of the file and the shape of the rows."""
+        if not Path(self.path).exists():
+            raise InvalidDataError(
+                f"the rows of {self.tables} were read into {self.path}, which is not there. Set dask's "
+                "emtau.scratch to a folder that every worker sees under the same path."
+            )
+        return f"CSV, {super().identity()}"
 
 
 def is_csv(place: Place) -> bool:
@@ -144,103 +174,11 @@ def is_csv(place: Place) -> bool:
 
     Raises `InvalidDataError` where one cannot be looked at.
     """
-    return all(suffix_of(path).lower() in DELIMITERS and not _is_folder(path) for path in paths_at(place))
-
-
-def _is_folder(path: str) -> bool:
-    with read_errors(path, remote=False):
-        return not is_url(path) and Path(path).is_dir()
-
-
-def has_names(path: str) -> bool:
-    """Return whether the first line of a CSV file names the columns: one of its values is no number."""
-    return not _are_numbers(_fields(path))
-
-
-def csv_names(path: str) -> tuple[str, ...] | None:
-    """Return the columns that are features by default, None where they have no names."""
-    fields = _fields(path)
-    return None if _are_numbers(fields) else tuple(_default(fields, path))
-
-
-def _fields(path: str) -> list[str]:
-    return _first_line(CsvFile.at(path), DELIMITERS[suffix_of(path).lower()])[0]
-
-
-def open_csv(path: str, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
-    """Open a CSV table as a source of float64, in chunks of about 16 MiB of text; reads it once.
-
-    The first line names the columns, unless all of its values are numbers: then columns have no names.
-
-    Parameters
-    ----------
-    path : str
-        A local path or a URL.
-    columns : sequence of str or None
-        Features in this order; by default all columns but one without a name, which is the index that pandas
-        writes.
-    squeeze : bool, default=False
-        Give the single column as shape (n,), for weights.
-
-    Raises
-    ------
-    InvalidDataError
-        It cannot be read, has no such columns, or pyarrow is missing.
-    InvalidDtypeError
-        A column does not begin with a number.
-
-    Warns
-    -----
-    UserWarning
-        An index is left out.
-    """
-    loaded_pyarrow()
-    file, delimiter = CsvFile.at(path), DELIMITERS[suffix_of(path).lower()]
-    where = str(file.place)
-    fields, after_names = _first_line(file, delimiter)
-    headless = _are_numbers(fields)
-    names = tuple(fields)
-    if headless:
-        if columns is not None:
-            raise InvalidDataError(f"{where} names no columns in its first line; leave out columns.")
-        chosen = tuple(range(len(fields)))
-    else:
-        wanted = _default(fields, where) if columns is None else list(columns)
-        for name in wanted:
-            if fields.count(name) != 1:
-                how = "no column" if name not in fields else f"{fields.count(name)} columns"
-                raise InvalidDataError(f"{where} has {how} {name!r}; its columns are {', '.join(fields)}.")
-        chosen = tuple(fields.index(name) for name in wanted)
-        names = tuple(wanted)
-    if squeeze and len(chosen) != 1:
-        raise InvalidDataError(f"{where}: one column is wanted, but {len(chosen)} are named: {names}.")
-    begins, starts = _chunks(file, 0 if headless else after_names)
-    reader = CsvReader(file, delimiter, begins, starts, len(fields), chosen, squeeze)
-    _check_numbers(reader, where, names)
-    shape = (starts[-1],) if squeeze else (starts[-1], len(chosen))
-    rows = tuple(int(count) for count in np.diff(starts))
-    return RangeSource(reader, shape, DOUBLE, rows, None if squeeze or headless else names)
-
-
-def _first_line(file: CsvFile, delimiter: str) -> tuple[list[str], int]:
-    """Return the fields of the first line, and the byte after it."""
-    beginning = file.read(0, min(file.size, CHUNK_BYTES))
-    end = beginning.find(b"\n") + 1 or len(beginning)
-    with read_errors(f"the first line of {file.place}", remote=False):
-        line = beginning[:end].decode("utf-8-sig").rstrip("\r\n")
-        fields = next(csv.reader([line], delimiter=delimiter), [])
-    if not fields:
-        raise InvalidDataError(f"{file.place} begins with an empty line; a table of columns is wanted.")
-    if len(fields) == 1 and ";" in line:
-        raise InvalidDataError(
-            f"{file.place} separates values by ';', which is not read. Convert it once, for example with "
-            "pandas.read_csv(path, sep=';', decimal=',').to_parquet('rows.parquet')."
+    with read_errors(place_text(place), remote=False):
+        return all(
+            suffix_of(path).lower() in DELIMITERS and (is_url(path) or not Path(path).is_dir())
+            for path in paths_at(place)
         )
-    return fields, end
-
-
-def _are_numbers(fields: Sequence[str]) -> bool:
-    return all(_is_number(field) for field in fields)
 
 
 def _is_number(field: str) -> bool:
@@ -251,44 +189,99 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _default(fields: Sequence[str], where: str) -> list[str]:
-    """Return the names of all columns but the index that pandas writes, which has none; warns of it."""
-    if fields[0]:
-        return list(fields)
-    warn_user(f"the first column of {where} has no name: it is the index of a DataFrame, and is left out.")
-    return list(fields[1:])
+def open_csv(
+    place: Place,
+    columns: Sequence[str] | None,
+    *,
+    squeeze: bool = False,
+    observer: ReadObserver | None = None,
+) -> RangeSource:
+    """Open CSV tables as a source of float64, in chunks of at most 16 MiB; reads them once.
 
+    Parameters
+    ----------
+    place : str or sequence of str
+        See `paths_at`.
+    columns : sequence of str or None
+        Features in this order; by default all columns, as the first table has them, but one without a name,
+        which is the index that pandas writes. Columns have no names where the first line holds numbers only.
+    squeeze : bool, default=False
+        Give the single column as shape (n,), for weights.
+    observer : ReadObserver, optional
 
-def _chunks(file: CsvFile, begin: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the bytes and the rows at which chunks begin, and where the last one ends."""
-    begins, counts = [begin], [0]
-    while begins[-1] < file.size:
-        text = file.read(begins[-1], min(file.size, begins[-1] + CHUNK_BYTES))
-        last = begins[-1] + len(text) == file.size
-        if last:
-            text = text.rstrip(b"\r\n")
-            counts.append(text.count(b"\n") + 1 if text else 0)
-            begins.append(file.size)
-        elif end := text.rfind(b"\n") + 1:
-            counts.append(text.count(b"\n", 0, end))
-            begins.append(begins[-1] + end)
-        else:
-            raise InvalidDataError(f"{file.place} has a line of more than {CHUNK_BYTES:,} bytes.")
-    return tuple(begins), tuple(accumulate(counts))
+    Raises
+    ------
+    InvalidDataError
+        A table cannot be read, has no such columns, or pyarrow is missing.
+    InvalidDtypeError
+        A column does not begin with a number.
+    StorageError
+        The scratch file cannot be written, or would not fit.
 
-
-def _check_numbers(reader: CsvReader, where: str, names: Sequence[str]) -> None:
-    """Raise `InvalidDtypeError` for a column whose first value is text."""
-    if reader.starts[-1] == 0:
-        return
-    text = reader.file.read(reader.begins[0], min(reader.begins[1], reader.begins[0] + CHUNK_BYTES))
-    with read_errors(f"the first row of {where}", remote=False):
-        line = text.partition(b"\n")[0].decode().rstrip("\r")
-        fields = next(csv.reader([line], delimiter=reader.delimiter), [])
-    for name, column in zip(names, reader.chosen, strict=True):
-        value = fields[column] if column < len(fields) else ""
-        if value and not _is_number(value) and value.lower() not in ("na", "n/a", "null", "#n/a"):
-            raise InvalidDtypeError(
-                f"column {name!r} of {where} holds text ({short(value)}), not real numbers. Choose the "
-                "numeric columns (columns=, --columns), or convert it."
+    Warns
+    -----
+    UserWarning
+        An index is left out.
+    """
+    loaded_pyarrow()
+    tables = [CsvTable.at(path) for path in paths_at(place)]
+    names = tables[0].default_names() if columns is None else list(columns)
+    chosen = [table.chosen(names) for table in tables]
+    width, where = len(chosen[0]), place_text([str(table.place) for table in tables])
+    if squeeze:
+        check_single(where, names or range(width))
+    for table, numbers in zip(tables, chosen, strict=True):
+        if len(numbers) != width:
+            raise InvalidDataError(
+                f"{table.place} has {len(numbers)} feature(s), but {tables[0].place} has {width}. Give the "
+                "same features in all tables."
             )
+    scratch = _scratch(where, width * sum(table.n_lines for table in tables))
+    path = scratch.path.absolute() / "rows"
+    try:
+        with writing_errors(f"the rows of {where}", path), path.open("xb") as file:
+            counts = _written(file, where, tables, chosen, observer)
+    except BaseException:
+        scratch.remove()
+        raise
+    shape = (sum(counts),) if squeeze else (sum(counts), width)
+    rows = CsvRows(str(path), NpyHeader(shape, by_column=False, dtype=DOUBLE, begin=0), b"", where)
+    weakref.finalize(rows, scratch.remove)
+    chunks = tuple(chain(*(even_chunks(count, width * DOUBLE.itemsize, where) for count in counts)))
+    return RangeSource(rows, shape, DOUBLE, chunks, None if squeeze or names is None else tuple(names))
+
+
+def _scratch(where: str, n_values: float) -> ScratchFolder:
+    """Return a new scratch folder; raises `StorageError` where there is no room for about so many values."""
+    place = scratch_place()
+    with writing_errors(f"the rows of {where}", place):
+        scratch = ScratchFolder("emtau-csv-", place)
+        free = shutil.disk_usage(place).free
+    if n_values * DOUBLE.itemsize > free:
+        raise StorageError(
+            f"the rows of {where} take about {n_values * DOUBLE.itemsize / 1e6:,.0f} MB as float64, but "
+            f"{place} has {free / 1e6:,.0f} MB free. Free space, or set dask's emtau.scratch "
+            "(DASK_EMTAU__SCRATCH=FOLDER before a command) to a folder with more."
+        )
+    return scratch
+
+
+def _written(
+    file: BinaryIO,
+    where: str,
+    tables: Sequence[CsvTable],
+    chosen: Sequence[Sequence[int]],
+    observer: ReadObserver | None,
+) -> list[int]:
+    """Write the chosen columns of all tables, row by row; return the tables' numbers of rows."""
+    if observer is not None:
+        observer.stage(f"reading {where}", sum(-(-table.size // BLOCK_BYTES) for table in tables))
+    counts = []
+    for table, columns in zip(tables, chosen, strict=True):
+        counts.append(0)
+        for rows in table.blocks(columns):
+            file.write(rows.data)
+            counts[-1] += len(rows)
+            if observer is not None:
+                observer.chunks_done(1)
+    return counts

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from emtau_dask.data.csv import csv_names, has_names, is_csv, open_csv
+from emtau_dask.data.csv import CsvTable, ReadObserver, is_csv, open_csv
 from emtau_dask.data.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
 from emtau_dask.data.npy import npy_source
 from emtau_dask.data.parquet import is_parquet, open_parquet, parquet_names
@@ -114,7 +114,13 @@ def _width(source: RangeSource) -> str:
     return f"{source.shape[1]} feature(s)" if len(source.shape) == 2 else f"the shape {source.shape[1:]}"
 
 
-def open_source(place: Place, *, array: str | None = None, columns: Sequence[str] | None = None) -> Source:
+def open_source(
+    place: Place,
+    *,
+    array: str | None = None,
+    columns: Sequence[str] | None = None,
+    observer: ReadObserver | None = None,
+) -> Source:
     """Open stored rows by path or URL.
 
     Parameters
@@ -127,11 +133,13 @@ def open_source(place: Place, *, array: str | None = None, columns: Sequence[str
         The member of zarr groups.
     columns : sequence of str, optional
         Columns of parquet or CSV that are the features; by default all but the index of a DataFrame.
+    observer : ReadObserver, optional
+        Told how far CSV is read.
 
     Returns
     -------
     Source
-        Only metadata have been read; of CSV, all lines have been counted.
+        Only metadata have been read, but of CSV all rows.
 
     Raises
     ------
@@ -147,17 +155,19 @@ def open_source(place: Place, *, array: str | None = None, columns: Sequence[str
                 )
     if is_parquet(paths):
         return open_parquet(paths, columns)
-    if columns is None and len(paths) > 1 and is_csv(paths):
-        columns = csv_names(paths[0])
-    sources = [_open_one(path, array, columns) for path in paths]
+    if is_csv(paths):
+        return open_csv(paths, columns, observer=observer)
+    sources = [_open_one(path, array, columns, observer) for path in paths]
     return sources[0] if len(sources) == 1 else joined(sources, paths)
 
 
-def _open_one(path: str, array: str | None, columns: Sequence[str] | None) -> RangeSource:
+def _open_one(
+    path: str, array: str | None, columns: Sequence[str] | None, observer: ReadObserver | None
+) -> RangeSource:
     if is_parquet(path):
         return open_parquet(path, columns)
     if is_csv(path):
-        return open_csv(path, columns)
+        return open_csv(path, columns, observer=observer)
     if columns is not None:
         raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; leave them out.")
     if suffix_of(path) == ".npy":
@@ -175,7 +185,7 @@ def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] |
     """Return the ``names`` of a fit's features where the columns of a place have names, else None."""
     if names is None or not has_columns(place):
         return None
-    unnamed = any(is_csv(path) and not has_names(path) for path in paths_at(place))
+    unnamed = any(is_csv(path) and not CsvTable.at(path).named for path in paths_at(place))
     return None if unnamed else names
 
 
@@ -185,10 +195,10 @@ def column_names(place: Place) -> tuple[str, ...]:
     Warns and raises as `open_source`.
     """
     first = paths_at(place)[0]
-    return (csv_names(first) or ()) if is_csv(first) else parquet_names(first)
+    return tuple(CsvTable.at(first).default_names() or ()) if is_csv(first) else parquet_names(first)
 
 
-def open_column(place: Place, name: str | None) -> RangeSource:
+def open_column(place: Place, name: str | None, observer: ReadObserver | None = None) -> RangeSource:
     """Open a column of a place that `has_columns`, by default its only one, as a source of shape (n,).
 
     Raises as `open_source`.
@@ -196,8 +206,9 @@ def open_column(place: Place, name: str | None) -> RangeSource:
     paths, columns = paths_at(place), None if name is None else [name]
     if is_parquet(paths):
         return open_parquet(paths, columns, squeeze=True)
-    sources = [(open_csv if is_csv(path) else open_parquet)(path, columns, squeeze=True) for path in paths]
-    return sources[0] if len(sources) == 1 else joined(sources, paths)
+    if is_csv(paths):
+        return open_csv(paths, columns, squeeze=True, observer=observer)
+    return joined([open_column(path, name, observer) for path in paths], paths)
 
 
 def is_lazy(data: object) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -333,15 +332,22 @@ def _index_columns(schema: pa.Schema) -> frozenset[str]:
     )
 
 
-def _check_names(schema: pa.Schema, chosen: Sequence[str], place: str) -> None:
-    """Raise `InvalidDataError` unless the file has every chosen column once."""
+def check_names(found: Sequence[str], chosen: Sequence[str], place: str) -> None:
+    """Raise `InvalidDataError` unless a table has every chosen column once."""
     if not chosen:
         raise InvalidDataError(f"{place} has no columns.")
-    found = Counter(schema.names)
     for name in chosen:
-        if found[name] != 1:
-            how = "no column" if not found[name] else f"{found[name]} columns"
-            raise InvalidDataError(f"{place} has {how} {name!r}; its columns are {', '.join(schema.names)}.")
+        if found.count(name) != 1:
+            how = f"{found.count(name) or 'no'} column{'s' * (name in found)}"
+            raise InvalidDataError(f"{place} has {how} {name!r}; its columns are {', '.join(found)}.")
+
+
+def check_single(place: str, chosen: Sequence[object]) -> None:
+    """Raise `InvalidDataError` unless one column is chosen."""
+    if len(chosen) != 1:
+        raise InvalidDataError(
+            f"{place}: one column is wanted, but {len(chosen)} are named: {tuple(chosen)}."
+        )
 
 
 def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool = False) -> RangeSource:
@@ -377,14 +383,12 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
     for part, (schema, metadata) in zip(parts, each(ParquetPart.footer, parts), strict=True):
         where = str(part.place)
         chosen = chosen or _features(schema, where)
-        _check_names(schema, chosen, where)
+        check_names(schema.names, chosen, where)
         typed = {name: _column_dtype(schema.field(name), where) for name in chosen}
         groups += _row_groups(part, metadata, typed, groups[-1].stop if groups else 0)
         dtypes += typed.values()
-    if squeeze and len(chosen) != 1:
-        raise InvalidDataError(
-            f"{place_text(place)}: one column is wanted, but {len(chosen)} are named: {chosen}."
-        )
+    if squeeze:
+        check_single(place_text(place), chosen)
     dtype = np.result_type(*dtypes)
     reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, squeeze)
     rows = tuple(group.stop - group.start for group in groups)

@@ -288,7 +288,11 @@ def fit_estimator(
         as_it_was_unless_done(estimator),
         fit_session(policy, estimator.verbose, observer) as (executor, observer),
         opened_sources(
-            executor.client, estimator, opened_path(X, columns, None), sample_weight, responsibilities_init
+            executor.client,
+            estimator,
+            opened_path(X, columns, None, observer),
+            sample_weight,
+            responsibilities_init,
         ) as sources,
     ):
         settings = _settings(estimator, seeds, sources, executor)

@@ -16,6 +16,7 @@ import zarr
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, validate_data
 
+from emtau_dask.data.csv import ReadObserver
 from emtau_dask.data.opening import as_source, columns_of_fit, is_lazy, open_source, unlabelled
 from emtau_dask.data.source import RangeSource, Source, check_dtype, check_shape
 from emtau_dask.data.zarr_arrays import group_source
@@ -31,7 +32,9 @@ COMPONENT, LOG_LIKELIHOOD = "component", "log_likelihood"
 """Names of the labels, also of the columns of responsibilities, and of the scores."""
 
 
-def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
+def opened_path(
+    data: Any, columns: Any, fitted: Sequence[str] | None, observer: ReadObserver | None = None
+) -> Any:
     """Return the rows at a path, or at a list of paths, as a source; anything else as it is.
 
     Parameters
@@ -41,6 +44,8 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
         The features, where the path leads to parquet or CSV.
     fitted : sequence of str or None
         The names of the features in the fit, which are the columns by default.
+    observer : ReadObserver, optional
+        Told how far CSV is read.
 
     Raises
     ------
@@ -49,10 +54,11 @@ def opened_path(data: Any, columns: Any, fitted: Sequence[str] | None) -> Any:
     InvalidDtypeError
         They are not real numbers.
     """
-    chosen = None if columns is None else _checked_columns(columns)
+    chosen: Sequence[str] | None = None if columns is None else _checked_columns(columns)
     paths = _paths(data)
     if paths is not None:
-        return open_source(paths, columns=columns_of_fit(paths, fitted) if chosen is None else chosen)
+        chosen = columns_of_fit(paths, fitted) if chosen is None else chosen
+        return open_source(paths, columns=chosen, observer=observer)
     if chosen is not None:
         raise InvalidDataError(
             f"columns = {short(columns)} can be chosen where X is the path of parquet or CSV, but X is of "

@@ -208,7 +208,7 @@ def resume_estimator(
         opened_sources(
             executor.client,
             estimator,
-            opened_path(X, columns, saved.config.feature_names),
+            opened_path(X, columns, saved.config.feature_names, observer),
             sample_weight,
             needed,
         ) as sources,

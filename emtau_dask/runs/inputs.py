@@ -66,7 +66,7 @@ class Inputs:
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
-    """Make the dataset that a run names, if any, and open the data; reads metadata alone.
+    """Make the dataset that a run names, if any, and open the data; only CSV is read.
 
     ``overwrite`` lets it replace a dataset that was made with other options.
 
@@ -84,7 +84,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
 
         options, path = missing
         make_dataset(options, path, overwrite=overwrite, observer=observer)
-    return _opened(config.data, paths_at(place), None)
+    return _opened(config.data, paths_at(place), None, observer)
 
 
 def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
@@ -107,13 +107,16 @@ def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
     return _opened(config.data, (str(path),), outlined_dataset(options))
 
 
-def _opened(data: DataSection, paths: Sequence[str], outline: zarr.Group | None) -> Inputs:
+def _opened(
+    data: DataSection, paths: Sequence[str], outline: zarr.Group | None, observer: FitObserver | None = None
+) -> Inputs:
     """Open what a config reads; ``outline`` stands for a group that is not at the path yet."""
-    weights = _open_column(paths, "data.weights", data.weights, outline)
-    labels = _open_column(paths, "data.labels", data.labels, outline)
+    weights = _open_column(paths, "data.weights", data.weights, outline, observer)
+    labels = _open_column(paths, "data.labels", data.labels, outline, observer)
     where = place_text(paths)
     if outline is None:
-        stored = open_rows(paths, array=data.array, columns=_feature_columns(data, paths))
+        columns = _feature_columns(data, paths)
+        stored = open_rows(paths, array=data.array, columns=columns, observer=observer)
     else:
         stored = group_source(outline, data.array, where)
     rows = as_source(stored, ndim=2, what=where)
@@ -126,7 +129,9 @@ def _opened(data: DataSection, paths: Sequence[str], outline: zarr.Group | None)
     return Inputs(rows, weights, labels, outline is not None)
 
 
-def open_rows(path: Place, *, array: str | None, columns: Sequence[str] | None) -> Source:
+def open_rows(
+    path: Place, *, array: str | None, columns: Sequence[str] | None, observer: FitObserver | None = None
+) -> Source:
     """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of parquet or CSV.
 
     Raises
@@ -147,7 +152,7 @@ def open_rows(path: Place, *, array: str | None, columns: Sequence[str] | None) 
             f"columns {', '.join(columns)} (data.columns in a config) are those of parquet or CSV, "
             f"but {place_text(path)} is none; leave them out"
         )
-    return open_source(path, array=array, columns=columns)
+    return open_source(path, array=array, columns=columns, observer=observer)
 
 
 def data_path(config: RunConfig) -> Place:
@@ -193,15 +198,17 @@ def _missing_dataset(data: DataSection, place: Place, overwrite: bool) -> tuple[
     return options, path
 
 
-def _open_column(path: Place, key: str, name: str | None, outline: zarr.Group | None) -> Source | None:
+def _open_column(
+    path: Place, key: str, name: str | None, outline: zarr.Group | None, observer: FitObserver | None
+) -> Source | None:
     if name is None:
         return None
     if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
-        return open_column(name, None) if has_columns(name) else open_source(name)
+        return open_column(name, None, observer) if has_columns(name) else open_source(name)
     if outline is not None:
         return group_source(outline, name, place_text(path))
     if has_columns(path):
-        return open_column(path, name)
+        return open_column(path, name, observer)
     if _is_npy(path):
         raise ConfigError(
             f"{key} = {name!r} is a name, but {place_text(path)} has no names; give the path of a file"

@@ -110,13 +110,13 @@ def run_predict(
     names = getattr(fitted, "feature_names_in_", None)
     if columns is None:
         columns = columns_of_fit(data, names)
-    rows = open_rows(data, array=array, columns=columns)
     threads = {} if workers is None else {"num_workers": workers}
     with (
         watching(progress) as observer,
         features_named(names),
         dask.config.set(scheduler="threads", **threads),
     ):
+        rows = open_rows(data, array=array, columns=columns, observer=observer)
         return write_labels(fitted, rows, out, options, observer=observer)
 
 

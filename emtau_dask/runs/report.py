@@ -190,7 +190,7 @@ def _with_given(subject: Subject, options: ReportOptions, observer: FitObserver)
     names = getattr(subject.model, "feature_names_in_", None)
     assert options.data is not None
     columns = columns_of_fit(options.data, names) if options.columns is None else options.columns
-    rows = open_rows(options.data, array=options.array, columns=columns)
+    rows = open_rows(options.data, array=options.array, columns=columns, observer=observer)
     drawn = _drawn(subject.model, rows, None, observer)
     command = subject.command or _command(subject.model, options)
     return _with_notes(replace(subject, data=options.data, drawn=drawn, command=command))

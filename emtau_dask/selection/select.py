@@ -172,10 +172,15 @@ def _selected(
     template = settings.template
     policy = EMSampled() if is_automatic(template.algorithm) else as_policy(template.algorithm)
     shaped = settings.estimator(settings.largest, None)
-    X = opened_path(data["X"], data["columns"], None)
     with (
         fit_session(policy, template.verbose, observer) as (executor, watched),
-        opened_sources(executor.client, shaped, X, data["sample_weight"], None) as sources,
+        opened_sources(
+            executor.client,
+            shaped,
+            opened_path(data["X"], data["columns"], None, watched),
+            data["sample_weight"],
+            None,
+        ) as sources,
         features_named(getattr(shaped, "feature_names_in_", None)),
     ):
         unclosed = Unclosed(watched)

@@ -149,14 +149,9 @@ def parquet_folder(path):
 
 
 def csv_table(path):
-    """In three chunks of text, see the fixture."""
     file = path.with_suffix(".csv")
     np.savetxt(file, ROWS, fmt="%.17e", delimiter=",", header="a,b,c", comments="")
-    lines = file.read_bytes().splitlines(keepends=True)[1:]
-    found = open_source(str(file))
-    sizes = [sum(map(len, lines[start:stop])) for start, stop in pairwise((0, *accumulate(found.chunk_rows)))]
-    assert len(sizes) == 3
-    return Made(found, found.chunk_rows, sizes)
+    return Made(open_source(str(file)).aligned((10, 10, 3)), (10, 10, 3), decoded((10, 10, 3)))
 
 
 def files_of_npy(path):
@@ -284,6 +279,5 @@ USUAL = {
 
 
 @pytest.fixture(params=exhaustive_but(USUAL, MAKERS), ids=lambda maker: maker.__name__)
-def made(request, tmp_path, monkeypatch):
-    monkeypatch.setattr("emtau_dask.data.csv.CHUNK_BYTES", 750)
+def made(request, tmp_path):
     return request.param(tmp_path / "rows")

@@ -72,6 +72,7 @@ def workers(place, zygote, folder):
             yield
 
 
+@pytest.mark.parametrize("place", ["rows.zarr", "shards.zarr", "two.zarr"], indirect=True)
 @pytest.mark.parametrize("where", ["threads", "workers"])
 def test_a_read_that_fails_in_the_middle_of_a_fit(place, where, zygote, tmp_path, monkeypatch):
     with dask.config.set(scheduler="threads"):

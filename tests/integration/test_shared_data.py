@@ -159,6 +159,20 @@ class TestAnotherMachine:
             labels.compute()
 
 
+def test_csv_in_scratch_that_a_worker_does_not_see(zygote, tmp_path):
+    pd.DataFrame(ROWS).to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "scratch").mkdir()
+    with processes(zygote, tmp_path / "cluster") as cluster:
+        cluster.start_worker(before=(("hide", str(tmp_path / "scratch")),))
+        with (
+            cluster.client(),
+            dask.config.set({"emtau.scratch": str(tmp_path / "scratch")}),
+            pytest.raises(InvalidDataError, match=r"worker .* cannot see X: .*rows\.csv .*emtau\.scratch"),
+        ):
+            fit(str(tmp_path / "rows.csv"))
+    assert not list((tmp_path / "scratch").iterdir())
+
+
 class TestAWorkerThatJoinsLate:
     @pytest.fixture
     def joined(self, zygote, tmp_path, monkeypatch):
