@@ -108,28 +108,42 @@ class SavedFit:
 
 @dataclass(frozen=True, eq=False)
 class _StoredArrays:
-    """The arrays of a commit in its store; ``found`` are those read, by name, digest and key."""
+    """The arrays of a commit: ``data`` are its objects, ``found`` those decoded, by name, digest and key."""
 
-    objects: ObjectStore
+    location: str
     frame: Frame
+    data: Mapping[ArrayRef, bytes]
     found: dict[tuple[str, str, str], NDArray[Any]] = field(default_factory=dict)
 
     def get(self, name: str, plain: Any) -> NDArray[Any]:
         reference, layout = REFERENCE.decode(plain, None), self.frame.layouts.get(name)
-        if ARRAY_KEY.fullmatch(reference.key) is None:
-            raise FormatError("is no array of a run", ("key",))
         if layout is None:
             raise FormatError("needs acceleration, which the settings do not have")
         place = name, reference.sha256, reference.key
         if place in self.found:
             return self.found[place]
-        size = math.prod(layout.chunks) * np.dtype(layout.dtype).itemsize
-        data = read_verified(self.objects, reference.key, reference.sha256, size)
-        values = decode(data, layout, f"{reference.key} in {self.objects.location}")
+        values = decode(self.data[reference], layout, f"{reference.key} in {self.location}")
         if not np.isfinite(values).all():
             raise FormatError("holds NaN or infinity")
         self.found[place] = values
         return values
+
+
+def _objects_of(content: Mapping[str, Any], objects: ObjectStore, frame: Frame) -> dict[ArrayRef, bytes]:
+    """Return the objects that the content of a commit refers to, read side by side and verified."""
+    most = max(math.prod(one.chunks) * np.dtype(one.dtype).itemsize for one in frame.layouts.values())
+    found, todo = set(), list(content.values())
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict) and value.keys() == {"key", "sha256"}:
+            found.add(REFERENCE.decode(value, None))
+        elif isinstance(value, (dict, list)):
+            todo.extend(value.values() if isinstance(value, dict) else value)
+    for reference in found:
+        if ARRAY_KEY.fullmatch(reference.key) is None:
+            raise FormatError(f"refers to {short(reference.key)}, which is no array of a run")
+    read = each(lambda one: read_verified(objects, one.key, one.sha256, most), found)
+    return dict(zip(found, read, strict=True))
 
 
 def read_commit(log: CommitLog, number: int) -> SavedFit:
@@ -142,8 +156,9 @@ def read_commit(log: CommitLog, number: int) -> SavedFit:
     plain = log.read(number)
     try:
         manifest = MANIFEST.decode({name: plain[name] for name in HEAD if name in plain}, None)
-        arrays = _StoredArrays(log.objects, _frame(manifest))
-        content = CONTENT.decode({name: plain[name] for name in plain if name not in HEAD}, arrays)
+        rest, frame = {name: plain[name] for name in plain if name not in HEAD}, _frame(manifest)
+        arrays = _StoredArrays(log.objects.location, frame, _objects_of(rest, log.objects, frame))
+        content = CONTENT.decode(rest, arrays)
         _check_state(content.fit, manifest.config)
         sources = {(one.source, one.made_on) for one in content.contents}
         if len(sources) < len(content.contents):
