@@ -19,8 +19,8 @@ from zarr.core.buffer import Buffer
 from emtau_dask.mixture.linalg import Bools
 from emtau_dask.storage.zarr_check import SERIALIZERS, StoredArray
 
-COPYING, COPIES = frozenset({"bz2", "gzip", "lzma", "zlib"}), 3
-"""Codecs that hold their output twice and may hold their input again, and how many chunks that is."""
+COPYING = frozenset({"bz2", "gzip", "lzma", "zlib"})
+"""Codecs that hold their input or their output twice."""
 CALL_BYTES = 2**12
 """At most what zarr holds for each chunk beside its values."""
 OVERHEAD = 1.01
@@ -120,7 +120,7 @@ class ZarrLayout:
             chunk_bytes=math.prod(array.chunks) * array.dtype.itemsize,
             object_bytes=math.prod(stored) * array.dtype.itemsize,
             n_objects=n_parts(array.shape, stored),
-            decoding=COPIES if COPYING.intersection(codecs) else min(2, len(codecs)),
+            decoding=2 if COPYING.intersection(codecs) else min(2, len(codecs)),
             outer=codecs[-1] if codecs and sharding is None else "",
             whole_rows=not swapped
             and array.order == "C"
