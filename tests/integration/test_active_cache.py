@@ -146,10 +146,12 @@ class TestSameBits:
             found[i] = fit(stored, policies[i], cache="20 kB")
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        # dask's settings are the process's: of two threads the one that ends last would leave the other's.
+        with dask.config.set({"emtau.cache-bytes": "20 kB", "num_workers": 2, "scheduler": "threads"}):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         for one, other in zip(found, alone, strict=True):
             assert_same_bits(one, other)
 
