@@ -1,13 +1,14 @@
 """Passes in threads of this process: each takes batches of chunks, and merges what is ready to be merged.
 
-Python's `ThreadPoolExecutor` is not used: an interrupt that falls into it may leave a lock of its own taken
-(see `interrupts`).
+They are not of Python's `ThreadPoolExecutor`, but for graphs that dask computes: an interrupt that falls into
+one may leave a lock of its own taken (see `interrupts`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,8 +85,11 @@ class ThreadExecutor:
         observer.stage(work.stage, len(work.items))
         if not work.items:
             return None
-        if self.get is dask.get or not work.addressable:
-            return _by_graph(work, observer, self.get)
+        if self.get is dask.get:
+            return _by_graph(work, observer, dask.get)
+        if not work.addressable:
+            with _pool(self.threads) as pool:
+                return _by_graph(work, observer, partial(self.get, pool=pool))
         given = in_turn if work.interpreted else self.submit
         with _own_threads(self.threads) if given is None else nullcontext(given) as submit:
             return _by_threads(work, observer, submit, PER_THREAD * self.threads)
@@ -97,6 +101,20 @@ def _by_graph(work: Pass[T], observer: PassObserver, get: Callable[..., Any]) ->
     # Blocks of the user's own graph may be futures of a cluster.
     with cluster_errors(), Callback(posttask=graph.count(observer)), interruptible_at_once():
         return cast("T", get(graph.tasks, graph.root))
+
+
+@contextmanager
+def _pool(threads: int) -> Iterator[Any]:
+    """Give the pool that users set in dask, else one of the block's own: a fork does not copy threads."""
+    given = dask.config.get("pool", None)
+    if given is not None:
+        yield given
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="emtau")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _by_threads(work: Pass[T], observer: PassObserver, submit: Submit, ready: int) -> T:
