@@ -27,7 +27,7 @@ OTHER = "2.99.9"
 BOTH = rf"zarr {OTHER}, the process that fits {zarr.__version__}"
 LACKS = {
     "a class that is pickled": "import zarr.storage._local\ndel zarr.storage._local.LocalStore\n",
-    "a method that reads": "Array.get_basic_selection = lambda self, *rows, **how:"
+    "a method that reads": "Array.__getitem__ = lambda self, *rows, **how:"
     " self.get_of_another_version(*rows)\n",
 }
 
