@@ -21,7 +21,7 @@ from emtau_dask.storage.row_state import RowFields, SlotState, read_slot
 FOLDER = "rows"
 """Where a fit that has ended leaves its arrays."""
 ARRAY_ROWS = 2**20
-"""Rows of a chunk of these arrays, at most."""
+"""Rows of a chunk of these arrays, at most, unless a chunk of the data has more."""
 
 
 @dataclass(frozen=True)

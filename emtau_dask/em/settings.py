@@ -111,7 +111,7 @@ class EmSettings:
 
 
 def most_on_samples(max_iter: int) -> int:
-    """Return after how many iterations, those of starts included, all rows are scored: half of them."""
+    """Return after how many iterations all rows are scored, those of starts included: half of the most."""
     return max_iter // 2
 
 
