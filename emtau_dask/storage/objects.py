@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import zarr
 from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import MemoryStore
+from zarr.core.metadata import ArrayV3Metadata
 
 from emtau_dask.errors import (
     CheckpointCorruptError,
@@ -296,21 +295,23 @@ class ArrayLayout:
 
     def document(self) -> bytes:
         """Return the metadata document that zarr itself writes."""
-        array = zarr.create_array(
-            store=MemoryStore(),
-            shape=self.shape,
-            chunks=self.chunks,
-            dtype=self.dtype,
-            serializer=BytesCodec() if np.dtype(self.dtype).itemsize == 1 else BytesCodec(endian="little"),
-            compressors=ZstdCodec(level=LEVEL) if self.compressed else None,
-            filters=None,
-            fill_value=0,
-            dimension_names=self.axes,
-            chunk_key_encoding={"name": "default", "separator": "."},
-            attributes=dict(self.attributes or {}),
-            zarr_format=3,
+        plain = BytesCodec() if np.dtype(self.dtype).itemsize == 1 else BytesCodec(endian="little")
+        codecs = [plain.to_dict(), *([ZstdCodec(level=LEVEL).to_dict()] if self.compressed else [])]
+        metadata = ArrayV3Metadata.from_dict(
+            {
+                "zarr_format": 3,
+                "node_type": "array",
+                "shape": self.shape,
+                "data_type": self.dtype,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": self.chunks}},
+                "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+                "fill_value": 0,
+                "codecs": codecs,
+                "attributes": dict(self.attributes or {}),
+                "dimension_names": self.axes,
+            }
         )
-        return array.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
+        return metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
 
 
 def encode(values: NDArray[Any]) -> bytes:
