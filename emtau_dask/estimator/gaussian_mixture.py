@@ -205,8 +205,8 @@ class GaussianMixture(ConditionedMixture):
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
             A str is the path or URL of stored rows: zarr, parquet, CSV or ``.npy``; or a pattern, such as
-            ``part-*.npy``, whose matches are read in the order of their names (``part-10`` before
-            ``part-9``). A list of paths is read in its order. An xarray DataArray in chunks is taken as its
+            ``part-*.npy``, whose matches are read in dask's natural order (``part-9`` before
+            ``part-10``). A list of paths is read in its order. An xarray DataArray in chunks is taken as its
             dask array.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional

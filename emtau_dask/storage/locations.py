@@ -8,6 +8,7 @@ from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
 
+from dask.utils import natural_sort_key
 from zarr.storage import LocalStore
 
 from emtau_dask.errors import InvalidDataError
@@ -131,8 +132,8 @@ def paths_at(place: Place) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Those of a list in its order. Those of a pattern in the order of their names, folder by folder and
-        character by character, so that ``part-10`` comes before ``part-9``.
+        Those of a list in its order. Those of a pattern in dask's natural order, in which ``part-9`` comes
+        before ``part-10``.
 
     Raises
     ------
@@ -185,7 +186,7 @@ def _local_matches(pattern: str) -> list[str]:
 
 def _sorted_glob(pattern: str) -> list[str]:
     # Path.glob would also find hidden files, such as those that are being written.
-    return sorted(glob(pattern, recursive=True), key=lambda name: Path(name).parts)  # noqa: PTH207
+    return sorted(glob(pattern, recursive=True), key=natural_sort_key)  # noqa: PTH207
 
 
 def _base(path: str) -> str:

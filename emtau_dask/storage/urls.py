@@ -22,6 +22,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
+from dask.utils import natural_sort_key
 from fsspec.asyn import AsyncFileSystem
 from fsspec.config import apply_config
 from fsspec.core import url_to_fs
@@ -216,7 +217,7 @@ class RemotePath(ABC):
             return []
 
     def find(self, suffix: str = "") -> list[tuple[str, int]]:
-        """Return names and sizes of all files below that end in ``suffix``, in the order of `pathlib`."""
+        """Return names and sizes of all files below that end in ``suffix``, in dask's natural order."""
         files, path = self._fresh()
         try:
             found = _insisting(lambda: files.find(path, detail=True))
@@ -227,10 +228,10 @@ class RemotePath(ABC):
         return sorted(wanted, key=lambda file: file[0].split("/"))
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the names of files and folders below that match a pattern, in the order of `pathlib`."""
+        """Return the names of files and folders below that match a pattern, in dask's natural order."""
         files, path = self._fresh()
         found = _insisting(lambda: files.glob(f"{path.rstrip('/')}/{pattern}"))
-        return sorted(_below(path, found), key=lambda name: name.split("/"))
+        return sorted(_below(path, found), key=natural_sort_key)
 
     def _fresh(self) -> tuple[Any, str]:
         """Do as `connect`, and empty the file system's cache of listings."""
