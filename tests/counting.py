@@ -85,6 +85,7 @@ def one_chunk_a_task():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge_tree, "MIN_BATCH_COST", 0)
         patch.setattr(merge_tree, "MAX_BATCH_COST", 0)
+        patch.setattr(merge_tree, "ENOUGH_TASKS", float("inf"))
         yield
 
 
@@ -104,17 +105,21 @@ def plans_counted():
 
 CHUNK_COST, LEAST, MOST, TASKS = 16384, 524288, 4194304, 12
 """What a chunk costs beside its numbers, the bounds of a batch's cost, and how many batches are wanted."""
+ENOUGH, CHUNKS = 1000, 512
+"""The part of a pass that is never divided, and the most chunks of a batch."""
 
 
 def expected_batches(costs):
     """For each chunk the uppermost node above it that is small enough, or that holds no other chunk."""
     numbers = {chunk: cost + CHUNK_COST for chunk, cost in costs.items()}
-    limit = min(MOST, max(LEAST, sum(numbers.values()) / TASKS))
+    total = sum(numbers.values())
+    limit = max(total / ENOUGH, min(MOST, max(LEAST, total / TASKS)))
     found = set()
     for chunk in costs:
         for level in range(9, -1, -1):
             below = tuple(sorted(c for c in costs if c // 8**level == chunk // 8**level))
-            if len(below) == 1 or sum(numbers[c] for c in below) <= limit:
+            small = sum(numbers[c] for c in below) <= limit and len(below) <= CHUNKS
+            if len(below) == 1 or small:
                 found.add(below)
                 break
     return sorted(found)

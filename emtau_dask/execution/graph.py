@@ -30,10 +30,13 @@ TASKS_WANTED = 12
 MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
 """In numbers: as many as MAX_BATCH_COST take about 0.2 s, beside which the 2 ms that a cluster's
 scheduler spends on a task are small (`benchmarks/scheduling.py`)."""
+ENOUGH_TASKS = 1000
+"""A node that costs at most this part of a pass is not divided, however much that is; so equal chunks
+make at most FAN_IN times as many. A scheduler handles them one by one (`benchmarks/cluster_tasks.py`)."""
 CHUNK_COST = 2**14
 """What a chunk costs beside its numbers: a read from zarr takes about a millisecond."""
-MOST_CHUNKS = MAX_BATCH_COST // CHUNK_COST
-"""Chunks of a task, at most."""
+MOST_CHUNKS = FAN_IN**3
+"""Chunks of a task, at most: it may hold their row state until it ends."""
 CARRIED_BYTES = 2**16
 """Of what tasks need, at most, for each of them to carry it where it depends on blocks. Distributed
 lets a task run only where one of its dependencies is. Were what tasks need one of them, they would
@@ -212,14 +215,15 @@ def batches_of(costs: Mapping[int, float]) -> list[Batch]:
     """
     chunks = sorted(costs)
     upto = [0.0, *accumulate(costs[chunk] + CHUNK_COST for chunk in chunks)]
-    limit = min(MAX_BATCH_COST, max(MIN_BATCH_COST, upto[-1] / TASKS_WANTED))
+    usual = min(MAX_BATCH_COST, max(MIN_BATCH_COST, upto[-1] / TASKS_WANTED))
+    limit = max(usual, upto[-1] / ENOUGH_TASKS)
     found: list[Batch] = []
 
     def divide(level: int, number: int, begin: int, end: int) -> None:
         """Add the batches of the node that holds ``chunks[begin:end]``."""
         if end == begin + 1:
             found.append(Batch(0, chunks[begin], (chunks[begin],)))
-        elif upto[end] - upto[begin] <= limit:
+        elif upto[end] - upto[begin] <= limit and end - begin <= MOST_CHUNKS:
             found.append(Batch(level, number, tuple(chunks[begin:end])))
         else:
             width = FAN_IN ** (level - 1)

@@ -25,7 +25,8 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import plan_kernel
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
-NUMBERS = (st.integers(0, 2**24) | st.integers(0, 2**10)).map(float)
+NUMBERS = (st.integers(0, 2**24) | st.integers(0, 2**10) | st.integers(2**30, 2**36)).map(float)
+"""With one of the last a thousandth of all is more than other bounds, and may be many of the others."""
 COSTS = st.dictionaries(st.integers(0, 5000), NUMBERS, min_size=1, max_size=200)
 
 

@@ -16,7 +16,7 @@ from tiers import exhaustive_but
 
 from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.execution.executor import NO_SOURCE
-from emtau_dask.execution.graph import batches_of
+from emtau_dask.execution.graph import batches_of, merge_tree
 
 
 def name_of(item, *blocks):
@@ -161,6 +161,27 @@ def test_many_chunks_that_cost_little_still_are_work_for_many_workers():
     """Half a million numbers in all: tasks of 25 chunks at most, and not one task."""
     sizes = [len(batch.chunks) for batch in batches_of(dict.fromkeys(range(128), 4096.0))]
     assert sizes == [8] * 16
+
+
+@pytest.mark.parametrize(
+    ("chunks", "numbers", "sizes", "merges"),
+    [
+        (7_999, 2**24, [1] * 7_992 + [7], 999 + 125 + 16 + 2 + 1),
+        (10_000, 2**24, [8] * 1_250, 157 + 20 + 3 + 1),
+        (100_000, 2**20, [64] * 1_562 + [32], 196 + 25 + 3 + 1),
+    ],
+)
+def test_a_thousandth_of_a_pass_is_not_divided_further(chunks, numbers, sizes, merges):
+    """A thousandth is the cost of 7.999 chunks, of 10, and of 100. Merges are counted by level."""
+    batches = batches_of(dict.fromkeys(range(chunks), float(numbers)))
+    assert [len(batch.chunks) for batch in batches] == sizes
+    assert len(merge_tree(batches).children) == merges
+
+
+def test_a_task_has_512_chunks_at_most():
+    """However little they cost beside another one."""
+    batches = batches_of({**dict.fromkeys(range(1_500), 0.0), 5_000: 2.0**40})
+    assert [len(batch.chunks) for batch in batches] == [512, 512, 476, 1]
 
 
 @pytest.mark.parametrize("costs", [{3: 1.0, 4: 5.0, 77: 2.0}, dict.fromkeys(range(100), 4096.0)], ids=len)
