@@ -282,11 +282,8 @@ def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str])
     """Return which workers differ, and in what; a package that only one side has may not be needed."""
     found = {}
     for worker, its in sorted(theirs.items()):
-        both = its.keys() & mine.keys()
-        found[worker] = differences(
-            {name: its[name] for name in mine if name in both},
-            {name: mine[name] for name in mine if name in both},
-        )
+        both = [name for name in mine if name in its]
+        found[worker] = differences({name: its[name] for name in both}, {name: mine[name] for name in both})
     return ", ".join(f"{worker} ({difference})" for worker, difference in found.items() if difference)
 
 
