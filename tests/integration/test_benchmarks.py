@@ -126,6 +126,29 @@ def test_scheduling(main_of, capsys, tmp_path):
     assert capsys.readouterr().out.count("| em-tau | 40 | 5 |") == 2
 
 
+def test_cluster_tasks(main_of, capsys, tmp_path):
+    """Twenty chunks have a task each: three nodes of at most eight, and their root. A cluster keeps none."""
+    size = ["--chunks", "20", "--features", "3", "--components", "2", "--workers", "1", "--simulated", "10"]
+    found = main_of("cluster_tasks")([*size, "--idle-seconds", "0.1", "--folder", str(tmp_path)])
+    assert [(cost.alone, cost.workers) for cost in found] == [(False, 2), (True, 2), (True, 1)]
+    for cost in found:
+        assert (cost.chunks, cost.of["tasks"], cost.of["merges"]) == (20, 20, 4)
+        assert min(cost.of["sent"], cost.of["received"]) >= cost.tasks
+        assert (cost.kept["keys"], cost.kept["known"]) == (0, 0)
+        assert cost.of["scheduler"] < cost.of["seconds"]
+    *_, simulated = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines())
+    assert simulated[:4] == ["200", "1", "10", "229"]
+    assert float(simulated[5]) >= float(simulated[7]) == 3.4
+
+
+def test_a_simulated_cluster_waits_for_its_scheduler_or_its_workers(main_of):
+    """Six tasks of 2 s on two workers, from the first second on: by hand."""
+    wall = main_of("cluster_tasks").__globals__["wall"]
+    assert wall([2.0] * 6, 2, 1.0, 0.0) == 7.0
+    assert wall([2.0] * 6, 2, 1.0, 0.5) == 8.0
+    assert wall([2.0] * 6, 2, 1.0, 3.0) == 1.0 + 6 * 3.0 + 2.0
+
+
 def test_small_chunks(main_of, capsys, tmp_path):
     """Row state in no object, and in as many as there are tasks: 40 chunks travel by eights."""
     size = ["--chunks", "40", "--many", "80", "--chunk-rows", "20", "--iterations", "2"]
