@@ -20,7 +20,7 @@ from emtau_dask.data.source import DIGEST_BYTES
 from emtau_dask.em.acceleration import Ascent, Pair, Point, Trial
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.moments import HeldMoments
-from emtau_dask.em.settings import Climbing
+from emtau_dask.em.settings import Acceleration
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 from emtau_dask.em.sums import FrozenRows
@@ -92,7 +92,7 @@ class FitConfig:
     algorithm: Algorithm
     tol: float
     gap_tol: float
-    acceleration: Climbing | None
+    acceleration: Acceleration | None
     unresolved: dict[Unresolvable, str | None]
     missing: str
     reg_covar: float
@@ -186,7 +186,7 @@ NAMES: Mapping[type, Mapping[str, str]] = MappingProxyType(
         Pair: _named("step decrease"),
         Point: _named("parameters objective moments response"),
         Trial: _named("moments kind length", predicted="predicted_gain"),
-        Climbing: _named("memory samples annealed"),
+        Acceleration: _named("memory samples annealed"),
         Samples: _named("seed shares"),
         ChunkDigests: _named("source made_on", digests="contents"),
     }

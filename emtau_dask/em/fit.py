@@ -180,8 +180,10 @@ class _Fixed:
     @property
     def contested(self) -> bool:
         """Whether several starts are compared on the first sample, of which the best goes on."""
-        climbing = self.settings.em.climbing
-        return climbing is not None and len(climbing.samples.shares) > 0 and len(self.settings.seeds) > 1
+        acceleration = self.settings.em.acceleration
+        return (
+            acceleration is not None and len(acceleration.samples.shares) > 0 and len(self.settings.seeds) > 1
+        )
 
     @property
     def same(self) -> float:
@@ -195,13 +197,13 @@ class _Fixed:
 
 def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:
     """Return the settings without the samples that rows of weight 0 make much smaller than was planned."""
-    climbing = em.climbing
-    if climbing is None or not climbing.samples.shares:
+    acceleration = em.acceleration
+    if acceleration is None or not acceleration.samples.shares:
         return em
-    samples = climbing.samples
+    samples = acceleration.samples
     least = samples.shares[0] * problem.rows.shape[0] / FINER
     shares = tuple(share for share in samples.shares if share * problem.n_present >= least)
-    return replace(em, climbing=replace(climbing, samples=replace(samples, shares=shares)))
+    return replace(em, acceleration=replace(acceleration, samples=replace(samples, shares=shares)))
 
 
 def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
@@ -216,7 +218,7 @@ def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError)
 
 def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
     problem, settings = fixed.problem, fixed.settings
-    climbing = settings.em.climbing
+    acceleration = settings.em.acceleration
     if fixed.responsibilities is not None:
         statistics = start_from_responsibilities(problem, fixed.responsibilities)
         return starting_parameters(problem, GivenParameters(), statistics, settings.em.reg_covar)
@@ -225,8 +227,8 @@ def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], Non
         return complete
     if problem.missing:
         problem, after = complete_problem(problem, settings.seeds[state.run]), forget
-    elif climbing is not None and climbing.samples.shares:
-        problem, after = starting_problem(problem, climbing.samples), forget
+    elif acceleration is not None and acceleration.samples.shares:
+        problem, after = starting_problem(problem, acceleration.samples), forget
     request = StartRequest(problem, settings.seeds[state.run], state.start, after)
     statistics = STARTS[settings.init_params](request)
     return starting_parameters(problem, settings.given, statistics, settings.em.reg_covar)
@@ -243,10 +245,10 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
 
     parameters = _start(fixed, state, after)
     run = RunState(parameters, fixed.settings.previous_bound)
-    if fixed.settings.em.climbing is not None:
+    if fixed.settings.em.acceleration is not None:
         records = () if state.best is None or not fixed.contested else state.best.records
         chosen = not fixed.contested
-        heat = fixed.settings.em.climbing.heat(state.run)
+        heat = fixed.settings.em.acceleration.heat(state.run)
         progress = Progress(Ascent(parameters.means), level_began=len(records), heat=heat, chosen=chosen)
         run = replace(run, records=records, progress=progress)
     begun = replace(state, start=None, current=run)
@@ -263,8 +265,8 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         going_on = run.stop_reason is None
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
-    climbing = fixed.settings.em.climbing
-    annealed = climbing is not None and climbing.heat(state.run) > 0
+    acceleration = fixed.settings.em.acceleration
+    annealed = acceleration is not None and acceleration.heat(state.run) > 0
     iterations = AFTER_ANNEALING if annealed else STARTING_ITERATIONS
 
     def left(run: RunState) -> bool:

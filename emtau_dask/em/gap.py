@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from emtau_dask.em.acceleration import Maximiser, Point
+from emtau_dask.em.acceleration import Maximiser, Point, rounding
+from emtau_dask.em.iteration import Pass, score
 from emtau_dask.em.moments import MomentSpace
+from emtau_dask.em.problem import Problem
+from emtau_dask.em.settings import EmSettings
+from emtau_dask.em.state import RunState
+from emtau_dask.em.steps import Writer
+from emtau_dask.em.sums import PassTotals
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.mixture.plan import DOUBLE
+from emtau_dask.mixture.statistics import SufficientStatistics
 
 SPREAD = 0.1
 """The gradients of the components are scaled by factors that differ by so much from 1. Where two components
@@ -25,6 +34,12 @@ coincide, their gradients are the same, and no product with H would show that th
 SETTLED = 0.25
 """The products end where what may be missing is this part of the decrement."""
 HALVINGS = 20
+LEAST_PRODUCTS, MOST_PRODUCTS = 8, 32
+LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS = 4, 16
+"""Passes by which a gap is measured, over rows that stand for all and over all rows."""
+LESS = 10.0
+"""A gap that was found to be too large is measured again once the estimate is a tenth of what it was. Once an
+estimate is ten times the tolerance, the next is measured as at first."""
 
 
 class Decrement(NamedTuple):
@@ -124,6 +139,99 @@ def jacobian_of(
         return np.full_like(moments, np.nan)
 
     return product
+
+
+class Measured(NamedTuple):
+    """What is known of the gap after an accepted full pass.
+
+    Attributes
+    ----------
+    state : RunState
+    gap : float
+        NaN near a saddle: nothing local says how far the bound will rise.
+    ends : bool
+        Whether the gap may end the run.
+    rows, bytes_read : int
+        What was scored and read to measure it.
+    """
+
+    state: RunState
+    gap: float
+    ends: bool
+    rows: int = 0
+    bytes_read: int = 0
+
+
+def gap_measured(
+    problem: Problem,
+    state: RunState,
+    settings: EmSettings,
+    maximiser: Maximiser,
+    totals: PassTotals,
+    gap: float,
+    writer: Writer,
+) -> Measured:
+    """Measure the gap after an accepted full pass whose estimated ``gap`` would end the run.
+
+    It is the Newton decrement, by passes over the rows that the pass left active where they stand for all.
+    The run does not end where these show that it is near a saddle, or that the gap is not below the
+    tolerance. Later passes measure again once the estimate is a tenth, over all rows: so few rows may show a
+    saddle where there is none.
+    """
+    progress = state.progress
+    assert progress is not None
+    point, weight = progress.ascent.point, problem.total_weight
+    every = settings.weighted or sum(state.remaining.values()) == problem.n_present
+    if point is None or not point.known or not every:
+        return Measured(state, gap, True)
+    if gap <= rounding(point.objective):
+        return Measured(state, gap if progress.doubt == 1.0 else math.nan, True)
+    if gap * progress.doubt >= settings.gap_tol:
+        return Measured(state, gap, False)
+    space = MomentSpace(problem.structure, progress.ascent.origins)
+    staying = totals.staying if settings.weighted and not progress.measure_all else None
+    few = staying is not None
+    here = totals.statistics if staying is None else staying.statistics
+    assert here is not None
+    this = Pass.partial(state, None) if few else Pass.full(problem)
+    rows = bytes_read = 0
+
+    def response(parameters: MixtureParameters) -> Floats | None:
+        nonlocal rows, bytes_read
+        there = replace(state, parameters=parameters)
+        again = score(problem, there, settings, this, writer if few else _no_writer).totals
+        rows, bytes_read = rows + again.scored + again.rescored, bytes_read + again.bytes_read
+        return None if again.statistics is None else _mean(space, again.statistics, weight)
+
+    dtype = DOUBLE if problem.missing else problem.rows.dtype
+    width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
+    products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
+    least, most = LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS
+    if few:
+        least, most = LEAST_PRODUCTS, MOST_PRODUCTS
+    found = newton_decrement(space, point, products, least, most)
+    ends = found.most < settings.gap_tol
+    if not ends:
+        doubt = LESS * settings.gap_tol / gap
+        state = replace(state, progress=replace(progress, doubt=doubt, measure_all=True))
+    return Measured(state, found.gap, ends, rows, bytes_read)
+
+
+def gap_margin_reset(state: RunState, settings: EmSettings, gap: float) -> RunState:
+    """Return the state in which a gap is measured as at first, if the estimated ``gap`` has grown."""
+    progress = state.progress
+    assert progress is not None
+    if progress.doubt == 1.0 or not gap >= LESS * settings.gap_tol:
+        return state
+    return replace(state, progress=replace(progress, doubt=1.0))
+
+
+def _no_writer() -> None:
+    return None
+
+
+def _mean(space: MomentSpace, statistics: SufficientStatistics, weight: float) -> Floats:
+    return space.of(statistics) / weight
 
 
 def _spread(space: MomentSpace, gradient: Floats) -> Floats:

@@ -312,7 +312,7 @@ def cache_bytes(settings: FitSettings, sources: FitSources, executor: Executor) 
     limits, em = read_settings(), settings.em
     rows, K = sources.rows, settings.n_components
     fields = row_fields(rows, K, em.policy, em.max_iter)
-    sampled = sum(em.climbing.samples.shares) if em.climbing is not None else 0.0
+    sampled = sum(em.acceleration.samples.shares) if em.acceleration is not None else 0.0
     if fields is None and not sampled:
         return 0
     if limits.cache_bytes != AUTO:

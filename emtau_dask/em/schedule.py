@@ -1,31 +1,38 @@
-"""What follows a pass in a run that extrapolates: on a sample, on all rows, on rows that stand for all.
+"""The steps of a run that is accelerated: on samples, on all rows, and in cycles of weighted passes.
 
-A gap that would end such a run is measured, by passes of their own.
+A gap that would end such a run is measured, by passes of their own (`em.gap`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emtau_dask.em.acceleration import REFUSABLE, Kind, Maximiser, begin_cycle, climb, end_cycle, rounding
-from emtau_dask.em.gap import jacobian_of, newton_decrement
-from emtau_dask.em.history import IterationRecord
-from emtau_dask.em.iteration import Scored, score
+from emtau_dask.em.acceleration import (
+    REFUSABLE,
+    Climb,
+    Kind,
+    Maximiser,
+    Trial,
+    begin_cycle,
+    climb,
+    end_cycle,
+    rounding,
+)
+from emtau_dask.em.gap import gap_margin_reset, gap_measured
+from emtau_dask.em.history import IterationRecord, corrected_gap
+from emtau_dask.em.iteration import Pass, Scored
 from emtau_dask.em.moments import HeldMoments, MomentSpace
 from emtau_dask.em.problem import Problem
-from emtau_dask.em.settings import Climbing, EmSettings
+from emtau_dask.em.settings import Acceleration, most_on_samples
 from emtau_dask.em.state import Cycle, Progress, RunState
+from emtau_dask.em.steps import EmSteps, Step, Verified, Writer
 from emtau_dask.em.sums import FrozenRows, PassTotals
-from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
-from emtau_dask.mixture.plan import DOUBLE
-from emtau_dask.mixture.statistics import SufficientStatistics
-from emtau_dask.storage.row_state import RowStateWriter
 
 LEVEL_GAP = 1e-3
 """A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
@@ -35,12 +42,202 @@ LEAST_DAMPING, MORE = 0.02, 4.0
 """What follows a cycle that failed: damping of at least this, or four times as much."""
 CRAWLING = 0.5
 """A cycle fails too if it gains more than this part of what the one before it gained."""
-LEAST_PRODUCTS, MOST_PRODUCTS = 8, 32
-LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS = 4, 16
-"""Passes by which a gap is measured, over rows that stand for all and over all rows."""
-LESS = 10.0
-"""A gap that was found to be too large is measured again once the estimate is a tenth of what it was. Once an
-estimate is ten times the tolerance, the next is measured as at first."""
+
+
+@dataclass(frozen=True, eq=False)
+class AcceleratedSteps(EmSteps):
+    """Quasi-Newton steps between the E-step and the M-step.
+
+    A run begins on samples, if the settings have some. Where the policy lets active rows stand for all, the
+    passes between two full ones are a cycle, which climbs the bound of these rows.
+    """
+
+    acceleration: Acceleration
+
+    @property
+    def maximiser(self) -> Maximiser:
+        """The M-step of moments."""
+        threads = self.problem.executor.threads
+        return Maximiser(self.problem.structure, self.settings.reg_covar, threads, self.acceleration.memory)
+
+    def begun(self, state: RunState) -> RunState:
+        """Return the state without samples, once half of the iterations are made."""
+        progress, level = _progress(state), len(self.acceleration.samples.shares)
+        if state.iteration < most_on_samples(self.settings.max_iter) or progress.level >= level:
+            return state
+        ascent = progress.ascent.elsewhere()
+        left = replace(progress, level=level, level_began=state.iteration, heat=0, ascent=ascent)
+        return replace(state, progress=left)
+
+    def step(self, state: RunState, this: Pass, scored: Scored) -> Step:
+        """Return the step that follows a pass.
+
+        Raises
+        ------
+        SingularComponentError
+            EM's own step led to a component that collapsed.
+        """
+        progress = _progress(state)
+        if this.sample is not None:
+            return self._after_sample(state, progress, scored)
+        if progress.cycle is not None:
+            return self._after_weighted_pass(state, progress, progress.cycle, scored)
+        if scored.totals.scored == self.problem.n_present:
+            return self._after_full_pass(state, progress, scored)
+        assert scored.plain is not None
+        ascent = replace(progress.ascent, trial=Trial()).elsewhere()
+        state = replace(state, parameters=scored.plain, progress=replace(progress, ascent=ascent))
+        return Step(state, True, math.nan)
+
+    def gap(self, before: RunState, record: IterationRecord) -> float:
+        """Return the gap of the step; of a full pass, with what those before it say."""
+        if record.full_pass and record.accepted:
+            return corrected_gap(before.records, record.gap, record.lower_bound)
+        return record.gap
+
+    def comparable(self, record: IterationRecord) -> bool:
+        """Return whether the bound is that of all rows, at parameters that are kept."""
+        return record.full_pass and record.accepted
+
+    def cycle(self, state: RunState, gap: float) -> tuple[float, int]:
+        """Return the gap with which a cycle began (NaN outside of cycles), and how many cycles failed.
+
+        The gap is what was estimated then, or, where that is less or unknown, what the cycle gained and the
+        ``gap`` that is left.
+        """
+        progress = _progress(state)
+        cycle, now = progress.cycle, progress.ascent.point
+        if cycle is None or now is None:
+            return math.nan, progress.failures
+        began = cycle.outer.point
+        assert began is not None
+        gained = now.objective - began.objective / (1.0 + progress.damping)
+        if gained <= rounding(now.objective):
+            return cycle.gap, progress.failures
+        return float(np.fmin(cycle.gap, gained + gap)), progress.failures
+
+    def verified(
+        self, state: RunState, record: IterationRecord, totals: PassTotals, writer: Writer, *, ends: bool
+    ) -> Verified:
+        """Measure the gap that would end the run; the record has it, and the work of measuring."""
+        if not (record.full_pass and record.accepted):
+            return Verified(state, record, False)
+        state = gap_margin_reset(state, self.settings, record.gap)
+        if not ends:
+            return Verified(state, record, False)
+        began = time.perf_counter()
+        found = gap_measured(self.problem, state, self.settings, self.maximiser, totals, record.gap, writer)
+        record = replace(
+            record,
+            gap=found.gap,
+            active_rows=record.active_rows + found.rows,
+            bytes_read=record.bytes_read + found.bytes_read,
+            seconds=record.seconds + time.perf_counter() - began,
+        )
+        return Verified(found.state, record, found.ends)
+
+    def onwards(self, state: RunState, totals: PassTotals, gap: float) -> RunState:
+        """Return the state at the parameters that are scored next, by the objective of the rows that are.
+
+        Before the end these are EM's own step from the last accepted point of all rows: it is never worse.
+        """
+        progress, max_iter = _progress(state), self.settings.max_iter
+        if state.stop_reason is not None or state.iteration >= max_iter:
+            return replace(self._without_extrapolation(state, progress), afresh=True)
+        full_pass_next = state.afresh or state.iteration + 1 >= max_iter
+        if full_pass_next:
+            if progress.cycle is not None:
+                state = self._cycle_ended(state, progress, progress.cycle)
+            return replace(state, afresh=True)
+        if progress.cycle is not None:
+            return state
+        if self.settings.weighted:
+            return self._cycle_begun(state, progress, totals, gap)
+        if sum(state.remaining.values()) == self.problem.n_present:
+            return state
+        return self._without_extrapolation(state, progress)
+
+    def _climb(self, state: RunState, progress: Progress, objective: float, scored: Scored) -> Climb:
+        return climb(
+            progress.ascent, self.maximiser, state.parameters, objective, scored.statistics, scored.plain
+        )
+
+    def _after_sample(self, state: RunState, progress: Progress, scored: Scored) -> Step:
+        """Where the sample determines no mixture, or has little left to gain, the next one follows."""
+        totals = scored.totals
+        if scored.weight > 0:
+            progress = replace(progress, unsure=totals.unsure / scored.weight)
+        if progress.heat and scored.plain is not None:
+            cooler = replace(progress, heat=progress.heat - 1, level_began=state.iteration + 1)
+            return Step(replace(state, parameters=scored.plain, progress=cooler), True, math.nan)
+        step = self._climb(state, progress, scored.bound, scored)
+        progress = replace(progress, ascent=step.ascent)
+        stuck = not step.accepted and math.isnan(step.gap)
+        made = state.iteration + 1 - progress.level_began
+        close = step.gap < LEVEL_GAP * sampling_gap(self.problem, max(totals.scored, 1)) and made > 1
+        if stuck or close or made >= LEVEL_ITERATIONS:
+            progress = replace(
+                progress,
+                level=progress.level + 1,
+                level_began=state.iteration + 1,
+                heat=0,
+                ascent=step.ascent.elsewhere(),
+            )
+        return _taken(state, progress, step)
+
+    def _after_full_pass(self, state: RunState, progress: Progress, scored: Scored) -> Step:
+        trial = progress.ascent.trial
+        if scored.collapse is not None and trial.kind not in REFUSABLE:
+            raise scored.collapse
+        step = self._climb(state, progress, scored.bound, scored)
+        progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / scored.weight)
+        if trial.kind is Kind.CYCLE and not step.accepted:
+            progress = _failed(progress)
+        elif trial.kind is Kind.CYCLE and _crawls(state.records, scored.bound):
+            progress = replace(progress, failures=progress.failures + 1)
+        return _taken(state, progress, step)
+
+    def _after_weighted_pass(self, state: RunState, progress: Progress, cycle: Cycle, scored: Scored) -> Step:
+        step = self._climb(state, progress, scored.bound / (1.0 + progress.damping), scored)
+        if scored.totals.leaving is not None:
+            change = _signed(scored.totals, state.parameters)
+            cycle = replace(cycle, held=cycle.held.plus(change, 1.0, self.problem.structure))
+        return _taken(state, replace(progress, ascent=step.ascent, cycle=cycle), step)
+
+    def _cycle_begun(self, state: RunState, progress: Progress, totals: PassTotals, gap: float) -> RunState:
+        """Return the state before the first pass over the rows that a full pass left active."""
+        outer, damping = progress.ascent, progress.damping
+        point = outer.point
+        assert point is not None
+        structure = self.problem.structure
+        held = _signed(totals, point.parameters)
+        if damping > 0:
+            space = MomentSpace(structure, outer.origins)
+            expected = space.expected_log_density(point.moments, point.parameters)
+            pull = HeldMoments(outer.origins, point.moments, -expected)
+            held = held.plus(pull, damping * self.problem.total_weight, structure)
+        step = begin_cycle(outer, self.maximiser, damping)
+        progress = replace(progress, ascent=step.ascent, cycle=Cycle(outer, held, gap))
+        return replace(state, parameters=step.parameters, progress=progress)
+
+    def _cycle_ended(self, state: RunState, progress: Progress, cycle: Cycle) -> RunState:
+        """Return the state before all rows are scored at the parameters that weighted passes led to."""
+        step = end_cycle(progress.ascent, cycle.outer, self.maximiser, state.parameters, progress.damping)
+        progress = replace(progress, ascent=step.ascent, cycle=None)
+        if step.ascent.trial.kind is not Kind.CYCLE:
+            progress = _failed(progress)
+        return replace(state, parameters=step.parameters, progress=progress)
+
+    def _without_extrapolation(self, state: RunState, progress: Progress) -> RunState:
+        ascent, point = progress.ascent, progress.ascent.point
+        if point is None or ascent.trial.kind is Kind.PLAIN:
+            return state
+        space = MomentSpace(self.problem.structure, ascent.origins)
+        plain = self.maximiser.parameters(space, point.response)
+        if plain is None:
+            return state
+        ascent = replace(ascent, trial=Trial(point.response, Kind.PLAIN))
+        return replace(state, parameters=plain, progress=replace(progress, ascent=ascent))
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
@@ -49,211 +246,8 @@ def sampling_gap(problem: Problem, n_rows: float) -> float:
     return p / (2.0 * n_rows)
 
 
-def maximiser_of(problem: Problem, climbing: Climbing, reg_covar: float) -> Maximiser:
-    """Return the M-step of a run."""
-    return Maximiser(problem.structure, reg_covar, problem.executor.threads, climbing.memory)
-
-
-def after_sample(
-    problem: Problem, state: RunState, climbing: Climbing, maximiser: Maximiser, scored: Scored
-) -> tuple[RunState, bool, float]:
-    """Return the state after a pass over a sample, whether its parameters are kept, and the gap.
-
-    Where the sample determines no mixture, or has little left to gain, the next one follows.
-    """
-    progress = _progress(state)
-    totals = scored.totals
-    if scored.weight > 0:
-        progress = replace(progress, unsure=totals.unsure / scored.weight)
-    if progress.heat and scored.plain is not None:
-        cooler = replace(progress, heat=progress.heat - 1, level_began=state.iteration + 1)
-        return replace(state, parameters=scored.plain, progress=cooler), True, math.nan
-    step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
-    progress = replace(progress, ascent=step.ascent)
-    stuck = not step.accepted and math.isnan(step.gap)
-    made = state.iteration + 1 - progress.level_began
-    close = step.gap < LEVEL_GAP * sampling_gap(problem, max(totals.scored, 1)) and made > 1
-    if stuck or close or made >= LEVEL_ITERATIONS:
-        progress = replace(
-            progress,
-            level=progress.level + 1,
-            level_began=state.iteration + 1,
-            heat=0,
-            ascent=step.ascent.elsewhere(),
-        )
-    return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
-
-
-def after_full_pass(
-    problem: Problem, state: RunState, maximiser: Maximiser, scored: Scored
-) -> tuple[RunState, bool, float]:
-    """Return the state after a pass over all rows, whether its parameters are kept, and the gap.
-
-    Raises
-    ------
-    SingularComponentError
-        EM's own step led to a component that collapsed.
-    """
-    progress = _progress(state)
-    trial = progress.ascent.trial
-    if scored.collapse is not None and trial.kind not in REFUSABLE:
-        raise scored.collapse
-    step = climb(progress.ascent, maximiser, state.parameters, scored.bound, scored.statistics, scored.plain)
-    progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / scored.weight)
-    if trial.kind is Kind.CYCLE and not step.accepted:
-        progress = _failed(progress)
-    elif trial.kind is Kind.CYCLE and _crawls(state.records, scored.bound):
-        progress = replace(progress, failures=progress.failures + 1)
-    return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
-
-
-def cycle_begun(
-    problem: Problem, state: RunState, maximiser: Maximiser, totals: PassTotals, gap: float
-) -> RunState:
-    """Return the state before the first partial pass over the rows that a full pass left active."""
-    progress = _progress(state)
-    outer, damping = progress.ascent, progress.damping
-    point = outer.point
-    assert point is not None
-    structure = problem.structure
-    held = _signed(totals, point.parameters)
-    if damping > 0:
-        space = MomentSpace(structure, outer.origins)
-        expected = space.expected_log_density(point.moments, point.parameters)
-        pull = HeldMoments(outer.origins, point.moments, -expected)
-        held = held.plus(pull, damping * problem.total_weight, structure)
-    step = begin_cycle(outer, maximiser, damping)
-    progress = replace(progress, ascent=step.ascent, cycle=Cycle(outer, held, gap))
-    return replace(state, parameters=step.parameters, progress=progress)
-
-
-def after_partial_pass(
-    problem: Problem, state: RunState, maximiser: Maximiser, scored: Scored
-) -> tuple[RunState, bool, float]:
-    """Return the state after a pass over rows that stand for all; see `after_full_pass`."""
-    progress = _progress(state)
-    cycle = progress.cycle
-    assert cycle is not None
-    objective = scored.bound / (1.0 + progress.damping)
-    step = climb(progress.ascent, maximiser, state.parameters, objective, scored.statistics, scored.plain)
-    if scored.totals.leaving is not None:
-        change = _signed(scored.totals, state.parameters)
-        cycle = replace(cycle, held=cycle.held.plus(change, 1.0, problem.structure))
-    progress = replace(progress, ascent=step.ascent, cycle=cycle)
-    return replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap
-
-
-class Measured(NamedTuple):
-    """What is known of the gap after an accepted full pass.
-
-    Attributes
-    ----------
-    state : RunState
-    gap : float
-        NaN near a saddle: nothing local says how far the bound will rise.
-    ends : bool
-        Whether the gap may end the run.
-    rows, bytes_read : int
-        What was scored and read to measure it.
-    """
-
-    state: RunState
-    gap: float
-    ends: bool
-    rows: int = 0
-    bytes_read: int = 0
-
-
-def gap_measured(
-    problem: Problem,
-    state: RunState,
-    settings: EmSettings,
-    maximiser: Maximiser,
-    totals: PassTotals,
-    gap: float,
-    writer: Callable[[], RowStateWriter | None],
-) -> Measured:
-    """Measure the gap after an accepted full pass whose estimated ``gap`` would end the run.
-
-    It is the Newton decrement, by passes over the rows that the pass left active where they stand for all.
-    The run does not end where these show that it is near a saddle, or that the gap is not below the
-    tolerance. Later passes measure again once the estimate is a tenth, over all rows: so few rows may show a
-    saddle where there is none.
-    """
-    progress = _progress(state)
-    point, weight = progress.ascent.point, problem.total_weight
-    remaining = {chunk: rows for chunk, rows in state.remaining.items() if rows}
-    every = settings.weighted or sum(remaining.values()) == problem.n_present
-    if point is None or not point.known or not every:
-        return Measured(state, gap, True)
-    if gap <= rounding(point.objective):
-        return Measured(state, gap if progress.doubt == 1.0 else math.nan, True)
-    if gap * progress.doubt >= settings.gap_tol:
-        return Measured(state, gap, False)
-    space = MomentSpace(problem.structure, progress.ascent.origins)
-    staying = totals.staying if settings.weighted and not progress.measure_all else None
-    few = staying is not None
-    here = totals.statistics if staying is None else staying.statistics
-    assert here is not None
-    chunks = list(remaining) if few else problem.chunks
-    rows = bytes_read = 0
-
-    def response(parameters: MixtureParameters) -> Floats | None:
-        nonlocal rows, bytes_read
-        there = replace(state, parameters=parameters, afresh=not few)
-        again = score(problem, there, settings, chunks, None, writer if few else _no_writer).totals
-        rows, bytes_read = rows + again.scored + again.rescored, bytes_read + again.bytes_read
-        return None if again.statistics is None else _mean(space, again.statistics, weight)
-
-    dtype = DOUBLE if problem.missing else problem.rows.dtype
-    width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
-    products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
-    least, most = LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS
-    if few:
-        least, most = LEAST_PRODUCTS, MOST_PRODUCTS
-    found = newton_decrement(space, point, products, least, most)
-    ends = found.most < settings.gap_tol
-    if not ends:
-        doubt = LESS * settings.gap_tol / gap
-        state = replace(state, progress=replace(progress, doubt=doubt, measure_all=True))
-    return Measured(state, found.gap, ends, rows, bytes_read)
-
-
-def doubt_taken_back(state: RunState, settings: EmSettings, gap: float) -> RunState:
-    """Return the state in which a gap is measured as at first, if the estimated ``gap`` has grown."""
-    progress = _progress(state)
-    if progress.doubt == 1.0 or not gap >= LESS * settings.gap_tol:
-        return state
-    return replace(state, progress=replace(progress, doubt=1.0))
-
-
-def gap_when_begun(progress: Progress, gap: float) -> float:
-    """Return the estimated gap with which a cycle began, nats per row; NaN outside of cycles.
-
-    It is what was estimated then, or, where that is less or unknown, what the cycle gained and the ``gap``
-    that is left.
-    """
-    cycle, now = progress.cycle, progress.ascent.point
-    if cycle is None or now is None:
-        return math.nan
-    began = cycle.outer.point
-    assert began is not None
-    gained = now.objective - began.objective / (1.0 + progress.damping)
-    if gained <= rounding(now.objective):
-        return cycle.gap
-    return float(np.fmin(cycle.gap, gained + gap))
-
-
-def cycle_ended(state: RunState, maximiser: Maximiser) -> RunState:
-    """Return the state before all rows are scored at the parameters that partial passes led to."""
-    progress = _progress(state)
-    cycle = progress.cycle
-    assert cycle is not None
-    step = end_cycle(progress.ascent, cycle.outer, maximiser, state.parameters, progress.damping)
-    progress = replace(progress, ascent=step.ascent, cycle=None)
-    if step.ascent.trial.kind is not Kind.CYCLE:
-        progress = _failed(progress)
-    return replace(state, parameters=step.parameters, progress=progress)
+def _taken(state: RunState, progress: Progress, step: Climb) -> Step:
+    return Step(replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap)
 
 
 def _crawls(records: Sequence[IterationRecord], bound: float) -> bool:
@@ -270,17 +264,6 @@ def _failed(progress: Progress) -> Progress:
     return replace(progress, damping=damping, failures=progress.failures + 1)
 
 
-def samples_left(state: RunState, climbing: Climbing) -> RunState:
-    """Return the state in which all rows are scored next, whatever was to be scored."""
-    progress = _progress(state)
-    level = len(climbing.samples.shares)
-    if progress.level >= level:
-        return state
-    ascent = progress.ascent.elsewhere()
-    left = replace(progress, level=level, level_began=state.iteration, heat=0, ascent=ascent)
-    return replace(state, progress=left)
-
-
 def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
     space = MomentSpace(parameters.structure, parameters.means)
 
@@ -290,14 +273,6 @@ def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
         return HeldMoments(space.origins, space.of(part.statistics), part.entropy)
 
     return moments(totals.leaving).plus(moments(totals.staying), -1.0, space.structure)
-
-
-def _no_writer() -> None:
-    return None
-
-
-def _mean(space: MomentSpace, statistics: SufficientStatistics, weight: float) -> Floats:
-    return space.of(statistics) / weight
 
 
 def _progress(state: RunState) -> Progress:

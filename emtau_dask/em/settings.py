@@ -45,7 +45,7 @@ LEAST_ROWS = 10
 
 
 @dataclass(frozen=True)
-class Climbing:
+class Acceleration:
     """How a run extrapolates, and on which samples it begins.
 
     Attributes
@@ -93,7 +93,7 @@ class EmSettings:
     reg_covar : float
     gap_tol : float
         The fit also stops after a full pass whose estimated gap is below this; nats per row.
-    climbing : Climbing or None
+    acceleration : Acceleration or None
         None for steps of EM alone, on all rows.
     """
 
@@ -102,7 +102,7 @@ class EmSettings:
     max_iter: int
     reg_covar: float
     gap_tol: float = 0.0
-    climbing: Climbing | None = None
+    acceleration: Acceleration | None = None
 
     @cached_property
     def weighted(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.parameters import expected_log_density
+from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density
 from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import RowSums, SufficientStatistics, SumsMerger, merge
 from emtau_dask.storage.row_state import SlotState
@@ -29,6 +29,16 @@ class FrozenRows:
 
     statistics: SufficientStatistics
     entropy: float
+
+    def total(
+        self, structure: CovarianceStructure, scored: SufficientStatistics | None
+    ) -> SufficientStatistics:
+        """Return the statistics of these rows and of those that are scored; None stands for no rows."""
+        return self.statistics if scored is None else merge(structure, self.statistics, scored)
+
+    def bound(self, structure: CovarianceStructure, parameters: MixtureParameters) -> float:
+        """Return the contribution to the bound under parameters, nats."""
+        return expected_log_density(self.statistics, parameters) + self.entropy
 
 
 class ChunkOutcome(NamedTuple):

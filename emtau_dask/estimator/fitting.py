@@ -29,7 +29,7 @@ from emtau_dask.em.journal import Journal, row_fields, temporary_journal
 from emtau_dask.em.memory import cache_bytes
 from emtau_dask.em.settings import (
     RUNS_EACH,
-    Climbing,
+    Acceleration,
     EmSettings,
     automatic,
     check_missing,
@@ -165,18 +165,18 @@ def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, execu
         estimator.acceleration == "auto" and (auto or weighted)
     )
     missing = marginalises(estimator.missing)  # Patterns of missing values go by NumPy.
-    climbing = None
+    acceleration = None
     if asked or weighted or auto:
         structure = structure_named(covariance_type)
         memory = memory_for(structure, n_components, shape[1]) if asked else 0
         shares = plan.shares if auto and sources.responsibilities is None and not warm else ()
-        climbing = Climbing(memory, Samples(runs[0], shares), plan.annealed)
+        acceleration = Acceleration(memory, Samples(runs[0], shares), plan.annealed)
         if plan.annealed and shares:
             runs = tuple(seed for seed in runs for _ in range(RUNS_EACH))
     return FitSettings(
         n_components,
         structure_named(covariance_type),
-        EmSettings(policy, tol, int(estimator.max_iter), float(estimator.reg_covar), gap_tol, climbing),
+        EmSettings(policy, tol, int(estimator.max_iter), float(estimator.reg_covar), gap_tol, acceleration),
         estimator.init_params,
         given,
         runs,
@@ -205,7 +205,7 @@ def _config(
         algorithm=Algorithm(*describe_policy(settings.em.policy)),
         tol=settings.em.tol,
         gap_tol=settings.em.gap_tol,
-        acceleration=settings.em.climbing,
+        acceleration=settings.em.acceleration,
         unresolved={name: value for name, value in given.items() if isinstance(value, str | None)},
         missing=estimator.missing,
         reg_covar=settings.em.reg_covar,

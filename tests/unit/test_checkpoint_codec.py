@@ -26,7 +26,7 @@ from emtau_dask.data.row_random import Samples
 from emtau_dask.em.acceleration import Ascent, Kind, Pair, Point, Trial
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.moments import HeldMoments
-from emtau_dask.em.settings import Climbing
+from emtau_dask.em.settings import Acceleration
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 from emtau_dask.em.sums import FrozenRows
@@ -39,7 +39,7 @@ ATTEMPT = f"0-{'a' * 32}"
 RNG = np.random.default_rng(0)
 CONFIG = FitConfig(
     K, D, "diag", Algorithm("em-tau", "EMTau", {"tau": 3}), 0.0, 1e-9,
-    Climbing(2, Samples(5, (0.25, 0.5)), True), {"tol": "auto"}, "raise", 1e-6, 9, 2, "kmeans", 1, None,
+    Acceleration(2, Samples(5, (0.25, 0.5)), True), {"tol": "auto"}, "raise", 1e-6, 9, 2, "kmeans", 1, None,
     False, (1, 2), -1.5, ("a", "b", "c"), {"data": {"path": "x"}},
 )  # fmt: skip
 SOURCE = SourceEntry((50, D), "<f8", ((20, 2), (10, 1)))
