@@ -69,7 +69,7 @@ class CsvTable:
                 beginning = place.read_range(0, min(size, BLOCK_BYTES))
             else:
                 size = check_regular(place)
-                beginning = read_regular(place, 0, BLOCK_BYTES, BLOCK_BYTES).tobytes()
+                beginning = read_regular(place, 0, BLOCK_BYTES).tobytes()
             lines = (line.decode("utf-8-sig") for line in io.BytesIO(beginning))
             fields = next(csv.reader(lines, delimiter=delimiter), [])
         if not fields:

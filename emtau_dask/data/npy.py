@@ -183,7 +183,7 @@ def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
     with read_errors(f"the header of {url}", remote=True):
         size = url.info()["size"]
         first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)
-        header = _header(url.read(0, first, first))
+        header = _header(url.read(0, first))
         if size is not None:
             _check_size(header, size)
     return header, size

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from emtau_dask.errors import EmtauError, InvalidDataError, StorageError, cause_of, shutdown_named
@@ -54,10 +53,6 @@ _DENIED = {
 }
 _DENIALS = ("Forbidden", "530 ")
 """Begins the messages of errors whose class says nothing; 530 is FTP's."""
-LISTING_BYTES = 2**26
-"""The longest answer to a request without a limit of its own: a listing."""
-answer_limit: ContextVar[int] = ContextVar("emtau_answer_limit", default=LISTING_BYTES)
-"""Most bytes of an answer. The HTTP response reads this variable, as fsspec passes no argument on to it."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -115,10 +110,6 @@ _BROKEN_OFF = {
     "ResponseStreamingError",
     "ServerDisconnectedError",
 }
-
-
-class AnswerTooLongError(Exception):
-    """A server sent more than was asked for."""
 
 
 def _kinds(error: BaseException) -> set[str]:

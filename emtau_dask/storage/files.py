@@ -81,22 +81,14 @@ def stream_at(path: str) -> str | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _kind(mode)
 
 
-def read_regular(path: str | Path, start: int, stop: int | None, limit: int) -> NDArray[np.uint8]:
+def read_regular(path: str | Path, start: int, stop: int | None) -> NDArray[np.uint8]:
     """Return bytes ``start`` to ``stop`` of a file, those that it has; from its end if ``start`` < 0.
 
-    Raises
-    ------
-    InvalidDataError
-        They are more than ``limit`` bytes; or as `opened_regular` raises, which also raises OSError.
+    Raises as `opened_regular` does.
     """
     with opened_regular(path) as (descriptor, size):
         begin = max(0, size + start) if start < 0 else min(start, size)
         wanted = max(0, (size if stop is None else min(stop, size)) - begin)
-        if wanted > limit:
-            raise InvalidDataError(
-                f"{path} has {wanted:,} bytes to read, but at most {limit:,} belong to what is declared. "
-                "Restore it, or write it again."
-            )
         room = np.empty(wanted, np.uint8)
         return room[: fill(room, wanted, descriptor, begin)]
 

@@ -78,7 +78,7 @@ def kind_of(path: str) -> str | None:
             return _kind_of_folder(place)
         if not place.is_file():
             return None
-        beginning = read_regular(place, 0, max(map(len, BEGINNINGS)), 64).tobytes()
+        beginning = read_regular(place, 0, max(map(len, BEGINNINGS))).tobytes()
     except (OSError, ValueError):
         return None
     found = (kind for start, kind in BEGINNINGS.items() if beginning.startswith(start))

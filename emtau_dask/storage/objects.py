@@ -81,7 +81,7 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Return an object's bytes, at most ``limit + 1`` of them; None where it does not exist."""
+        """Return an object's bytes, of which no more than ``limit + 1`` are needed; None for no object."""
         ...
 
     def put(self, key: str, data: bytes) -> None:

@@ -322,7 +322,7 @@ def run_of_page(path: Path) -> str | None:
 
 def _written_by_us(path: Path) -> re.Match[str] | None:
     try:
-        beginning = read_regular(path, 0, BEGINNING, BEGINNING).tobytes()
+        beginning = read_regular(path, 0, BEGINNING).tobytes()
     except (OSError, InvalidDataError):
         return None
     return _OURS.search(beginning.decode("utf-8", "replace"))

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -29,7 +28,7 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.process import of_process
-from emtau_dask.storage.errors import is_unreachable, reason_of, remedy_of, remote_remedy
+from emtau_dask.storage.errors import is_unreachable, remedy_of, remote_remedy
 from emtau_dask.storage.files import each, give_free_name, opened_regular, paths_below
 from emtau_dask.storage.objects import (
     PARTIAL,
@@ -40,7 +39,7 @@ from emtau_dask.storage.objects import (
     begun_elsewhere,
     storage_errors,
 )
-from emtau_dask.storage.urls import OpenedPath, RemotePath, Url, missing_package
+from emtau_dask.storage.urls import Url, plain_path
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
 """Protocols with a conditional PUT; other file systems look first, then write."""
@@ -56,7 +55,7 @@ def _kind_of(error: Exception) -> type[CheckpointError]:
 class UrlObjects(ObjectStore):
     """Objects below an fsspec URL."""
 
-    root: RemotePath
+    root: Url
 
     def __repr__(self) -> str:
         return f"UrlObjects({self.location!r})"
@@ -69,12 +68,12 @@ class UrlObjects(ObjectStore):
     @property
     def shared(self) -> bool:
         """Yes, but for fsspec's ``memory://``."""
-        return "memory" not in self.root.protocols
+        return "memory" not in self.root.connection.protocols
 
     @property
     def exclusive(self) -> bool:
         """Whether the file system has a conditional PUT."""
-        return bool(self.root.protocols & CONDITIONAL_PUT)
+        return bool(self.root.connection.protocols & CONDITIONAL_PUT)
 
     def _errors(self, doing: str) -> AbstractContextManager[None]:
         return storage_errors(self.location, doing, remote_remedy, _kind_of)
@@ -85,9 +84,9 @@ class UrlObjects(ObjectStore):
             return all(name == PROBES for name in self.root.names())
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Read a range from the beginning."""
+        """Read the whole object: no server gives a range of an empty one."""
         with self._errors(f"read {key}"):
-            return (self.root / key).read_beginning(limit + 1)
+            return (self.root / key).read_if_there()
 
     def put(self, key: str, data: bytes) -> None:
         """Upload."""
@@ -455,6 +454,7 @@ def object_store(where: object) -> ObjectStore:
     if isinstance(where, Path):
         return LocalObjects(str(where.absolute()))
     if isinstance(where, str) and where:
+        where = plain_path(where)
         return _at(where) if "://" in where else LocalObjects(str(Path(where).absolute()))
     if not isinstance(where, Store):
         raise CheckpointError(f"checkpoint is {where!r}; give a path, a URL or a zarr store.")
@@ -463,7 +463,7 @@ def object_store(where: object) -> ObjectStore:
     if isinstance(where, LocalStore):
         return LocalObjects(str(Path(where.root).absolute()))
     if isinstance(where, FsspecStore):
-        return UrlObjects(OpenedPath.of(where.fs, where.path))
+        return UrlObjects(Url.within(where.fs, where.path))
     return ZarrStoreObjects(where)
 
 
@@ -478,15 +478,6 @@ def objects_below(objects: ObjectStore, folder: str) -> ObjectStore:
 
 def _at(url: str) -> ObjectStore:
     try:
-        files, path = Url.of(url).connect()
+        return UrlObjects(Url.of(url))
     except InvalidDataError as error:
-        raise CheckpointError(str(error)) from error
-    except ImportError as error:
-        raise CheckpointError(f"{Url(url)}: {missing_package(url, error)}") from error
-    except Exception as error:
-        raise CheckpointError(
-            f"{Url(url)} cannot be used ({reason_of(error)}). {remote_remedy(error)}."
-        ) from cause_of(error)
-    if isinstance(files, LocalFileSystem):
-        return LocalObjects(str(Path(path).absolute()))
-    return UrlObjects(OpenedPath.of(files, path))
+        raise CheckpointError(str(error)) from cause_of(error)

@@ -1,7 +1,7 @@
 """What lies behind fsspec's URLs: opened, listed, written as text.
 
-Reading by URL bounds the number of attempts, the waiting and the length of answers. Credentials, endpoints
-and the like are fsspec's configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
+Reading by URL bounds the number of attempts and the waiting. Credentials, endpoints and the like are fsspec's
+configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
 
 zarr's own, `zarr.storage.FsspecStore`, holds an asynchronous file system, whose connections are bound to
 one event loop, do not outlive a fork, and are not closed.
@@ -10,13 +10,11 @@ one event loop, do not outlive a fork, and are not closed.
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
@@ -27,17 +25,18 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.config import apply_config
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from emtau_dask.errors import InvalidDataError, masked_url
+from emtau_dask.process import of_process
 from emtau_dask.storage.errors import (
-    AnswerTooLongError,
-    answer_limit,
     is_conflict,
     is_of_the_server,
     is_passing,
     is_unreachable,
+    read_errors,
 )
 
 S3, GS, HTTP = ("s3", "s3a"), ("gs", "gcs"), ("http", "https")
@@ -55,10 +54,6 @@ REPLACED = (
     "a local copy."
 )
 T = TypeVar("T")
-TAIL_BYTES = 2**16
-"""Bytes at a file's end that are read at once: there formats such as parquet have their footer."""
-MOST_BYTES = 2**31
-"""Largest object that is read where no limit is known."""
 
 
 def is_url(path: str) -> bool:
@@ -98,83 +93,141 @@ def missing_package(url: str, error: ImportError) -> str:
     return f"{protocol}:// needs a package that is missing ({error}): {remedy}"
 
 
-class RemotePath(ABC):
-    """A file or folder in an fsspec file system."""
+@dataclass(frozen=True)
+class Connection:
+    """How a process makes a file system of fsspec: from a protocol or a class, and its arguments."""
 
-    @abstractmethod
-    def connect(self) -> tuple[Any, str]:
-        """Return the file system, in its synchronous form, and this path in it."""
+    kind: str | type
+    options: Mapping[str, Any] = field(hash=False, repr=False)
+    arguments: tuple[Any, ...] = field(default=(), hash=False, repr=False)
 
-    @abstractmethod
-    def __truediv__(self, name: str) -> RemotePath:
-        """Return the path of ``name`` below this one."""
+    @property
+    def filesystem_class(self) -> Any:
+        """The class; raises `InvalidDataError` where a package is missing."""
+        return _filesystem_class(self.kind) if isinstance(self.kind, str) else self.kind
 
     @property
     def protocols(self) -> frozenset[str]:
         """The protocols of the file system, such as ``s3`` and ``s3a``."""
-        return _protocols(self.connect()[0])
+        names = self.filesystem_class.protocol
+        return frozenset([names] if isinstance(names, str) else names)
 
-    def read(self, start: int, stop: int | None, limit: int) -> bytes:
+    def __call__(self) -> Any:
+        """Return the file system; fsspec remembers one for each thread."""
+        files = self.filesystem_class(*self.arguments, **self.options)
+        if not self.protocols.isdisjoint(
+            S3
+        ):  # Around the attempts of botocore, s3fs would make 25 of its own.
+            files.retries = 1
+        return files
+
+
+@dataclass(frozen=True, repr=False)
+class Url:
+    """A file or folder behind a URL: its text, its path in the file system, and how that is made.
+
+    It is picklable and holds no connection: every process, forked or not, has its own.
+    """
+
+    url: str
+    path: str
+    connection: Connection
+
+    @classmethod
+    def of(cls, url: str) -> Url:
+        """Return a URL with the options that this process's configuration has for it.
+
+        Raises `InvalidDataError` for an unknown protocol, a missing package, keys of an object store in the
+        URL, or a server that is asked at once and does not answer.
+        """
+        if has_keys(url):
+            raise InvalidDataError(
+                f"{url} holds keys, which are no part of such a URL. Give them in the environment "
+                "(AWS_ACCESS_KEY_ID and its like; for gs:// FSSPEC_GS_TOKEN), or in a file in "
+                "~/.config/fsspec."
+            )
+        options = _options(url)
+        try:
+            with read_errors(masked_url(url), remote=True):
+                files, path = url_to_fs(url, **options)
+        except InvalidDataError as error:
+            if isinstance(error.__cause__, ImportError):
+                raise InvalidDataError(missing_package(url, error.__cause__)) from error
+            raise
+        return cls(url, str(path), Connection(protocol_of(url), files.storage_options))
+
+    @classmethod
+    def within(cls, files: Any, path: str) -> Url:
+        """Return a path in a file system that the user made, with or without zarr's wrapper around it."""
+        files, path = getattr(files, "sync_fs", files), path.rstrip("/")
+        options = files.storage_options
+        if isinstance(files, AsyncFileSystem):
+            options = {**options, "asynchronous": False}
+        url = path if "://" in path else str(files.unstrip_protocol(path))  # HTTP's paths are URLs.
+        return cls(url, path, Connection(type(files), options, files.storage_args))
+
+    @property
+    def files(self) -> Any:
+        """The file system, in its synchronous form: the process's, or the thread's where it needs its own."""
+        if issubclass(self.connection.filesystem_class, AsyncFileSystem):
+            return of_process(self.connection)
+        return self.connection()
+
+    def __str__(self) -> str:
+        """Return the URL without user, password and query, for messages."""
+        return masked_url(self.url)
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
+
+    def __truediv__(self, name: str) -> Url:
+        path = _joined(self.path, name) if "://" in self.path else f"{self.path.rstrip('/')}/{name}"
+        return Url(_joined(self.url, name), path, self.connection)
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes ``start`` to ``stop``, None for the end; a negative ``start`` counts from the end.
 
-        Raises FileNotFoundError where there is no such file, `InvalidDataError` where the bytes are more
-        than ``limit``, and errors of the file system's own; see `read_errors`.
+        Raises FileNotFoundError where there is no such file, `InvalidDataError` where the server sends more,
+        and errors of the file system's own; see `read_errors`.
         """
-        files, path = self.connect()
-        begin, end, most = _asked(files, start, stop, limit)
-        with self._bounded(most) as check:
-            return check(_insisting(lambda: files.cat_file(path, start=begin, end=end)))
+        data = _insisting(lambda: self.files.cat_file(self.path, start=start or None, end=stop))
+        return self._checked(data, start, stop)
 
-    async def read_async(self, start: int, stop: int | None, limit: int) -> bytes:
-        """Do as `read`, in any event loop."""
-        files, path = self.connect()
-        if not files.async_impl:
-            return await asyncio.to_thread(self.read, start, stop, limit)
-        begin, end, most = _asked(files, start, stop, limit)
-        with self._bounded(most) as check:
-            fetching = _insisting_async(lambda: files._cat_file(path, start=begin, end=end))
-            return check(await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fetching, files.loop)))
+    async def read_async(self, start: int, stop: int | None) -> bytes:
+        """Do as `read`, in any event loop; the first attempt takes no thread, where the file system can."""
+        files = self.files
+        if files.async_impl:
+            asked = files._cat_file(self.path, start=start or None, end=stop)
+            try:
+                data = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, files.loop))
+                return self._checked(data, start, stop)
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+        return await asyncio.to_thread(self.read, start, stop)
 
-    @contextmanager
-    def _bounded(self, most: int) -> Iterator[Callable[[Any], bytes]]:
-        """Bound answers within the block; yield a function that checks their length and returns bytes."""
-
-        def check(data: Any) -> bytes:
-            if len(data) > most:
-                raise AnswerTooLongError(f"it gave {len(data):,} bytes")
-            return data if isinstance(data, bytes) else bytes(data)
-
-        token = answer_limit.set(most)
-        try:
-            yield check
-        except AnswerTooLongError as error:
-            raise InvalidDataError(
-                f"{self}: {error}, where at most {most:,} belong to what was asked for. {REPLACED}"
-            ) from error
-        finally:
-            answer_limit.reset(token)
+    def _checked(self, data: Any, start: int, stop: int | None) -> bytes:
+        """Return what was read; raise `InvalidDataError` for more than was asked for."""
+        most = -start if start < 0 else len(data) if stop is None else stop - start
+        if len(data) > most:
+            raise InvalidDataError(f"{self} gave {len(data):,} bytes for at most {most:,}. {REPLACED}")
+        return data if isinstance(data, bytes) else bytes(data)
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes ``start`` to ``stop``; raises as `read` does, and `InvalidDataError` for fewer."""
-        data = self.read(start, stop, stop - start)
+        data = self.read(start, stop)
         if len(data) != stop - start:
             raise InvalidDataError(
                 f"{self} gave {len(data):,} bytes for a range of {stop - start:,}. {REPLACED}"
             )
         return data
 
-    def read_beginning(self, limit: int) -> bytes | None:
-        """Return at most ``limit`` bytes from the beginning; None where there is no such file."""
+    def read_if_there(self) -> bytes | None:
+        """Return the whole file; None where there is none."""
         try:
-            return self.read(0, limit, limit)
+            return self.read()
         except FileNotFoundError:
             return None
-        except Exception as error:
-            if not is_unreachable(error):
-                with suppress(Exception):
-                    if self.info()["size"] == 0:  # Servers give no range of an empty file.
-                        return b""
-            raise
 
     def info(self) -> dict[str, Any]:
         """Return fsspec's ``type`` and ``size``, not from a cache; raises FileNotFoundError."""
@@ -234,20 +287,20 @@ class RemotePath(ABC):
         return sorted(_below(path, found), key=natural_sort_key)
 
     def _fresh(self) -> tuple[Any, str]:
-        """Do as `connect`, and empty the file system's cache of listings."""
-        files, path = self.connect()
+        """Return the file system, its cache of listings emptied, and the path in it."""
+        files = self.files
         files.invalidate_cache()
-        return files, path
+        return files, self.path
 
     def write(self, data: bytes, **condition: str) -> None:
         """Upload a whole file; with ``mode="create"`` it must not replace one.
 
         The time is bounded here: a client waits for ever for the answer that lets it send the body.
         """
-        files, path = self.connect()
+        files = self.files
         seconds = ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS) + len(data) / SLOWEST_UPLOAD
         patience = {"timeout": seconds} if isinstance(files, AsyncFileSystem) else {}
-        _insisting(lambda: files.pipe_file(path, data, **condition, **patience))
+        _insisting(lambda: files.pipe_file(self.path, data, **condition, **patience))
 
     def create(self, data: bytes) -> bool:
         """Upload on condition that there is no such file; return whether the file there has this content.
@@ -264,7 +317,7 @@ class RemotePath(ABC):
                 conflict = is_conflict(error)
                 if is_unreachable(error) or not (conflict or isinstance(error, OSError)):
                     raise
-                found = self.read_beginning(len(data) + 1)
+                found = self.read_if_there()
                 if found is not None:
                     return found == data
                 pause = next(pauses, None)
@@ -274,29 +327,13 @@ class RemotePath(ABC):
 
     def delete(self) -> None:
         """Remove a file; one that is not there is no error."""
-        files, path = self.connect()
         with suppress(FileNotFoundError):
-            files.rm_file(path)  # Tried once: another process may have made a new one meanwhile.
+            self.files.rm_file(self.path)  # Tried once: another process may have made a new one meanwhile.
 
 
-def _protocols(files: Any) -> frozenset[str]:
-    names = files.protocol
-    return frozenset([names] if isinstance(names, str) else names)
-
-
-def _asked(files: Any, start: int, stop: int | None, limit: int) -> tuple[int | None, int | None, int]:
-    """Return the range to ask for, and how many bytes may come.
-
-    Without a ``stop``, the range has one byte more than ``limit``, which shows whether there is more. Of a
-    file behind HTTP it is everything, since not every server knows ranges.
-    """
-    if start < 0:
-        return start, stop, -start
-    if stop is not None:
-        return start, stop, min(limit, stop - start)
-    if start == 0 and not _protocols(files).isdisjoint(HTTP):
-        return None, None, limit
-    return start, start + limit + 1, limit
+def _joined(url: str, name: str) -> str:
+    bare, question, query = url.partition("?")
+    return f"{bare.rstrip('/')}/{name}{question}{query}"
 
 
 def _below(path: str, found: Iterable[Any]) -> list[str]:
@@ -306,121 +343,21 @@ def _below(path: str, found: Iterable[Any]) -> list[str]:
 
 def _insisting(request: Callable[[], T]) -> T:
     """Make a request, and repeat it after a temporary error: not every file system does so itself."""
-    for pause in _pauses():
+    for attempt in range(1, ATTEMPTS):
         try:
             return request()
         except Exception as error:
             if not is_passing(error):
                 raise
-        time.sleep(pause)
+        time.sleep(FIRST_PAUSE * 2**attempt)
     return request()
 
 
-async def _insisting_async(request: Callable[[], Awaitable[T]]) -> T:
-    """Do as `_insisting` for a coroutine."""
-    for pause in _pauses():
-        try:
-            return await request()
-        except Exception as error:
-            if not is_passing(error):
-                raise
-        await asyncio.sleep(pause)
-    return await request()
-
-
-def _pauses() -> list[float]:
-    """Return the seconds to wait between attempts."""
-    return [FIRST_PAUSE * 2**attempt for attempt in range(1, ATTEMPTS)]
-
-
-@dataclass(frozen=True, repr=False)
-class OpenedPath(RemotePath):
-    """A path in an open fsspec file system, whose connections all threads share."""
-
-    files: Any
-    path: str
-
-    @classmethod
-    def of(cls, files: Any, path: str) -> OpenedPath:
-        """Return a path in the synchronous form of a file system, without zarr's wrapper around it."""
-        inner = getattr(files, "sync_fs", None)
-        if inner is None and isinstance(files, AsyncFileSystem) and files.asynchronous:
-            protocol = files.protocol if isinstance(files.protocol, str) else files.protocol[0]
-            inner = fsspec.filesystem(protocol, **{**files.storage_options, "asynchronous": False})
-        return cls(files if inner is None else inner, path.rstrip("/"))
-
-    def __str__(self) -> str:
-        """Return the URL without user, password and query, for messages."""
-        whole = "://" in self.path  # A path of fsspec's HTTP is the URL itself.
-        return masked_url(self.path if whole else str(self.files.unstrip_protocol(self.path)))
-
-    def __truediv__(self, name: str) -> OpenedPath:
-        return OpenedPath(self.files, f"{self.path}/{name}")
-
-    def connect(self) -> tuple[Any, str]:
-        """Return the two fields."""
-        return self.files, self.path
-
-
-@dataclass(frozen=True, repr=False)
-class Url(RemotePath):
-    """A file or folder behind a URL, with options of its file system; picklable, without a connection.
-
-    Each use looks the file system up in fsspec's cache, so that every process, forked or not, has its own.
-    """
-
-    url: str
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, url: str) -> Url:
-        """Return a URL with the options that this process's configuration has for it.
-
-        Raises `InvalidDataError` for an unknown protocol, a missing package, or keys of an object store in
-        the URL.
-        """
-        if has_keys(url):
-            raise InvalidDataError(
-                f"{url} holds keys, which are no part of such a URL. Give them in the environment "
-                "(AWS_ACCESS_KEY_ID and its like; for gs:// FSSPEC_GS_TOKEN), or in a file in "
-                "~/.config/fsspec."
-            )
-        return cls(url, _options(url))
-
-    def __str__(self) -> str:
-        """Return the URL without user, password and query, for messages."""
-        return masked_url(self.url)
-
-    def __repr__(self) -> str:
-        return f"Url({str(self)!r})"
-
-    def __truediv__(self, name: str) -> Url:
-        bare, question, query = self.url.partition("?")
-        return Url(f"{bare.rstrip('/')}/{name}{question}{query}", self.options)
-
-    def connect(self) -> tuple[Any, str]:
-        """Return this process's file system, and this path in it."""
-        if "::" in self.url:
-            files, path = url_to_fs(self.url)
-            return files, str(path)
-        kind = _filesystem_class(self.url)
-        options = {**kind._get_kwargs_from_urls(self.url), **self.options}
-        is_s3 = protocol_of(self.url) in S3
-        if is_s3:  # As an option, another endpoint means another connection.
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-            options.setdefault("endpoint_url", endpoint)
-        files = kind(**options)
-        if is_s3:  # Around the attempts of botocore, s3fs would make 25 of its own.
-            files.retries = 1
-        return files, str(kind._strip_protocol(self.url))
-
-
-def _filesystem_class(url: str) -> Any:
-    protocol = protocol_of(url)
+def _filesystem_class(protocol: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        raise InvalidDataError(missing_package(url, error)) from error
+        raise InvalidDataError(missing_package(f"{protocol}://", error)) from error
     except ValueError as error:
         raise InvalidDataError(
             f"{protocol}:// is no kind of URL that fsspec knows. Give a local path, or a URL of s3://, "
@@ -433,7 +370,7 @@ def _options(url: str) -> dict[str, Any]:
     if "::" in url:
         return {}
     protocol = protocol_of(url)
-    options: dict[str, Any] = apply_config(_filesystem_class(url), {})
+    options: dict[str, Any] = apply_config(_filesystem_class(protocol), {})
     if protocol in S3:
         limits = {
             "connect_timeout": CONNECT_SECONDS,
@@ -443,55 +380,30 @@ def _options(url: str) -> dict[str, Any]:
         options["config_kwargs"] = {**limits, **options.get("config_kwargs", {})}
         # With more, s3fs asks for the size of each object before it reads it.
         options.setdefault("max_concurrency", 1)
+        # As an option, another endpoint means another connection.
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        options.setdefault("endpoint_url", endpoint)
     elif protocol in GS + HTTP:
         from aiohttp import ClientTimeout
 
-        from emtau_dask.storage.http_answers import BoundedResponse
-
         patience = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
         key = "session_kwargs" if protocol in GS else "client_kwargs"
-        session = {"timeout": patience, "response_class": BoundedResponse}
-        options[key] = {**session, **options.get(key, {})}
+        options[key] = {"timeout": patience, **options.get(key, {})}
     return options
 
 
-def opened_stream(path: RemotePath, size: int) -> BinaryIO:
-    """Return a file of ``size`` bytes as a stream: each read is one range, and the end is read once."""
-    return cast("BinaryIO", _Stream(path, size))
+def opened_stream(url: Url, size: int) -> BinaryIO:
+    """Return a file of ``size`` bytes as a stream: each read is one range, and the last one is kept."""
+    return cast("BinaryIO", _Stream(url, size))
 
 
-class _Stream(io.RawIOBase):
-    def __init__(self, path: RemotePath, size: int) -> None:
-        self._path, self._size = path, size
-        self._position, self._tail = 0, b""
+class _Stream(AbstractBufferedFile):  # type: ignore[misc]
+    def __init__(self, url: Url, size: int) -> None:
+        self._url = url
+        super().__init__(url.files, url.path, block_size=0, size=size)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = origin + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
-        if not wanted:
-            return b""
-        begin = max(0, self._size - TAIL_BYTES)
-        if self._position < begin:
-            data = self._path.read_range(self._position, self._position + wanted)
-        else:
-            self._tail = self._tail or self._path.read_range(begin, self._size)
-            data = self._tail[self._position - begin :][:wanted]
-        self._position += wanted
-        return data
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self._url.read_range(start, end)
 
 
 def byte_limits(byte_range: ByteRequest | None) -> tuple[int, int | None]:
@@ -514,7 +426,7 @@ class UrlStore(Store):
     supports_partial_writes = False
     supports_listing = True
 
-    def __init__(self, root: RemotePath) -> None:
+    def __init__(self, root: Url) -> None:
         super().__init__(read_only=True)
         self.root = root
 
@@ -527,25 +439,15 @@ class UrlStore(Store):
     def __str__(self) -> str:
         return str(self.root)
 
-    def with_read_only(self, read_only: bool = False) -> UrlStore:
-        """Return the same store; it can only be read."""
-        if not read_only:
-            raise ValueError(f"{self} is opened to be read only")
-        return self
-
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Read an object or a range of it; None where there is no such object."""
-        data = await self.get_within(key, *byte_limits(byte_range), MOST_BYTES)
-        return None if data is None else prototype.buffer.from_bytes(data)
-
-    async def get_within(self, key: str, start: int, stop: int | None, limit: int) -> bytes | None:
-        """Do as `RemotePath.read`; return None where there is no such object."""
         try:
-            return await (self.root / key).read_async(start, stop, limit)
+            data = await (self.root / key).read_async(*byte_limits(byte_range))
         except FileNotFoundError:
             return None
+        return prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -572,7 +474,7 @@ class UrlStore(Store):
             if name and "/" not in name:
                 yield name
 
-    def _folder(self, prefix: str) -> RemotePath:
+    def _folder(self, prefix: str) -> Url:
         return self.root / prefix.rstrip("/") if prefix else self.root
 
     async def set(self, key: str, value: Buffer) -> None:

@@ -29,7 +29,7 @@ from zarr.storage import LocalStore, StorePath, WrapperStore
 
 from emtau_dask.errors import EmtauError, InvalidDataError, InvalidDtypeError, cause_of, shutdown_named
 from emtau_dask.storage.files import read_regular
-from emtau_dask.storage.urls import MOST_BYTES, Url, UrlStore, byte_limits, is_url, plain_path
+from emtau_dask.storage.urls import Url, UrlStore, byte_limits, is_url, plain_path
 
 Document = Mapping[str, Any]
 COMPRESSORS = frozenset({"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"})
@@ -69,7 +69,7 @@ class StrictStore(WrapperStore[Store]):
     def local_bytes(self, path: Path, byte_range: ByteRequest | None = None) -> NDArray[np.uint8] | None:
         """Return a file's bytes or a range of them, None where nothing is there; raises OSError."""
         with suppress(FileNotFoundError):
-            return read_regular(path, *byte_limits(byte_range), MOST_BYTES)
+            return read_regular(path, *byte_limits(byte_range))
         return None
 
     async def _check_no_folder(self, key: str) -> None:

@@ -3,13 +3,8 @@
 import importlib
 import json
 import pickle
-import socketserver
-import threading
 import zipfile
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import MappingProxyType
 
 import dask.array as da
 import numcodecs.abc
@@ -556,67 +551,3 @@ def test_parquet_runs_no_pickle(trap, what, columns):
         assert refused == (columns != ["b"])
     elif "metadata" in what:
         assert not refused
-
-
-class Endless(BaseHTTPRequestHandler):
-    """Answers with a beginning, then zeros for ever."""
-
-    beginnings = MappingProxyType({})
-
-    def do_HEAD(self):
-        self._begin()
-
-    def do_GET(self):
-        self._begin()
-        beginning = self.beginnings.get(self.path.rpartition("/")[2], b"")
-        try:
-            self.wfile.write(beginning)
-            while True:
-                self.wfile.write(bytes(2**16))
-        except OSError:
-            pass
-
-    def _begin(self):
-        known = self.path.rpartition("/")[2] in self.beginnings
-        self.send_response(200 if known else 404)
-        self.end_headers()
-
-    def log_message(self, *arguments):
-        pass
-
-
-@contextmanager
-def endless(**beginnings):
-    handler = type("Handler", (Endless,), {"beginnings": beginnings})
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("url", "beginnings"),
-    [
-        ("rows.npy", {"rows.npy": npy_of((4, 2))}),
-        ("rows.parquet", {"rows.parquet": b"PAR1"}),
-        ("rows", {"rows": b"<html>"}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_an_endless_answer_is_cut_off(apart, url, beginnings):
-    with endless(**beginnings) as address:
-        ended, said = apart(hostile.first_rows, f"{address}/{url}")
-    assert ended == "refused", said
-    assert "MemoryError" not in said
-    assert not url.endswith(".npy") or "at most" in said, said
-
-
-def test_an_endless_checkpoint_is_cut_off(apart):
-    with endless(**{"zarr.json": b"{"}) as address:
-        ended, said = apart(hostile.command, "inspect", address)
-    assert ended == "returned"
-    assert said.startswith("(1,"), said
-    assert "MemoryError" not in said

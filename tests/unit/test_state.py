@@ -22,7 +22,6 @@ ALLOWED = {
     "process._OBJECTS": "tasks of all fits in a process share what it keeps: rows, a read budget, threads",
     "interrupts._SIGNALS": "a process has one main thread, in which signals are handled",
     "process._HOLDERS": "BLAS has one number of threads in a process, whoever asks for it",
-    "storage.errors.answer_limit": "fsspec passes no argument on to the HTTP response that has to know it",
 }
 """The state that modules may have, and why."""
 PACKAGE = Path(emtau_dask.__file__).parent
