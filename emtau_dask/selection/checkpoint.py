@@ -28,7 +28,7 @@ from emtau_dask.errors import (
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import read_model, write_model
 from emtau_dask.selection.criteria import Score
-from emtau_dask.storage.objects import ObjectStore, PrefixedObjects
+from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, objects_below, warn_unless_exclusive
 
 ROOT = "selection.json"
@@ -104,7 +104,7 @@ class SelectionCheckpoint:
         return self.objects.location
 
     def _model(self, name: str) -> ObjectStore:
-        return PrefixedObjects(self.objects, f"candidates/{name}.zarr")
+        return objects_below(self.objects, f"candidates/{name}.zarr")
 
     def fit(self, name: str) -> ObjectStore:
         """Return where the checkpoint of a fit to all rows is."""
@@ -184,6 +184,7 @@ class SelectionCheckpoint:
         place = self._model(name)
         place.delete(place.list(""))
         if model is not None:
+            place.prepare()
             try:
                 write_model(model, place)
             except CheckpointExistsError as error:

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zarr.abc.store import RangeByteRequest, Store
@@ -35,7 +35,6 @@ from emtau_dask.storage.objects import (
     PARTIAL_NAME,
     PROBES,
     ObjectStore,
-    PrefixedObjects,
     begun_elsewhere,
     storage_errors,
 )
@@ -316,9 +315,10 @@ def _fsync(path: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ZarrStoreObjects(ObjectStore):
-    """Objects in a zarr store that the user made."""
+    """Objects below a path, "" for all, in a zarr store that the user made."""
 
     store: Store
+    path: str = ""
 
     @classmethod
     def opened(cls, store: Store) -> ZarrStoreObjects:
@@ -330,7 +330,7 @@ class ZarrStoreObjects(ObjectStore):
     @property
     def location(self) -> str:
         """What the store calls itself, without secrets."""
-        return masked(str(self.store))
+        return masked(f"{self.store}/{self.path}".rstrip("/"))
 
     @property
     def shared(self) -> bool:
@@ -342,30 +342,35 @@ class ZarrStoreObjects(ObjectStore):
         """Only in memory, see `create`: zarr's other stores hide the error that would tell."""
         return isinstance(self.store, MemoryStore)
 
+    def _key(self, key: str) -> str:
+        return f"{self.path}/{key}" if self.path else key
+
     def empty(self) -> bool:
         """Ask the store."""
         with storage_errors(self.location, "see what is there"):
-            return sync(self.store.is_empty(""))
+            return sync(self.store.is_empty(self.path))
 
     def get(self, key: str, limit: int) -> bytes | None:
         """Read a range from the beginning."""
         with storage_errors(self.location, f"read {key}"):
-            value = sync(self.store.get(key, default_buffer_prototype(), RangeByteRequest(0, limit + 1)))
+            value = sync(
+                self.store.get(self._key(key), default_buffer_prototype(), RangeByteRequest(0, limit + 1))
+            )
         return None if value is None else value.to_bytes()
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object."""
         with storage_errors(self.location, f"write {key}"):
-            sync(self.store.set(key, default_buffer_prototype().buffer.from_bytes(data)))
+            sync(self.store.set(self._key(key), default_buffer_prototype().buffer.from_bytes(data)))
 
     def create(self, key: str, data: bytes) -> bool:
         """Look for the object, and write it if it is missing; one thread of this process at a time."""
 
         async def look_and_set() -> bool:
             prototype = default_buffer_prototype()
-            found = await self.store.get(key, prototype, RangeByteRequest(0, 1))
+            found = await self.store.get(self._key(key), prototype, RangeByteRequest(0, 1))
             if found is None:
-                await self.store.set(key, prototype.buffer.from_bytes(data))
+                await self.store.set(self._key(key), prototype.buffer.from_bytes(data))
             return found is None
 
         with storage_errors(self.location, f"write {key}"), of_process(threading.Lock):
@@ -375,7 +380,8 @@ class ZarrStoreObjects(ObjectStore):
         """List below the prefix."""
 
         async def collect() -> list[str]:
-            return [key async for key in self.store.list_prefix(prefix)]
+            found = [key async for key in self.store.list_prefix(self._key(prefix))]
+            return [key.removeprefix(self._key("")) for key in found]
 
         with storage_errors(self.location, f"list {prefix or 'the objects'}"):
             return sorted(sync(collect()))
@@ -385,7 +391,7 @@ class ZarrStoreObjects(ObjectStore):
         with storage_errors(self.location, "remove objects"):
             for key in keys:
                 with suppress(FileNotFoundError, KeyError):
-                    sync(self.store.delete(key))
+                    sync(self.store.delete(self._key(key)))
 
 
 class NotExclusiveWarning(UserWarning):
@@ -473,7 +479,8 @@ def objects_below(objects: ObjectStore, folder: str) -> ObjectStore:
         return LocalObjects(str(Path(objects.root, folder)))
     if isinstance(objects, UrlObjects):
         return UrlObjects(objects.root / folder)
-    return PrefixedObjects(objects, folder)
+    assert isinstance(objects, ZarrStoreObjects)
+    return replace(objects, path=objects._key(folder))
 
 
 def _at(url: str) -> ObjectStore:

@@ -115,10 +115,8 @@ class Connection:
     def __call__(self) -> Any:
         """Return the file system; fsspec remembers one for each thread."""
         files = self.filesystem_class(*self.arguments, **self.options)
-        if not self.protocols.isdisjoint(
-            S3
-        ):  # Around the attempts of botocore, s3fs would make 25 of its own.
-            files.retries = 1
+        if not self.protocols.isdisjoint(S3):
+            files.retries = 1  # s3fs would make 25 attempts around those of botocore.
         return files
 
 
@@ -147,13 +145,8 @@ class Url:
                 "~/.config/fsspec."
             )
         options = _options(url)
-        try:
-            with read_errors(masked_url(url), remote=True):
-                files, path = url_to_fs(url, **options)
-        except InvalidDataError as error:
-            if isinstance(error.__cause__, ImportError):
-                raise InvalidDataError(missing_package(url, error.__cause__)) from error
-            raise
+        with read_errors(masked_url(url), remote=True):
+            files, path = url_to_fs(url, **options)
         return cls(url, str(path), Connection(protocol_of(url), files.storage_options))
 
     @classmethod

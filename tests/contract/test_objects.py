@@ -22,7 +22,6 @@ from emtau_dask.errors import CheckpointError, CheckpointTakenError
 from emtau_dask.storage import files
 from emtau_dask.storage.commits import open_log
 from emtau_dask.storage.files import each
-from emtau_dask.storage.objects import PrefixedObjects
 from emtau_dask.storage.stores import LocalObjects, object_store, objects_below
 
 PLACES = {
@@ -243,11 +242,10 @@ def test_of_many_threads_one_creates_an_object_whatever_the_zarr_store():
 
 
 @pytest.mark.parametrize("place", ["folder", "URL", "zarr store"])
-@pytest.mark.parametrize("part_of", [objects_below, PrefixedObjects])
-def test_a_part_is_the_objects_below_a_folder_and_no_others(tmp_path, place, part_of):
+def test_a_part_is_the_objects_below_a_folder_and_no_others(tmp_path, place):
     whole = object_store(PLACES[place](tmp_path))
     whole.prepare()
-    part = part_of(whole, "a/part")
+    part = objects_below(whole, "a/part")
     assert part.empty()
     for key in ("a/part/x", "a/part/c/y", "a/partial/z", "a/top"):
         whole.put(key, key.encode())
