@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import io
 import os
@@ -35,7 +34,6 @@ from emtau_dask.storage.objects import (
     PARTIAL_NAME,
     PROBES,
     ObjectStore,
-    begun_elsewhere,
     storage_errors,
 )
 from emtau_dask.storage.urls import Url, plain_path
@@ -163,14 +161,10 @@ class LocalObjects(ObjectStore):
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError, InvalidDataError):
                 return None
 
-    @staticmethod
-    def _new_partial(path: Path) -> Path:
-        return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
-
     @contextmanager
     def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
         """Give the block a temporary file beside ``path``; after an error nothing new is left."""
-        partial = self._new_partial(path)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         try:
             with self._opened(partial) as file:
                 left = memoryview(data)
@@ -227,30 +221,6 @@ class LocalObjects(ObjectStore):
                 partial.unlink(missing_ok=True)
             _fsync(str(path.parent))
         return True
-
-    def check_exclusive(self) -> None:
-        """Raise `CheckpointError` unless the file system refuses a name that is taken; leaves nothing."""
-        with self._errors("give a file a name that is free"):
-            name = self._new_partial(self._path(f"{PROBES}/name"))
-            made = [name]
-            try:
-                with (
-                    self._written(name, b"", durable=False) as first,
-                    self._written(name, b"", durable=False) as second,
-                ):
-                    made += [first, second]
-                    give_free_name(first, name)
-                    with suppress(FileExistsError):
-                        give_free_name(second, name)
-                        raise OSError(errno.ENOTSUP, "a file that was there has been replaced")
-            except FileNotFoundError as error:
-                if not Path(self.root).is_dir():
-                    raise
-                raise begun_elsewhere(self) from error  # A process that begins a run removes such files.
-            finally:
-                for path in made:
-                    path.unlink(missing_ok=True)
-                self._remove_empty(name.parent)
 
     def sync(self, keys: Iterable[str]) -> None:
         """Fsync files and the folders that name them."""
@@ -401,22 +371,16 @@ class NotExclusiveWarning(UserWarning):
 def warn_unless_exclusive(objects: ObjectStore) -> None:
     """Warn where two processes could both create one commit without noticing.
 
-    A conditional PUT is tried, since some endpoints accept the condition and ignore it. A folder is tried
-    too; raises `CheckpointError` where its file system cannot create a file on condition that it is new.
+    Behind a URL it is tried, since some endpoints accept the condition of a conditional PUT and ignore it;
+    raises `CheckpointError` where that fails.
     """
-    if _is_exclusive(objects):
+    if objects.exclusive and (not isinstance(objects, UrlObjects) or try_store(objects)):
         return
     warn_user(
         f"{objects.location} cannot create an object on condition that it is new, so two processes "
         "that resume this run at the same moment might not notice each other. See that only one does.",
         NotExclusiveWarning,
     )
-
-
-def _is_exclusive(objects: ObjectStore) -> bool:
-    if isinstance(objects, LocalObjects):
-        objects.check_exclusive()
-    return objects.exclusive and (not isinstance(objects, UrlObjects) or _refuses_second(objects))
 
 
 def try_store(objects: ObjectStore) -> bool:
@@ -429,24 +393,16 @@ def try_store(objects: ObjectStore) -> bool:
     key, content = f"{PROBES}/{uuid.uuid4().hex}", b"emtau"
     try:
         objects.prepare()
-        objects.put(key, content)
+        objects.create(key, content)
         if objects.get(key, len(content)) != content or key not in objects.list(f"{PROBES}/"):
             raise CheckpointError(f"{objects.location} does not give back what is written there.")
-        return _is_exclusive(objects)
+        return objects.exclusive and not objects.create(key, b"other")
     finally:
         with suppress(CheckpointError):
             objects.delete([key])
         with suppress(OSError):
             for folder in new:
                 folder.rmdir()
-
-
-def _refuses_second(objects: UrlObjects) -> bool:
-    key = f"{PROBES}/{uuid.uuid4().hex}"
-    try:
-        return objects.create(key, b"first") and not objects.create(key, b"second")
-    finally:
-        objects.delete([key])
 
 
 def object_store(where: object) -> ObjectStore:

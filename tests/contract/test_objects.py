@@ -20,7 +20,7 @@ from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.errors import CheckpointError, CheckpointTakenError
 from emtau_dask.storage import files
-from emtau_dask.storage.commits import open_log
+from emtau_dask.storage.commits import open_log, start_log
 from emtau_dask.storage.files import each
 from emtau_dask.storage.stores import LocalObjects, object_store, objects_below
 
@@ -88,25 +88,11 @@ def test_one_of_several_threads_creates(objects):
         objects.delete(["a/x"])
 
 
-@pytest.mark.parametrize("name", ["folder", "folder without hard links"])
-def test_looking_whether_creation_is_exclusive_leaves_nothing(tmp_path, monkeypatch, name):
-    if "without hard links" in name:
-        monkeypatch.setattr(os, "link", no_links)
-    store = object_store(str(tmp_path))
-    store.check_exclusive()
-    assert list(tmp_path.iterdir()) == []
-
-
-def replacing(source, target):
-    source.replace(target)
-
-
-@pytest.mark.parametrize("way", ["no way", "a link that replaces"])
-def test_a_file_system_that_cannot_create_exclusively_is_refused(tmp_path, monkeypatch, way):
-    monkeypatch.setattr(os, "link", no_links if way == "no way" else replacing)
+def test_a_file_system_that_cannot_create_exclusively_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr(files, "_renameat2", lambda: None)
     with pytest.raises(CheckpointError, match=rf"{tmp_path} .*choose a place on another"):
-        object_store(str(tmp_path)).check_exclusive()
+        start_log(object_store(str(tmp_path)), overwrite=False)
     assert list(tmp_path.iterdir()) == []
 
 
