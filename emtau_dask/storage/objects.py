@@ -6,7 +6,7 @@ not changed afterwards. A store is a folder, an fsspec URL, or a zarr store of t
 
 The metadata documents are zarr's own, so that ``zarr.open`` reads what is written here. This module does
 not trust them when it reads, because a checkpoint may come from a stranger: it compares a chunk's bytes
-with their digest, and decodes them into a buffer of the expected size.
+with their digest, and what they decode to with the expected size.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ PROBES = "probe"
 """The folder where processes try a store before a run begins; they remove what they write."""
 ROOT_DOCUMENT = "zarr.json"
 LEVEL = 1
-UNWRITTEN = 255
-"""Bytes of a buffer have this value before decompression; few have it after."""
 
 
 @runtime_checkable
@@ -266,7 +264,10 @@ def decode(data: bytes, layout: ArrayLayout, where: str) -> NDArray[Any]:
 
     Raises `CheckpointCorruptError`, which names ``where``, for bytes that are not a chunk of this size.
     """
-    dtype, shape = np.dtype(layout.dtype), layout.chunks[1:]
+    return _decoded(data, layout.chunks[1:], np.dtype(layout.dtype), where)
+
+
+def _decoded(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
     if len(data) != size:
         raise CheckpointCorruptError(f"{where} cannot be decoded: {len(data)} bytes, {size} expected.")
@@ -281,28 +282,12 @@ def compress(values: NDArray[Any]) -> bytes:
 
 
 def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """Return the values that `compress` was given; allocates what ``shape`` and ``dtype`` say and no more.
-
-    Raises `CheckpointCorruptError` as `decode` does.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.full(size, UNWRITTEN, dtype=np.uint8)
+    """Return the values, read-only, that `compress` was given; raises as `decode` does."""
     try:
-        Zstd(level=LEVEL).decode(data, buffer)
+        found = Zstd(level=LEVEL).decode(data)
     except (RuntimeError, ValueError) as error:
         raise CheckpointCorruptError(f"{where} cannot be decoded: {error}.") from error
-    if size and buffer[-1] == UNWRITTEN and _fits(data, size - 1):
-        raise CheckpointCorruptError(f"{where} cannot be decoded: fewer than {size} bytes when decompressed.")
-    return buffer.view(dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
-
-
-def _fits(data: bytes, size: int) -> bool:
-    """Return whether ``data`` decompresses to at most ``size`` bytes."""
-    try:
-        Zstd(level=LEVEL).decode(data, np.empty(size, dtype=np.uint8))
-    except ValueError:
-        return False
-    return True
+    return _decoded(found, shape, dtype, where)
 
 
 def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> bytes:

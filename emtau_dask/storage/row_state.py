@@ -103,9 +103,7 @@ class StateObject:
         Raises `CheckpointCorruptError` where the object is missing or altered, or cannot be decoded.
         """
         data = read_verified(objects, self.key, self.sha256, self.fields.most_bytes)
-        values = decompress(data, self.fields.shape, self.fields.stored, f"{self.key} in {objects.location}")
-        values.setflags(write=False)
-        return values
+        return decompress(data, self.fields.shape, self.fields.stored, f"{self.key} in {objects.location}")
 
 
 @dataclass(frozen=True, slots=True)
