@@ -42,7 +42,6 @@ from emtau_dask.storage.objects import (
 KEPT = 2
 MAX_MANIFEST_BYTES = 2**26
 MAX_ROOT_BYTES = 2**16
-MAX_COMMITS = 10**12
 COMMIT_KEY = re.compile(r"commits/(0|[1-9][0-9]{0,11})/zarr\.json")
 WRITTEN_KEY = re.compile(
     r"attempts/(?P<attempt>(?P<base>[0-9]{1,15})-[0-9a-f]{32})/|commits/(?P<number>[0-9]{1,15})/"
@@ -116,16 +115,11 @@ class CommitLog:
         objects that it refers to; these must be durable already.
 
         Raises `CheckpointTakenError` where another process has continued or replaced this run, and
-        `CheckpointError` where the store failed, or where there would be too many commits or too long a
-        manifest; then the last commit stands.
+        `CheckpointError` where the store failed, or where the manifest would be too long; then the last
+        commit stands.
         """
         with self.watched():
             number = self.last + 1
-            if number >= MAX_COMMITS:
-                raise CheckpointError(
-                    f"{self.objects.location} has {number:,} commits, the most that there can be. Start a "
-                    "new run from this model with warm_start=True."
-                )
             document = digested_document({**manifest, "run": self.run, "number": number})
             if len(document) > MAX_MANIFEST_BYTES:
                 raise CheckpointError(

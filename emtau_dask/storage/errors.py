@@ -23,6 +23,7 @@ _REMEDIES = {
     errno.ENOENT: "The folder has vanished: restore it",
     errno.ESTALE: "The folder has vanished: mount it again",
     errno.ENOTDIR: "A file lies where a folder should be: remove it",
+    errno.EEXIST: "A file lies where a folder should be: remove it",
     errno.EISDIR: "A folder lies where a file should be: remove it",
     errno.ENAMETOOLONG: "The name is too long for the file system: give a shorter one",
     errno.EMFILE: "Too many files are open: raise this process's limit (ulimit -n)",

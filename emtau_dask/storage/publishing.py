@@ -61,15 +61,12 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
     PathTakenError
         Something is at ``path`` that may not be replaced.
     EmtauError
-        Nothing can be written there, or what was there cannot be put back.
+        What was there cannot be put back.
+    OSError
+        Nothing can be written there; see `writing_errors`.
     """
     target = path.absolute()
-    try:
-        folder = ScratchFolder(f".{target.name}.emtau-", str(target.parent), partial(_rescue, target))
-    except OSError as error:
-        raise EmtauError(
-            f"nothing can be written in {target.parent} ({error}); choose another place"
-        ) from error
+    folder = ScratchFolder(f".{target.name}.emtau-", str(target.parent), partial(_rescue, target))
     try:
         yield folder.path / NEW
         _publish(folder.path, target, replaceable)
@@ -83,16 +80,13 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
 
 
 def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | None) -> None:
-    try:
-        while not _moved(folder / NEW, target):
-            if replaceable is not None and replaceable(target):
-                _set_aside(folder, target)
-            elif os.path.lexists(target):
-                raise PathTakenError(
-                    f"{target} already exists, made meanwhile; it was left as it is. Choose another place"
-                )
-    except OSError as error:
-        raise EmtauError(f"{target} cannot be written ({error}); choose another place") from error
+    while not _moved(folder / NEW, target):
+        if replaceable is not None and replaceable(target):
+            _set_aside(folder, target)
+        elif os.path.lexists(target):
+            raise PathTakenError(
+                f"{target} already exists, made meanwhile; it was left as it is. Choose another place"
+            )
 
 
 def _moved(source: Path, target: Path) -> bool:

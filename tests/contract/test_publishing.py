@@ -12,6 +12,7 @@ from reliability.zygote import Zygote
 
 from emtau_dask.errors import EmtauError, PathTakenError
 from emtau_dask.storage import publishing
+from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.publishing import published
 
 
@@ -124,7 +125,8 @@ class TestAlone:
     def test_a_place_that_cannot_be_written_is_refused_at_once(self, tmp_path):
         (tmp_path / "file").write_text("in the way")
         with (
-            pytest.raises(EmtauError, match=r"nothing can be written in .*file"),
+            pytest.raises(EmtauError, match=r"the model cannot be written to .*q \(.*/file.*remove it"),
+            writing_errors("the model", tmp_path / "file" / "q"),
             published(tmp_path / "file" / "q"),
         ):
             raise AssertionError("the block has begun")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from emtau_dask.errors import EmtauError
+from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.publishing import published
 from reliability.boundaries import Boundaries
 
@@ -28,7 +29,10 @@ def publish(target, word, overwrite, at=None):
     """Return the kind of error (empty for none), what it says, and the steps that it took."""
     boundaries = Boundaries(at).install()
     try:
-        with published(Path(target), replaceable=lambda path: overwrite) as folder:
+        with (
+            writing_errors("the word", target),
+            published(Path(target), replaceable=lambda path: overwrite) as folder,
+        ):
             written(folder, word)
     except EmtauError as error:
         return type(error).__name__, str(error), boundaries.count
