@@ -219,8 +219,9 @@ def _below_folder(folder: str) -> list[str]:
 
 def _below_url(folder: Url) -> list[tuple[str, int]]:
     """Return what `_below_folder` does, as names and sizes."""
-    found = [file for file in folder.find(".parquet") if not _is_hidden(file[0])]
-    return sorted(found, key=lambda file: natural_sort_key(file[0]))
+    sizes = folder.find()
+    names = [name for name in sizes if name.endswith(".parquet") and not _is_hidden(name)]
+    return [(name, sizes[name]) for name in sorted(names, key=natural_sort_key)]
 
 
 def _is_hidden(name: str) -> bool:

@@ -99,7 +99,7 @@ class UrlObjects(ObjectStore):
         """List below the prefix, never from a cache."""
         folder = self.root / prefix.rstrip("/") if prefix else self.root
         with self._errors(f"list {prefix or 'the objects'}"):
-            return sorted(f"{prefix}{name}" for name, _ in folder.find())
+            return sorted(f"{prefix}{name}" for name in folder.find())
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects side by side."""

@@ -262,16 +262,15 @@ class Url:
         except FileNotFoundError:
             return []
 
-    def find(self, suffix: str = "") -> list[tuple[str, int]]:
-        """Return names and sizes of all files below that end in ``suffix``, in dask's natural order."""
+    def find(self) -> dict[str, int]:
+        """Return the sizes in bytes of all files below, at any depth, by name."""
         files, path = self._fresh()
         try:
             found = _insisting(lambda: files.find(path, detail=True))
         except FileNotFoundError:
-            return []
-        sizes = zip(_below(path, found), (info.get("size") or 0 for info in found.values()), strict=True)
-        wanted = [(name, size) for name, size in sizes if name and name.endswith(suffix)]
-        return sorted(wanted, key=lambda file: file[0].split("/"))
+            return {}
+        sizes = (info.get("size") or 0 for info in found.values())
+        return {name: size for name, size in zip(_below(path, found), sizes, strict=True) if name}
 
     def glob(self, pattern: str) -> list[str]:
         """Return the names of files and folders below that match a pattern, in dask's natural order."""
@@ -458,7 +457,7 @@ class UrlStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List every object below a folder."""
-        for name, _ in await asyncio.to_thread(self._folder(prefix).find):
+        for name in await asyncio.to_thread(self._folder(prefix).find):
             yield f"{prefix.rstrip('/')}/{name}" if prefix else name
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
