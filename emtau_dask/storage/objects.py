@@ -35,10 +35,11 @@ from emtau_dask.errors import (
     CheckpointExistsError,
     CheckpointTakenError,
     ShutdownError,
+    StoreUnreachableError,
     cause_of,
     shutdown_named,
 )
-from emtau_dask.storage.errors import reason_of, remedy_of
+from emtau_dask.storage.errors import is_unreachable, reason_of, remedy_of
 from emtau_dask.storage.files import each
 
 PARTIAL = ".partial"
@@ -118,12 +119,9 @@ class ObjectStore(Protocol):
 
 @contextmanager
 def storage_errors(
-    location: str,
-    doing: str,
-    remedy: Callable[[Exception], str] = remedy_of,
-    kind: Callable[[Exception], type[CheckpointError]] = lambda _: CheckpointError,
+    location: str, doing: str, remedy: Callable[[Exception], str] = remedy_of
 ) -> Iterator[None]:
-    """Raise `CheckpointError`, or the subclass that ``kind`` chooses, for any error of a store.
+    """Raise `CheckpointError` for any error of a store, `StoreUnreachableError` where it does not answer.
 
     ``doing`` completes "cannot …"; ``remedy`` says what is wrong and what to do about it.
     """
@@ -134,7 +132,8 @@ def storage_errors(
         raise
     except Exception as error:
         message = f"cannot {doing} in {location} ({reason_of(error)}). {remedy(error)}."
-        raise kind(error)(message) from cause_of(error)
+        kind = StoreUnreachableError if is_unreachable(error) else CheckpointError
+        raise kind(message) from cause_of(error)
 
 
 def is_remnant(key: str) -> bool:

@@ -21,14 +21,13 @@ from emtau_dask.errors import (
     CheckpointError,
     CheckpointTakenError,
     InvalidDataError,
-    StoreUnreachableError,
     cause_of,
     masked,
     warn_user,
 )
 from emtau_dask.process import of_process
-from emtau_dask.storage.errors import is_unreachable, remedy_of, remote_remedy
-from emtau_dask.storage.files import each, give_free_name, opened_regular, paths_below
+from emtau_dask.storage.errors import remedy_of, remote_remedy
+from emtau_dask.storage.files import each, give_free_name, paths_below, read_regular
 from emtau_dask.storage.objects import (
     PARTIAL,
     PARTIAL_NAME,
@@ -42,10 +41,6 @@ CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
 """Protocols with a conditional PUT; other file systems look first, then write."""
 FOLDERS_MADE = 10
 """How often an object's folder is made anew, where others find it empty and remove it."""
-
-
-def _kind_of(error: Exception) -> type[CheckpointError]:
-    return StoreUnreachableError if is_unreachable(error) else CheckpointError
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +68,7 @@ class UrlObjects(ObjectStore):
         return bool(self.root.connection.protocols & CONDITIONAL_PUT)
 
     def _errors(self, doing: str) -> AbstractContextManager[None]:
-        return storage_errors(self.location, doing, remote_remedy, _kind_of)
+        return storage_errors(self.location, doing, remote_remedy)
 
     def empty(self) -> bool:
         """List the root; what another process tries there does not count."""
@@ -153,11 +148,7 @@ class LocalObjects(ObjectStore):
         """Read a file; anything else, such as a pipe, counts as missing."""
         with self._errors(f"read {key}"):
             try:
-                with (
-                    opened_regular(self._path(key)) as (descriptor, size),
-                    open(descriptor, "rb", closefd=False) as file,
-                ):
-                    return file.read(min(limit, size) + 1)
+                return read_regular(self._path(key), 0, limit + 1).tobytes()
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError, InvalidDataError):
                 return None
 
