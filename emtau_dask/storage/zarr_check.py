@@ -4,8 +4,7 @@ zarr looks codecs up by name in a registry that any package may add to. One that
 runs the code in a chunk. So names are compared with a list before zarr sees them.
 
 Only an array's own document counts: consolidated metadata may describe other arrays than those whose chunks
-are read. Of what this package writes, such as models, only format 3 is read, and only the data types and
-codecs that are written.
+are read. Of what this package writes, such as models, only format 3 is read.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ CODECS = COMPRESSORS | CHECKSUMS | FILTERS | SERIALIZERS
 INDEX_CODECS = frozenset({"bytes", "crc32c"})
 CHUNK_BEYOND_ARRAY = 2**30
 """Bytes by which a chunk may be larger than all of its array."""
-OWN_DTYPES = frozenset({"float64", "int64", "int32", "bool"})
-OWN_CODECS = frozenset({"bytes", "zstd"})
 
 
 class StrictStore(WrapperStore[Store]):
@@ -220,7 +217,7 @@ class OwnGroup:
         Raises
         ------
         InvalidDataError
-            An array is missing or is not as this package writes it.
+            An array is missing or is not read.
         Exception
             Whatever zarr and codecs raise for damage.
         """
@@ -232,11 +229,6 @@ class OwnGroup:
         if found is None or found.kind != "array":
             raise InvalidDataError(f"{name} is not an array")
         stored = StoredArray.of(StrictStore(self.store), path, found.document, name)
-        dtype = found.document["data_type"]
-        if dtype not in OWN_DTYPES or not OWN_CODECS.issuperset(stored.codecs):
-            raise InvalidDataError(
-                f"{name} is of {dtype!r} with the codecs {stored.codecs}, which emtau does not write"
-            )
         return np.asarray(stored.array[...])
 
 

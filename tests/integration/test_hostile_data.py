@@ -226,7 +226,7 @@ def with_a_codec(path, codec):
 
 
 @pytest.mark.parametrize("name", ["numcodecs.pickle", "numcodecs.zlib", "blosc", "vlen-utf8"])
-def test_a_model_has_only_the_codecs_that_are_written(model, name):
+def test_a_model_with_a_codec_that_its_chunks_were_not_written_by_is_refused(model, name):
     with_a_codec(model, {"name": name, "configuration": {}})
     with pytest.raises(InvalidDataError, match=r"model\.zarr"):
         GaussianMixture.load(model)
