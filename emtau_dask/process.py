@@ -76,7 +76,7 @@ def of_process(make: Callable[[], T]) -> T:
     Parameters
     ----------
     make : callable () -> object
-        A class, or a function of a module; called once in a process.
+        A class, a function of a module, or a record that can be called; called once in a process.
     """
     return _OBJECTS.of(make)
 

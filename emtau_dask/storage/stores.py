@@ -60,12 +60,12 @@ class UrlObjects(ObjectStore):
     @property
     def shared(self) -> bool:
         """Yes, but for fsspec's ``memory://``."""
-        return "memory" not in self.root.connection.protocols
+        return "memory" not in self.root.opener.protocols
 
     @property
     def exclusive(self) -> bool:
         """Whether the file system has a conditional PUT."""
-        return bool(self.root.connection.protocols & CONDITIONAL_PUT)
+        return bool(self.root.opener.protocols & CONDITIONAL_PUT)
 
     def _errors(self, doing: str) -> AbstractContextManager[None]:
         return storage_errors(self.location, doing, remote_remedy)

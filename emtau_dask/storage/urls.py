@@ -94,7 +94,7 @@ def missing_package(url: str, error: ImportError) -> str:
 
 
 @dataclass(frozen=True)
-class Connection:
+class Opener:
     """How a process makes a file system of fsspec: from a protocol or a class, and its arguments."""
 
     kind: str | type
@@ -129,7 +129,7 @@ class Url:
 
     url: str
     path: str
-    connection: Connection
+    opener: Opener
 
     @classmethod
     def of(cls, url: str) -> Url:
@@ -147,7 +147,7 @@ class Url:
         options = _options(url)
         with read_errors(masked_url(url), remote=True):
             files, path = url_to_fs(url, **options)
-        return cls(url, str(path), Connection(protocol_of(url), files.storage_options))
+        return cls(url, str(path), Opener(protocol_of(url), files.storage_options))
 
     @classmethod
     def within(cls, files: Any, path: str) -> Url:
@@ -157,14 +157,14 @@ class Url:
         if isinstance(files, AsyncFileSystem):
             options = {**options, "asynchronous": False}
         url = path if "://" in path else str(files.unstrip_protocol(path))  # HTTP's paths are URLs.
-        return cls(url, path, Connection(type(files), options, files.storage_args))
+        return cls(url, path, Opener(type(files), options, files.storage_args))
 
     @property
     def files(self) -> Any:
         """The file system, in its synchronous form: the process's, or the thread's where it needs its own."""
-        if issubclass(self.connection.filesystem_class, AsyncFileSystem):
-            return of_process(self.connection)
-        return self.connection()
+        if issubclass(self.opener.filesystem_class, AsyncFileSystem):
+            return of_process(self.opener)
+        return self.opener()
 
     def __str__(self) -> str:
         """Return the URL without user, password and query, for messages."""
@@ -175,7 +175,7 @@ class Url:
 
     def __truediv__(self, name: str) -> Url:
         path = _joined(self.path, name) if "://" in self.path else f"{self.path.rstrip('/')}/{name}"
-        return Url(_joined(self.url, name), path, self.connection)
+        return Url(_joined(self.url, name), path, self.opener)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes ``start`` to ``stop``, None for the end; a negative ``start`` counts from the end.

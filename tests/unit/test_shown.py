@@ -22,11 +22,11 @@ from emtau_dask.errors import (
     shown,
 )
 from emtau_dask.storage.stores import object_store
-from emtau_dask.storage.urls import Connection, Url
+from emtau_dask.storage.urls import Opener, Url
 
 
 def place(url):
-    return Url(url, url, Connection("s3", {"key": "SECRET"}))
+    return Url(url, url, Opener("s3", {"key": "SECRET"}))
 
 
 URLS = {
