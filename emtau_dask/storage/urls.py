@@ -183,14 +183,14 @@ class Url:
         Raises FileNotFoundError where there is no such file, `InvalidDataError` where the server sends more,
         and errors of the file system's own; see `read_errors`.
         """
-        data = _insisting(lambda: self.files.cat_file(self.path, start=start or None, end=stop))
+        data = _insisting(lambda: self.files.cat_file(self.path, **_limits(start, stop)))
         return self._checked(data, start, stop)
 
     async def read_async(self, start: int, stop: int | None) -> bytes:
         """Do as `read`, in any event loop; the first attempt takes no thread, where the file system can."""
         files = self.files
         if files.async_impl:
-            asked = files._cat_file(self.path, start=start or None, end=stop)
+            asked = files._cat_file(self.path, **_limits(start, stop))
             try:
                 data = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, files.loop))
                 return self._checked(data, start, stop)
@@ -326,6 +326,11 @@ class Url:
 def _joined(url: str, name: str) -> str:
     bare, question, query = url.partition("?")
     return f"{bare.rstrip('/')}/{name}{question}{query}"
+
+
+def _limits(start: int, stop: int | None) -> dict[str, int | None]:
+    """Return fsspec's arguments for a range; a whole file is none, since no server gives one of no bytes."""
+    return {"start": None if (start, stop) == (0, None) else start, "end": stop}
 
 
 def _below(path: str, found: Iterable[Any]) -> list[str]:
