@@ -86,7 +86,7 @@ class UrlObjects(ObjectStore):
             (self.root / key).write(data)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Upload on condition that there is no such object; see `RemotePath.create`."""
+        """Upload on condition that there is no such object; see `Url.create`."""
         with self._errors(f"write {key}"):
             return (self.root / key).create(data)
 
