@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sklearn.base import clone
 
-from emtau_dask.constraints import integer
+from emtau_dask.constraints import Constraint, integer
 from emtau_dask.em.settings import CONSTRAINTS, check_settings
 from emtau_dask.errors import ConfigError, short
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
@@ -259,14 +260,23 @@ def checked_settings(
         raise ConfigError(f"sample_rows is {short(sample_rows)}; it must be {integer(1).words}, or None.")
     if not integer(1).holds(finalists):
         raise ConfigError(f"finalists is {short(finalists)}; it must be {integer(1).words}.")
-    counts, types = _counts(n_components), _types(covariance_types)
+    if isinstance(n_components, Integral):
+        raise ConfigError(
+            f"n_components is {short(n_components)}; it must be several numbers to choose from, such as "
+            f"range(1, {max(2, min(int(n_components), 1000)) + 1})."
+        )
+    counts = _several(
+        "n_components", n_components, CONSTRAINTS["n_components"], "numbers such as range(2, 21)"
+    )
+    given = [covariance_types] if isinstance(covariance_types, str) else covariance_types
+    types = _several("covariance_types", given, CONSTRAINTS["covariance_type"], "names such as 'full'")
     if len(counts) * len(types) > MOST_CANDIDATES:
         raise ConfigError(
             f"n_components and covariance_types make {len(counts) * len(types):,} candidates; at most "
             f"{MOST_CANDIDATES:,} are compared. Give fewer, such as range(10, 200, 10)."
         )
     return SelectionSettings(
-        tuple(Candidate(count, kind) for kind in types for count in counts),
+        tuple(Candidate(count, kind) for kind in types for count in sorted(map(int, counts))),
         CRITERIA[criterion],
         _template(estimator, random_state),
         None if sample_rows is None else int(sample_rows),
@@ -274,52 +284,21 @@ def checked_settings(
     )
 
 
-def _counts(values: Any) -> list[int]:
-    if isinstance(values, Integral):
-        raise ConfigError(
-            f"n_components is {short(values)}; it must be several numbers to choose from, such as "
-            f"range(1, {max(2, min(int(values), 1000)) + 1})."
-        )
-    found = _listed(values, "n_components", "numbers such as range(2, 21)")
-    for value in found:
-        if not CONSTRAINTS["n_components"].holds(value):
-            raise ConfigError(
-                f"n_components has {short(value)}; each must be {CONSTRAINTS['n_components'].words}."
-            )
-    return sorted(_different([int(value) for value in found], "n_components"))
-
-
-def _types(values: Any) -> list[str]:
-    found = (
-        [values] if isinstance(values, str) else _listed(values, "covariance_types", "names such as 'full'")
-    )
-    for value in found:
-        if not CONSTRAINTS["covariance_type"].holds(value):
-            raise ConfigError(
-                f"covariance_types has {short(value)}; each must be {CONSTRAINTS['covariance_type'].words}."
-            )
-    return _different(list(found), "covariance_types")
-
-
-def _listed(values: Any, name: str, wanted: str) -> list[Any]:
-    """Return what is to be listed; at most one more than may be compared, since a range may be endless."""
+def _several(name: str, values: Any, constraint: Constraint, wanted: str) -> list[Any]:
+    """Return what is to be chosen from; a range may be endless, so not all of it is listed."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ConfigError(f"{name} is {short(values)}; it must be a list of {wanted}.")
-    found = []
-    for value in values:
-        found.append(value)
-        if len(found) > MOST_CANDIDATES:
-            raise ConfigError(f"{name} has more than {MOST_CANDIDATES:,} values. Give fewer.")
+    found = list(islice(values, MOST_CANDIDATES + 1))
     if not found:
         raise ConfigError(f"{name} is empty; give at least one of {wanted}.")
+    if len(found) > MOST_CANDIDATES:
+        raise ConfigError(f"{name} has more than {MOST_CANDIDATES:,} values. Give fewer.")
+    for number, value in enumerate(found):
+        if not constraint.holds(value):
+            raise ConfigError(f"{name} has {short(value)}; each must be {constraint.words}.")
+        if value in found[:number]:
+            raise ConfigError(f"{name} has {short(value)} twice; give each once.")
     return found
-
-
-def _different(values: list[Any], name: str) -> list[Any]:
-    twice = next((value for number, value in enumerate(values) if value in values[:number]), None)
-    if twice is not None:
-        raise ConfigError(f"{name} has {short(twice)} twice; give each once.")
-    return values
 
 
 def _template(estimator: Any, random_state: Any) -> GaussianMixture:

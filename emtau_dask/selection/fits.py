@@ -1,85 +1,43 @@
-"""The fits of a selection: each candidate's to the sample, and the finalists' to all rows."""
+"""The fits of a selection, each an ordinary run: candidates to the sample, the best ones to all rows."""
 
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import dask
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
+from zarr.storage import MemoryStore
 
-from emtau_dask.em.history import FitHistory, FitObserver, IterationRecord
+from emtau_dask.checkpoint.reader import SavedFit
+from emtau_dask.em.history import FitHistory, FitObserver
+from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import automatic
-from emtau_dask.errors import CheckpointCorruptError, InvalidDataError, SingularComponentError
-from emtau_dask.estimator.fitting import fit_estimator, is_automatic
+from emtau_dask.errors import (
+    CheckpointCorruptError,
+    CheckpointExistsError,
+    CheckpointTakenError,
+    SingularComponentError,
+)
+from emtau_dask.estimator.fitting import fit_estimator, is_automatic, publish
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.execution.executor import Executor
 from emtau_dask.mixture.covariance_types import structure_named
-from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
-from emtau_dask.selection.checkpoint import CandidateEntry, SelectionCheckpoint
-from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, Candidate, SelectionSettings
+from emtau_dask.mixture.parameters import free_parameters
+from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry
+from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, SelectionSettings
 from emtau_dask.selection.passes import CountedRows
-from emtau_dask.storage.commits import holds_run
-from emtau_dask.storage.objects import ObjectStore
-from emtau_dask.storage.stores import NotExclusiveWarning
+from emtau_dask.storage.commits import check_startable, holds_run
+from emtau_dask.storage.objects import ObjectStore, copy_new
+from emtau_dask.storage.stores import ZarrStoreObjects
 
 STARTS, SHORT = 8, 30
 """Short runs of a candidate on a sample of few rows, and the iterations of each."""
-
-
-@dataclass(frozen=True, eq=False)
-class CandidateFit:
-    """A candidate's fit to the sample.
-
-    Attributes
-    ----------
-    parameters : MixtureParameters or None
-        None where it could not be fitted.
-    mean : float
-        The log-likelihood of the sample, nats per row; minus infinity where it could not be fitted.
-    converged : bool
-    seconds : float
-    reason : str
-        Why it could not be fitted.
-    """
-
-    parameters: MixtureParameters | None
-    mean: float
-    converged: bool
-    seconds: float
-    reason: str
-
-
-class Unclosed:
-    """Passes on to an observer all but that one of several fits is over."""
-
-    def __init__(self, observer: FitObserver) -> None:
-        self._observer = observer
-
-    def stage(self, name: str, chunks: int) -> None:
-        """Pass on."""
-        self._observer.stage(name, chunks)
-
-    def chunks_done(self, count: int) -> None:
-        """Pass on."""
-        self._observer.chunks_done(count)
-
-    def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
-        """Pass on."""
-        self._observer.iteration(record, parameters)
-
-    def note(self, message: str) -> None:
-        """Pass on."""
-        self._observer.note(message)
-
-    def close(self, *, done: bool) -> None:
-        """Ignore."""
 
 
 @contextmanager
@@ -94,86 +52,75 @@ def _here(executor: Executor) -> Iterator[None]:
 
 def fit_candidates(
     settings: SelectionSettings,
-    seed: int,
+    entry: SelectionEntry,
     sample: Callable[[], CountedRows],
     checkpoint: SelectionCheckpoint | None,
-    executor: Executor,
-    observer: FitObserver,
-) -> dict[Candidate, CandidateFit]:
-    """Return the fit of every candidate to the sample; those that the checkpoint holds are not fitted again.
+    problem: Problem,
+) -> tuple[dict[str, GaussianMixture], dict[str, str]]:
+    """Return the fits of candidates to the sample, by their names, and why runs collapsed, by theirs.
 
     A candidate whose likelihood is lower than that of one of the same type with fewer components ended in a
-    worse optimum than there is. It is fitted once more, from other starts, and the better fit is kept.
+    worse optimum than there is. It is fitted once more, from other starts, and the better fit is kept. So is
+    one that collapsed. Fits that the checkpoint has are read; those that are known to collapse are not made.
     """
-    found: dict[Candidate, CandidateFit] = {}
-    best: dict[str, float] = {}
-    for candidate in settings.candidates:
-        kept = None if checkpoint is None else _kept(checkpoint, candidate)
-        if kept is None:
-            least = best.get(candidate.covariance_type, -math.inf)
-            with _here(executor):
-                kept = _fit_to_sample(settings, seed, candidate, sample(), least)
-            if checkpoint is not None:
-                _keep(checkpoint, candidate, kept)
-        found[candidate] = kept
-        best[candidate.covariance_type] = max(kept.mean, best.get(candidate.covariance_type, -math.inf))
-        said = (
-            "could not be fitted"
-            if kept.parameters is None
-            else f"{kept.mean:.6g} nats per row of the sample"
+    fits: dict[str, GaussianMixture] = {}
+    reasons = dict(entry.reasons)
+    best = {candidate.covariance_type: -math.inf for candidate in settings.candidates}
+    seed = entry.seeds[1]
+    for number, candidate in enumerate(settings.candidates, 1):
+        kind, found = candidate.covariance_type, []
+        for name, random_state in ((candidate.name, seed), (f"{candidate.name}-again", seed + 1)):
+            if name in entry.reasons:
+                continue
+            place = None if checkpoint is None else checkpoint.run("candidates", name)
+            try:
+                with _here(problem.executor):
+                    estimator = settings.estimator(candidate, random_state)
+                    found.append(_fitted_to_sample(estimator, sample, place))
+            except SingularComponentError as error:
+                reasons[name] = str(error)
+            else:
+                if found[-1].lower_bound_ >= best[kind]:
+                    break
+        said = "could not be fitted"
+        if found:
+            fits[candidate.name] = kept = max(found, key=lambda mixture: mixture.lower_bound_)
+            best[kind] = max(best[kind], kept.lower_bound_)
+            said = f"{kept.lower_bound_:.6g} nats per row of the sample"
+        problem.context.observer.note(
+            f"candidate {number} of {len(settings.candidates)}, {candidate}: {said}"
         )
-        observer.note(f"candidate {len(found)} of {len(settings.candidates)}, {candidate}: {said}")
-    return found
+    return fits, reasons
 
 
-def _kept(checkpoint: SelectionCheckpoint, candidate: Candidate) -> CandidateFit | None:
-    entry = checkpoint.candidate(candidate.name)
-    if entry is None:
-        return None
-    parameters = None
-    if entry.mean is not None:
-        try:
-            parameters = checkpoint.model(candidate.name).parameters_
-        except InvalidDataError:  # It is damaged: the candidate is fitted again.
-            checkpoint.forget_candidate(candidate.name)
-            return None
-    mean = -math.inf if entry.mean is None else entry.mean
-    return CandidateFit(parameters, mean, entry.converged, entry.seconds, entry.reason)
+def _fitted_to_sample(
+    estimator: GaussianMixture, sample: Callable[[], CountedRows], place: ObjectStore | None
+) -> GaussianMixture:
+    """Return an estimator that is fitted to the sample.
+
+    Its run is written when it has ended: starts and iterations on a sample take less time than their commits.
+    """
+    if place is None:
+        return fit_sample(estimator, sample())
+    saved = _saved(place)
+    if saved is not None:
+        mixture = _of_run(estimator, saved, place)
+        publish(mixture, saved.state)
+        return mixture
+    run = ZarrStoreObjects.opened(MemoryStore())
+    mixture = fit_sample(estimator, sample(), run)
+    with _as_new(place):
+        check_startable(place, overwrite=False)
+    place.prepare()
+    copy_new(run, place)
+    place.sync(place.list(""))
+    return mixture
 
 
-def _keep(checkpoint: SelectionCheckpoint, candidate: Candidate, fit: CandidateFit) -> None:
-    model = mean = None
-    if fit.parameters is not None:
-        mean = fit.mean
-        model = GaussianMixture(candidate.n_components, covariance_type=candidate.covariance_type)
-        model._publish(fit.parameters, FitHistory(), "tol" if fit.converged else "max-iter")
-    entry = CandidateEntry(converged=fit.converged, mean=mean, seconds=fit.seconds, reason=fit.reason)
-    checkpoint.keep_candidate(candidate.name, entry, model)
-
-
-def _fit_to_sample(
-    settings: SelectionSettings, seed: int, candidate: Candidate, sample: CountedRows, least: float
-) -> CandidateFit:
-    began = time.perf_counter()
-    mixtures, reason = [], ""
-    for random_state in (seed, seed + 1):
-        try:
-            mixture = fit_sample(settings.estimator(candidate, random_state), sample)
-        except SingularComponentError as error:
-            reason = reason or str(error)
-            continue
-        mixtures.append(mixture)
-        if mixture.lower_bound_ >= least:
-            break
-    seconds = time.perf_counter() - began
-    if not mixtures:
-        return CandidateFit(None, -math.inf, False, seconds, reason)
-    best = max(mixtures, key=lambda mixture: mixture.lower_bound_)
-    return CandidateFit(best.parameters_, float(best.lower_bound_), bool(best.converged_), seconds, "")
-
-
-def fit_sample(mixture: GaussianMixture, sample: CountedRows) -> GaussianMixture:
-    """Fit a candidate's estimator to the sample; return it.
+def fit_sample(
+    mixture: GaussianMixture, sample: CountedRows, run: ObjectStore | None = None
+) -> GaussianMixture:
+    """Fit a candidate's estimator to the sample, with ``run`` as its checkpoint; return it.
 
     Where rows are few, ``"auto"`` would have few annealed starts, or one. In their place come eight short
     runs of EM with quasi-Newton steps, of which the best goes on: Biernacki, Celeux and Govaert 2003,
@@ -181,18 +128,18 @@ def fit_sample(mixture: GaussianMixture, sample: CountedRows) -> GaussianMixture
     """
     mixture.set_params(verbose=0)
     rows, counts = sample.rows, sample.counts
-    if not _has_short_runs(mixture, *rows.shape):
-        return mixture.fit(rows, sample_weight=counts)
-    structure, (n_rows, n_features) = structure_named(mixture.covariance_type), rows.shape
-    p = free_parameters(structure, mixture.n_components, n_features)
-    most = mixture.max_iter
-    if mixture.tol == "auto" and n_rows >= ROWS_PER_PARAMETER * p:
-        mixture.set_params(tol="statistical")
-    if mixture.acceleration == "auto":
-        mixture.set_params(acceleration="quasi-newton")
-    mixture.set_params(algorithm="em", n_init=STARTS, max_iter=min(SHORT, most))
-    mixture.fit(rows, sample_weight=counts)
-    return mixture.set_params(warm_start=True, max_iter=most).fit(rows, sample_weight=counts)
+    if _has_short_runs(mixture, *rows.shape):
+        structure, most = structure_named(mixture.covariance_type), mixture.max_iter
+        p = free_parameters(structure, mixture.n_components, rows.shape[1])
+        if mixture.tol == "auto" and len(rows) >= ROWS_PER_PARAMETER * p:
+            mixture.set_params(tol="statistical")
+        if mixture.acceleration == "auto":
+            mixture.set_params(acceleration="quasi-newton")
+        mixture.set_params(algorithm="em", n_init=STARTS, max_iter=min(SHORT, most))
+        mixture.fit(rows, sample_weight=counts)
+        mixture.set_params(warm_start=True, max_iter=most)
+    mixture.set_params(checkpoint=run, checkpoint_every=max(1, mixture.max_iter))
+    return mixture.fit(rows, sample_weight=counts)
 
 
 def _has_short_runs(mixture: GaussianMixture, n_rows: int, n_features: int) -> bool:
@@ -203,23 +150,24 @@ def _has_short_runs(mixture: GaussianMixture, n_rows: int, n_features: int) -> b
 
 
 def fit_to_all_rows(
-    settings: SelectionSettings,
-    candidate: Candidate,
-    start: MixtureParameters,
+    estimator: GaussianMixture,
+    start: GaussianMixture,
     data: Mapping[str, Any],
-    checkpoint: SelectionCheckpoint | None,
+    place: ObjectStore | None,
     observer: FitObserver,
 ) -> GaussianMixture:
-    """Return a candidate fitted to all rows from its fit to the sample; a fit that was killed is resumed.
+    """Return an estimator fitted to all rows from where its fit to the sample ended.
 
     Parameters
     ----------
-    settings : SelectionSettings
-    candidate : Candidate
-    start : MixtureParameters
+    estimator : GaussianMixture
+        Not fitted.
+    start : GaussianMixture
+        Fitted to the sample.
     data : mapping
         ``X``, ``sample_weight`` and ``columns``, as for `GaussianMixture.fit`.
-    checkpoint : SelectionCheckpoint or None
+    place : ObjectStore or None
+        Of the run; one that was killed is resumed.
     observer : FitObserver
 
     Raises
@@ -227,43 +175,17 @@ def fit_to_all_rows(
     SingularComponentError
         A component collapsed.
     """
-    place = None if checkpoint is None else checkpoint.fit(candidate.name)
-    resumed = None if place is None else _resumed(settings, place, data, observer)
-    mixture = resumed or settings.estimator(candidate, settings.template.random_state)
-    if resumed is None:
-        mixture._publish(start, FitHistory(), "max-iter")  # A warm start begins from these parameters.
-        mixture.lower_bound_ = -math.inf
+    saved = None if place is None else _saved(place)
+    if saved is None:
+        mixture: GaussianMixture = clone(estimator)
+        mixture._publish(start.parameters_, FitHistory(), "max-iter")  # A warm start begins from these.
         mixture.set_params(warm_start=True, checkpoint=place)
-        with _said_already():
+        with _as_new(place):
             fit_estimator(
-                mixture,
-                data["X"],
-                data["sample_weight"],
-                None,
-                columns=data["columns"],
-                overwrite=True,
-                observer=observer,
+                mixture, data["X"], data["sample_weight"], None, columns=data["columns"], observer=observer
             )
-    mixture._warn_unless_converged()
-    asked = settings.estimator(candidate, settings.template.random_state)
-    return mixture.set_params(**asked.get_params(deep=False))
-
-
-def _resumed(
-    settings: SelectionSettings, place: ObjectStore, data: Mapping[str, Any], observer: FitObserver
-) -> GaussianMixture | None:
-    """Return the fit of a checkpoint, at its end; None where there is none, or it has committed nothing."""
-    if not holds_run(place):
-        return None
-    try:
-        saved = open_saved(place)
-    except CheckpointCorruptError:
-        return None
-    own = saved.config.algorithm.name is None
-    mixture = saved_estimator(
-        type(settings.template), saved, place, settings.template.algorithm if own else None
-    )
-    with _said_already():
+    else:
+        mixture = _of_run(estimator, saved, place)
         resume_estimator(
             mixture,
             saved,
@@ -273,12 +195,34 @@ def _resumed(
             columns=data["columns"],
             observer=observer,
         )
-    return mixture
+    mixture._warn_unless_converged()
+    return mixture.set_params(**estimator.get_params(deep=False))
 
 
 @contextmanager
-def _said_already() -> Iterator[None]:
-    """Say nothing of a store that the selection has warned of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotExclusiveWarning)
+def _as_new(place: ObjectStore | None) -> Iterator[None]:
+    """Raise `CheckpointTakenError` where the place of a new run has one by now."""
+    try:
         yield
+    except CheckpointExistsError as error:
+        assert place is not None
+        raise CheckpointTakenError(
+            f"another process goes on with this selection: it has begun the fit in {place.location} "
+            "meanwhile. Let it finish, or stop it and give the same call again."
+        ) from error
+
+
+def _saved(place: ObjectStore) -> SavedFit | None:
+    """Return the run that is there; None where there is none. What is left of a damaged one is removed."""
+    try:
+        if holds_run(place):
+            return open_saved(place)
+    except CheckpointCorruptError:
+        pass
+    place.delete(place.list(""))
+    return None
+
+
+def _of_run(estimator: GaussianMixture, saved: SavedFit, place: ObjectStore | None) -> GaussianMixture:
+    own = saved.config.algorithm.name is None
+    return saved_estimator(type(estimator), saved, place, estimator.algorithm if own else None)

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from numbers import Integral
 from typing import Any
+from uuid import uuid4
 
+from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
+from emtau_dask.data.row_random import Samples
+from emtau_dask.em.fit import FitSources, open_context
 from emtau_dask.em.history import FitObserver
+from emtau_dask.em.problem import Problem, make_problem
 from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
 from emtau_dask.estimator.fitting import fit_session, is_automatic
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import opened_path, opened_sources
+from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources
+from emtau_dask.execution.workers import prove_access
 from emtau_dask.interrupts import interrupt_saying
-from emtau_dask.policies.registry import as_policy
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.policies.registry import as_policy, describe_policy
 from emtau_dask.policies.sampled import EMSampled
-from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
+from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry, selection_checkpoint
 from emtau_dask.selection.criteria import (
-    Candidate,
+    NOT_GIVEN,
     Score,
     SelectionSettings,
     Standing,
     challenger,
     checked_settings,
     leader,
+    sample_share,
     standing,
 )
-from emtau_dask.selection.fits import CandidateFit, Unclosed, fit_candidates, fit_to_all_rows
-from emtau_dask.selection.passes import SelectionPass, begin_passes
-from emtau_dask.selection.table import ComponentSelection, Finals, result_of
+from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
+from emtau_dask.selection.passes import count_rows, draw_sample, score_all
+from emtau_dask.selection.table import ComponentSelection, result_of
+from emtau_dask.storage.stores import NotExclusiveWarning
+
+OF_A_FIT = {*NOT_GIVEN, "n_components", "covariance_type", "algorithm", "warm_start", "verbose"}
+"""Settings of the estimator that are not those of a selection, or are stored in another form."""
 
 
 def select_components(  # noqa: PLR0913
@@ -106,13 +123,11 @@ def select_components(  # noqa: PLR0913
 
     Notes
     -----
-    A candidate is judged by parameters that are best on n of N rows, so that its log-likelihood on all rows
-    is below its own maximum, by ``p (N/n − 1) / 2`` nats in expectation for p parameters. Larger candidates
-    lose more: the choice leans towards fewer components. By BIC a component is found if it gains more than
-    about ``(1/n + ln N / N) / 2`` nats per row for each of its parameters. Where ``n >= N / ln N`` that is at
-    most twice what BIC asks of it after fits to all rows. The expected loss is not added back: the loss
-    by superfluous parameters varies nearly as much as it is, so that chance would choose. Instead, candidates
-    that may overtake the best one are fitted to all rows too (``finalists``), and compared by these fits.
+    On all N rows a fit to n of them is worse than a fit to all, by ``p (N/n − 1) / 2`` nats in expectation
+    for p parameters, so the choice leans towards fewer components. By BIC a component is found if it gains
+    more than about ``(1/n + ln N / N) / 2`` nats per row for each of its parameters. The expected loss is not
+    added back, since it varies nearly as much as it is. Instead, candidates that may overtake the best one
+    are fitted to all rows too (``finalists``).
 
     Examples
     --------
@@ -163,6 +178,17 @@ def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
     )
 
 
+class Unclosed:
+    """Passes on to an observer all but that one of several fits is over."""
+
+    def __init__(self, observer: FitObserver) -> None:
+        self.stage, self.chunks_done = observer.stage, observer.chunks_done
+        self.iteration, self.note = observer.iteration, observer.note
+
+    def close(self, *, done: bool) -> None:
+        """Ignore."""
+
+
 def _selected(
     settings: SelectionSettings,
     data: Mapping[str, Any],
@@ -182,62 +208,146 @@ def _selected(
             None,
         ) as sources,
         features_named(getattr(shaped, "feature_names_in_", None)),
+        open_context(executor, Unclosed(watched)) as context,
     ):
-        unclosed = Unclosed(watched)
-        passes = begin_passes(settings, sources, checkpoint, executor, unclosed)
-        fits = fit_candidates(settings, passes.fit_seed, passes.sample, checkpoint, executor, unclosed)
-        scores = passes.scores("scores", {each: fit.parameters for each, fit in fits.items()})
-        finals = _finals(settings, fits, scores, passes, data)
-    return result_of(settings, fits, scores, finals, passes.n_rows, sources.rows.shape[1])
+        # Neither the sample nor scores depend on the number of components and the covariance type.
+        structure = structure_named(settings.largest.covariance_type)
+        problem = make_problem(sources.rows, sources.weights, 1, structure, executor, context, compiled=False)
+        entry, problem = _begun(settings, sources, problem, checkpoint)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotExclusiveWarning)  # Of this the selection has warned.
+            return _found(settings, data, entry, problem, checkpoint)
+
+
+def _begun(
+    settings: SelectionSettings,
+    sources: FitSources,
+    problem: Problem,
+    checkpoint: SelectionCheckpoint | None,
+) -> tuple[SelectionEntry, Problem]:
+    """Return what is selected from what, as a checkpoint has it where there is one, and the problem.
+
+    Raises
+    ------
+    CheckpointError
+        Something else is there, it cannot be written, or it is of other data or settings.
+    InvalidDataError
+        The weights cannot be used.
+    """
+    n_rows, n_features = count_rows(problem), problem.n_features
+    p = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
+    seeds, named = Seeds(settings.template.random_state), sources.named()
+    entries = {name: fingerprint(source) for name, source in named.items()}
+    entry = SelectionEntry(
+        uuid4().hex,
+        {},
+        (seeds.draw(), seeds.draw()),
+        sample_share(n_rows, n_features, p, settings.sample_rows),
+        entries["X"],
+        entries.get("sample_weight"),
+    )
+    if checkpoint is None:
+        return entry, problem
+    checkpoint.prepare()
+    executor, observer = problem.executor, problem.context.observer
+    prove_access(executor.client, checkpoint.objects, named)  # The fits say in what workers differ.
+    found = [
+        one for name, source in named.items() for one in sampled_contents(source, name, executor, observer)
+    ]
+    samples = tuple((one.source, one.made_on, one.chunk, one.digest.hex()) for one in found)
+    entry = checkpoint.begin(replace(entry, settings=_stored(settings), samples=samples))
+    contents = entry.contents()
+    contents.compare(found, problem.chunk_ranges)
+    return entry, replace(problem, context=replace(problem.context, contents=contents))
+
+
+def _stored(settings: SelectionSettings) -> dict[str, Any]:
+    """Return the settings of a selection as JSON has them; raises `ConfigError` where it cannot."""
+    template = settings.template
+    automatic, state = is_automatic(template.algorithm), template.random_state
+    values = {name: value for name, value in template.get_params(deep=False).items() if name not in OF_A_FIT}
+    values |= {
+        "candidates": [(each.n_components, each.covariance_type) for each in settings.candidates],
+        "sample_rows": settings.sample_rows,
+        "algorithm": "auto" if automatic else describe_policy(as_policy(template.algorithm)),
+        "random_state": int(state) if isinstance(state, Integral) else None,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=float))
+    return plain
+
+
+def _found(
+    settings: SelectionSettings,
+    data: Mapping[str, Any],
+    entry: SelectionEntry,
+    problem: Problem,
+    checkpoint: SelectionCheckpoint | None,
+) -> ComponentSelection:
+    samples = Samples(entry.seeds[0], (entry.share,))
+    sample = cache(partial(draw_sample, problem, samples, settings.largest.n_components))
+    fits, collapsed = fit_candidates(settings, entry, sample, checkpoint, problem)
+    scores = _scores(fits, entry.scores, problem, samples)
+    entry = _kept(checkpoint, entry, scores=scores, reasons=collapsed)
+    finals, reasons = _finals(settings, fits, scores, data, checkpoint, problem.context.observer)
+    reasons |= {name: reason for name, reason in collapsed.items() if name not in fits}
+    if not finals:
+        first = next(each for each in settings.candidates if each.name in reasons)
+        raise InvalidDataError(
+            f"none of the {len(settings.candidates)} candidates could be fitted. {first}: "
+            f"{reasons[first.name]} Give fewer components, another covariance type, or an estimator with a "
+            "larger reg_covar."
+        )
+    final_scores: dict[str, Score] = {}
+    if len(finals) > 1:
+        final_scores = _scores(finals, entry.finalists, problem, samples)
+        _kept(checkpoint, entry, finalists=final_scores)
+    return result_of(settings, fits, scores, reasons, finals, final_scores)
+
+
+def _scores(
+    mixtures: Mapping[str, GaussianMixture], known: Mapping[str, Score], problem: Problem, samples: Samples
+) -> dict[str, Score]:
+    """Return the scores of mixtures, from a pass unless all are known."""
+    if known.keys() == mixtures.keys():
+        return {name: known[name] for name in mixtures}
+    parameters = [mixture.parameters_ for mixture in mixtures.values()]
+    return dict(zip(mixtures, score_all(problem, samples, parameters), strict=True))
+
+
+def _kept(checkpoint: SelectionCheckpoint | None, entry: SelectionEntry, **found: Any) -> SelectionEntry:
+    """Return the entry with what was found, after it is kept."""
+    changed = replace(entry, **found)
+    if checkpoint is not None and changed != entry:
+        checkpoint.keep(changed)
+    return changed
 
 
 def _finals(
     settings: SelectionSettings,
-    fits: Mapping[Candidate, CandidateFit],
-    scores: Mapping[Candidate, Score],
-    passes: SelectionPass,
+    fits: Mapping[str, GaussianMixture],
+    scores: Mapping[str, Score],
     data: Mapping[str, Any],
-) -> Finals:
-    """Return the finalists, fitted to all rows, and why others collapsed there.
-
-    Raises
-    ------
-    InvalidDataError
-        No candidate could be fitted.
-    """
-    mixtures: dict[Candidate, GaussianMixture] = {}
-    standings: dict[Candidate, Standing] = {}
-    reasons: dict[Candidate, str] = {}
-    while len(mixtures) < settings.finalists:
-        if mixtures:
-            chosen = challenger(settings.criterion, scores, standings, list(reasons))
+    checkpoint: SelectionCheckpoint | None,
+    observer: FitObserver,
+) -> tuple[dict[str, GaussianMixture], dict[str, str]]:
+    """Return the finalists, fitted to all rows, and why others collapsed there."""
+    candidates = {candidate.name: candidate for candidate in settings.candidates}
+    finals: dict[str, GaussianMixture] = {}
+    standings: dict[str, Standing] = {}
+    reasons: dict[str, str] = {}
+    while len(finals) < settings.finalists:
+        if finals:
+            name = challenger(settings.criterion, scores, standings, list(reasons))
         else:
-            chosen = leader(settings.criterion, scores, list(reasons))
-        if chosen is None:
+            name = leader(settings.criterion, scores, list(reasons))
+        if name is None:
             break
-        start = fits[chosen].parameters
-        assert start is not None
+        estimator = settings.estimator(candidates[name], settings.template.random_state)
+        place = None if checkpoint is None else checkpoint.run("fits", name)
         try:
-            mixture = fit_to_all_rows(settings, chosen, start, data, passes.checkpoint, passes.observer)
+            finals[name] = fit_to_all_rows(estimator, fits[name], data, place, observer)
         except SingularComponentError as error:
-            reasons[chosen] = str(error)
-            continue
-        mixtures[chosen] = mixture
-        standings[chosen] = standing(settings.criterion, scores[chosen], mixture.lower_bound_)
-    if not mixtures:
-        raise InvalidDataError(_none_fitted(fits, reasons))
-    final_scores = {}
-    if len(mixtures) > 1:
-        final_scores = passes.scores(
-            "finalists", {each: mixture.parameters_ for each, mixture in mixtures.items()}
-        )
-    return Finals(mixtures, final_scores, reasons)
-
-
-def _none_fitted(fits: Mapping[Candidate, CandidateFit], reasons: Mapping[Candidate, str]) -> str:
-    collapsed = {each: fit.reason for each, fit in fits.items() if fit.reason} | dict(reasons)
-    first, reason = next(iter(collapsed.items()))
-    return (
-        f"none of the {len(fits)} candidates could be fitted. {first}: {reason} Give fewer components, "
-        "another covariance type, or an estimator with a larger reg_covar."
-    )
+            reasons[name] = str(error)
+        else:
+            standings[name] = standing(settings.criterion, scores[name], finals[name].lower_bound_)
+    return finals, reasons

@@ -10,8 +10,7 @@ from typing import Any, overload
 from emtau_dask.em.history import frame_of
 from emtau_dask.errors import html_table
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.selection.criteria import Candidate, Score, SelectionSettings, expected_loss
-from emtau_dask.selection.fits import CandidateFit
+from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
 
 HEADINGS = ("K", "covariance", "p", "log-lik.", "BIC", "AIC", "ICL", "held out", "")
 """Of the columns of `CandidateRecord.cells`."""
@@ -39,7 +38,7 @@ class CandidateRecord:
     converged : bool
         Whether the fit stopped by tol.
     seconds : float
-        Of the fit to the sample; wall-clock time.
+        Of the iterations of the fit to the sample; wall-clock time.
     reason : str
         Why it could not be fitted; "" where it was.
     """
@@ -216,81 +215,60 @@ class ComponentSelection:
         return self.table_._repr_html_()
 
 
-@dataclass(frozen=True, eq=False)
-class Finals:
-    """The candidates that were fitted to all rows.
-
-    Attributes
-    ----------
-    mixtures : mapping
-        Fitted.
-    scores : mapping
-        Their scores, where there are several; else empty.
-    reasons : mapping
-        Why others collapsed on all rows.
-    """
-
-    mixtures: Mapping[Candidate, GaussianMixture]
-    scores: Mapping[Candidate, Score]
-    reasons: Mapping[Candidate, str]
-
-
 def result_of(
     settings: SelectionSettings,
-    fits: Mapping[Candidate, CandidateFit],
-    scores: Mapping[Candidate, Score],
-    finals: Finals,
-    n_rows: int,
-    n_features: int,
+    fits: Mapping[str, GaussianMixture],
+    scores: Mapping[str, Score],
+    reasons: Mapping[str, str],
+    finals: Mapping[str, GaussianMixture],
+    final_scores: Mapping[str, Score],
 ) -> ComponentSelection:
-    """Return the result of a selection from N rows; the first of equal finalists is best."""
-    first = next(iter(finals.mixtures))
-    best = first
-    if finals.scores:
-        best = min(finals.scores, key=lambda each: settings.criterion.value(finals.scores[each]))
-    sample_rows = n_rows - scores[first].held_out_rows
-    work = sum(mixture.history_.work for mixture in finals.mixtures.values())
-    name, candidates = settings.criterion.name, list(settings.candidates)
+    """Return the result of a selection; the first of equal finalists is best.
 
-    def record(candidate: Candidate) -> CandidateRecord:
-        fit = fits[candidate]
-        reason = fit.reason or finals.reasons.get(candidate, "")
-        empty = CandidateRecord(
-            candidate.n_components,
-            candidate.covariance_type,
-            candidate.n_parameters(n_features),
-            converged=fit.converged,
-            seconds=fit.seconds,
-            reason=reason,
+    Parameters
+    ----------
+    settings : SelectionSettings
+    fits, scores : mapping
+        Of the candidates that could be fitted to the sample, by their names.
+    reasons : mapping
+        Why others could not, or collapsed on all rows.
+    finals, final_scores : mapping
+        Of those that were fitted to all rows; no scores where it is one.
+    """
+    best = next(iter(finals))
+    if final_scores:
+        best = min(final_scores, key=lambda name: settings.criterion.value(final_scores[name]))
+    n_rows, n_features = scores[best].rows, finals[best].means_.shape[1]
+    sample_rows = n_rows - scores[best].held_out_rows
+    records, final_records = {}, {}
+    for candidate in settings.candidates:
+        name, p = candidate.name, candidate.n_parameters(n_features)
+        record = CandidateRecord(
+            candidate.n_components, candidate.covariance_type, p, reason=reasons.get(name, "")
         )
-        if candidate not in scores:
-            return empty
-        loss = expected_loss(empty.parameters, sample_rows, n_rows)
-        return replace(_scored(empty, scores[candidate]), expected_loss=loss)
+        if name in fits:
+            record = replace(
+                _scored(record, fits[name], scores[name]), expected_loss=expected_loss(p, sample_rows, n_rows)
+            )
+        records[name] = record
+    for name, score in final_scores.items():
+        record = _scored(records[name], finals[name], score)
+        final_records[name] = replace(record, held_out=math.nan, expected_loss=0.0)
 
-    def final(candidate: Candidate) -> CandidateRecord:
-        mixture = finals.mixtures[candidate]
-        scored = _scored(record(candidate), finals.scores[candidate])
-        return replace(
-            scored,
-            held_out=float("nan"),
-            expected_loss=0.0,
-            converged=mixture.converged_,
-            seconds=sum(each.seconds for each in mixture.history_),
-        )
+    def table(of: Mapping[str, CandidateRecord]) -> SelectionTable:
+        return SelectionTable(tuple(of.values()), settings.criterion.name, list(of).index(best) if of else 0)
 
-    finalists = list(finals.scores)
     return ComponentSelection(
-        finals.mixtures[best],
-        SelectionTable(tuple(map(record, candidates)), name, candidates.index(best)),
-        SelectionTable(tuple(map(final, finalists)), name, finalists.index(best) if finalists else 0),
-        SelectionPasses(1, 1 + bool(finalists), work),
+        finals[best],
+        table(records),
+        table(final_records),
+        SelectionPasses(1, 1 + bool(final_scores), sum(each.history_.work for each in finals.values())),
         n_rows,
         sample_rows,
     )
 
 
-def _scored(record: CandidateRecord, score: Score) -> CandidateRecord:
+def _scored(record: CandidateRecord, mixture: GaussianMixture, score: Score) -> CandidateRecord:
     return replace(
         record,
         log_likelihood=score.mean,
@@ -298,4 +276,6 @@ def _scored(record: CandidateRecord, score: Score) -> CandidateRecord:
         aic=score.aic,
         icl=score.icl,
         held_out=score.held_out,
+        converged=bool(mixture.converged_),
+        seconds=sum(each.seconds for each in mixture.history_),
     )

@@ -118,7 +118,8 @@ def test_what_is_done_may_be_kept_behind_a_url(place, written, monkeypatch):
         first = selected(*options)
     files = fsspec.filesystem("memory")
     kept = {path: files.modified(path) for path in files.find(url)}
-    assert {path.rpartition("/")[2] for path in kept} >= {"selection.json", "full-2.json", "full-3.json"}
+    runs = {f"candidates/full-{number}.zarr/zarr.json" for number in (2, 3)}
+    assert {path.partition("chosen/")[2] for path in kept} >= {"selection.json", *runs}
     assert sorted(each.name for each in place.iterdir()) == ["m.zarr", *(["out"] if written else [])]
     assert not (place / "out" / "selection").exists()
     with pytest.warns(UserWarning, match="on condition that it is new"):

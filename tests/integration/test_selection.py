@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -27,6 +28,7 @@ from emtau_dask import (
     ConfigError,
     GaussianMixture,
     InvalidDataError,
+    open_run,
     select_components,
 )
 from emtau_dask.data.row_random import hashed_uniforms
@@ -96,14 +98,16 @@ def naive_scores(mixture, rows):
 
 
 def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
-    """Of the models that the folder keeps, on all rows; held out are those whose number is hashed above."""
+    """Of the runs that the folder keeps, on all rows; held out are those whose number is hashed above."""
     found = chosen(str(stored), [2, 3], checkpoint=tmp_path / "c")
     root = json.loads((tmp_path / "c" / "selection.json").read_text())
     inside = hashed_uniforms((root["seeds"][0], 1), np.arange(N_ROWS)) < root["share"]
     assert found.sample_rows_ == inside.sum()
     assert root["share"] == 0.8
     for record in found.table_:
-        model = GaussianMixture.load(tmp_path / "c" / "candidates" / f"full-{record.n_components}.zarr")
+        run = tmp_path / "c" / "candidates" / f"full-{record.n_components}.zarr"
+        model = GaussianMixture.resume(run, ROWS[inside])
+        assert model.converged_ == record.converged
         logs, entropies = naive_scores(model, ROWS)
         p = 6 * record.n_components - 1
         assert record.parameters == p
@@ -177,8 +181,14 @@ def test_passes_are_those_that_were_read(stored):
 
 def test_the_fit_to_all_rows_begins_where_the_samples_ended(stored, tmp_path):
     found = chosen(str(stored), [3], checkpoint=tmp_path / "c")
-    start = GaussianMixture.load(tmp_path / "c" / "candidates" / "full-3.zarr")
-    assert found.best_estimator_.lower_bounds_[0] == pytest.approx(start.score(ROWS), rel=1e-12)
+    start = open_run(tmp_path / "c" / "candidates" / "full-3.zarr").parameters
+    bound = naive_scores(fitted_to(start), ROWS)[0].mean()
+    assert found.best_estimator_.lower_bounds_[0] == pytest.approx(bound, rel=1e-12)
+
+
+def fitted_to(parameters):
+    names = ("weights", "means", "covariances")
+    return SimpleNamespace(**{f"{name}_": getattr(parameters, name) for name in names})
 
 
 @pytest.mark.parametrize("seed", exhaustive_but({0}, range(3)))
@@ -292,12 +302,33 @@ def test_a_cluster_scores_and_changes_no_bit(zygote, tmp_path, stored, selection
 def test_a_damaged_candidate_is_fitted_again(stored, selection, tmp_path):
     options = {"covariance_types": ("diag", "full"), "checkpoint": tmp_path / "c"}
     chosen(str(stored), [2, 3], **options)
+    root = tmp_path / "c" / "selection.json"
+    unscored = json.loads(root.read_text()) | {"scores": {}, "finalists": {}}
     (tmp_path / "c" / "candidates" / "full-2.zarr" / "zarr.json").write_text("{}")
-    (tmp_path / "c" / "scores.json").unlink()
+    root.write_text(json.dumps(unscored))
     assert values(chosen(str(stored), [2, 3], **options)) == values(selection)
-    (tmp_path / "c" / "candidates" / "full-2.json").write_text("{}")
-    with pytest.raises(CheckpointCorruptError, match=r"full-2\.json is damaged .* Remove it"):
-        chosen(str(stored), [2, 3], **options)
+    assert json.loads(root.read_text())["scores"].keys() == {"diag-2", "diag-3", "full-2", "full-3"}
+
+
+def test_what_says_that_it_is_a_selection_is_refused_by_name_where_it_cannot_be(stored, tmp_path):
+    place = tmp_path / "c"
+    chosen(str(stored), [1], checkpoint=place)
+    whole = json.loads((place / "selection.json").read_text())
+    for changes, said in (
+        ({"version": 3}, r"'emtau-selection' version 3; .* reads 'emtau-selection' version 4"),
+        ({"format": "letters"}, "format 'letters' version 4"),
+        ({"seeds": [1]}, r"selection\.json is damaged \(seeds .* Remove all"),
+        ({"scores": {"full-1": {}}}, r"selection\.json is damaged \(scores\.full-1"),
+        ({"samples": [["X", "", 0, "zz"]]}, r"selection\.json is damaged"),
+        ({"more": 1}, r"selection\.json is damaged \(more"),
+    ):
+        (place / "selection.json").write_text(json.dumps(whole | changes))
+        with pytest.raises(CheckpointCorruptError, match=said):
+            chosen(str(stored), [1], checkpoint=place)
+    for text in ("", "[]", "{", "null", "{}"):
+        (place / "selection.json").write_text(text)
+        with pytest.raises(CheckpointCorruptError, match="is damaged"):
+            chosen(str(stored), [1], checkpoint=place)
 
 
 def test_an_interrupt_says_how_it_goes_on(stored, tmp_path, monkeypatch):
@@ -328,7 +359,7 @@ def test_the_folder_is_that_of_one_selection(stored, tmp_path):
     for options, named in (
         ({"n_components": [1, 3]}, "candidates"),
         ({"random_state": 1}, "random_state is 1"),
-        ({"sample_rows": 100}, "share"),
+        ({"sample_rows": 100}, "sample_rows is 100"),
         ({"estimator": GaussianMixture(reg_covar=1e-3)}, "reg_covar is 0.001"),
         ({"X": other}, "chunks|holds other values|shape"),
     ):

@@ -61,9 +61,9 @@ def fitted(monkeypatch):
     """The candidates that are fitted to the sample, as they are."""
     seen, original = [], fits.fit_sample
 
-    def watched(mixture, rows):
+    def watched(mixture, *where):
         seen.append((mixture.covariance_type, mixture.n_components))
-        return original(mixture, rows)
+        return original(mixture, *where)
 
     monkeypatch.setattr(fits, "fit_sample", watched)
     return seen
@@ -72,8 +72,9 @@ def fitted(monkeypatch):
 PROGRAM = """
 import sys
 import emtau_dask
-from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.selection import checkpoint, passes
+from emtau_dask.selection import checkpoint, fits, select
+from emtau_dask.storage import objects
+from emtau_dask.storage.commits import CommitLog
 
 data, place, name, count = sys.argv[1:]
 calls = 0
@@ -91,11 +92,12 @@ def watched(kind, method):
         return result
     setattr(kind, method, call)
 
-watched(checkpoint.SelectionCheckpoint, "keep_candidate")
-watched(checkpoint.SelectionCheckpoint, "keep_scores")
-watched(checkpoint, "write_model")
-watched(passes, "score_all")
-watched(CheckpointJournal, "save")
+watched(checkpoint.SelectionCheckpoint, "begin")
+watched(checkpoint.SelectionCheckpoint, "keep")
+watched(objects, "each")
+watched(fits, "copy_new")
+watched(select, "score_all")
+watched(CommitLog, "append")
 em = emtau_dask.GaussianMixture(algorithm="em")
 emtau_dask.select_components(
     data, (2, 3), estimator=em, covariance_types=("diag", "full"), random_state=0, checkpoint=place
@@ -114,33 +116,36 @@ def killed(stored, place, name, count):
 
 
 def written(s3):
-    """How often each document of a candidate or a pass was written."""
+    """How often the document of the selection, and the root and the last commits of runs were written."""
     paths = (path.partition("?")[0] for method, path in s3.proxy.requests if method == "PUT")
-    return Counter(path.rpartition("/")[2] for path in paths if path.endswith(".json") and "zarr" not in path)
+    names = (path.partition("/c/")[2] for path in paths)
+    return Counter(name for name in names if name == "selection.json" or name.endswith(".zarr/zarr.json"))
 
 
 @pytest.mark.kills
 @pytest.mark.parametrize(
     ("name", "count", "left"),
     [
-        ("write_model", 3, NAMES[2:]),  # Its document is not there yet.
-        ("keep_candidate", 3, NAMES[3:]),
+        ("begin", 1, NAMES),
+        ("each", 3, NAMES[2:]),  # A run is copied, but for its root.
+        ("copy_new", 3, NAMES[3:]),
         ("score_all", 1, ()),
-        pytest.param("keep_scores", 1, (), marks=pytest.mark.soak),
-        ("save", 3, ()),
+        pytest.param("keep", 1, (), marks=pytest.mark.soak),
+        ("append", 19, ()),  # Each candidate has four commits; of the fit to all rows this is the third.
     ],
 )
 @pytest.mark.parametrize("kind", ["bucket", "folder"])
 def test_a_killed_selection_goes_on_to_the_same_bits(
     s3, stored, expected, fitted, tmp_path, kind, name, count, left
 ):
-    """The server outlives the process; it saw each document written once, by one process or the other."""
+    """The server outlives the process; it saw each run begun once, by one process or the other."""
     place = s3.url("c") if kind == "bucket" else str(tmp_path / "c")
     killed(stored, place, name, count)
     assert bits(select_components(stored, **ASKED, checkpoint=place)) == expected
     assert {f"{kind}-{number}" for kind, number in fitted} == set(left)
-    once = ["selection", "scores", *NAMES]
-    assert written(s3) == ({f"{each}.json": 1 for each in once} if kind == "bucket" else {})
+    runs = [*(f"candidates/{each}" for each in NAMES), "fits/diag-3"]
+    begun = {"selection.json": 2, **{f"{each}.zarr/zarr.json": 1 for each in runs}}
+    assert written(s3) == (begun if kind == "bucket" else {})
     fitted.clear()
     s3.proxy.reset()
     reads = Reads(LocalStore(stored, read_only=True))
@@ -175,24 +180,24 @@ def test_a_damaged_model_in_a_bucket_is_fitted_again_and_an_unreachable_one_is_n
 ):
     select_components(stored, **ASKED, checkpoint=s3.url("c"))
     fitted.clear()
-    s3.proxy.fail("403", match=lambda method, path: "candidates/full-2.zarr/means" in path)
-    with pytest.raises(CheckpointError, match=r"full-2\.zarr/means.* in s3://"):
+    s3.proxy.fail("403", match=lambda method, path: "full-2.zarr/attempts" in path and "/means/c." in path)
+    with pytest.raises(CheckpointError, match=r"cannot read .*/means.* in s3://.*/full-2\.zarr"):
         select_components(stored, **ASKED, checkpoint=s3.url("c"))
     s3.proxy.reset()
     assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
     assert not fitted
-    s3.remove("c/candidates/full-2.zarr/means")
+    s3.remove("c/candidates/full-2.zarr/attempts")
     assert bits(select_components(stored, **ASKED, checkpoint=s3.url("c"))) == expected
     assert set(fitted) == {("full", 2)}
 
 
 @pytest.mark.kills
 def test_a_store_that_fails_ends_the_selection_which_goes_on_afterwards(s3, stored, expected, fitted):
-    def second_document(method, path):
-        return method == "PUT" and path.partition("?")[0].endswith("candidates/diag-3.json")
+    def second_candidate(method, path):
+        return method == "PUT" and "candidates/diag-3.zarr/commits/" in path
 
-    s3.proxy.fail("403", match=second_document)
-    with pytest.raises(CheckpointError, match=r"candidates/diag-3\.json in s3://.*Access ?Denied"):
+    s3.proxy.fail("403", match=second_candidate)
+    with pytest.raises(CheckpointError, match=r"in s3://.*candidates/diag-3\.zarr.*Access ?Denied"):
         select_components(stored, **ASKED, checkpoint=s3.url("c"))
     s3.proxy.reset()
     fitted.clear()
@@ -206,14 +211,14 @@ def test_of_two_processes_at_one_selection_the_later_is_refused(kind, s3, stored
     place = s3.url("c") if kind == "bucket" else tmp_path / "c"
     original, other = fits.fit_sample, []
 
-    def beside(mixture, rows):
+    def beside(mixture, *where):
         if mixture.n_components == 3 and not other:
             other.append(True)
             other.append(select_components(stored, **ASKED, checkpoint=place))
-        return original(mixture, rows)
+        return original(mixture, *where)
 
     monkeypatch.setattr(fits, "fit_sample", beside)
-    with pytest.raises(CheckpointTakenError, match=r"another process goes on .* in .*c: .* diag-3"):
+    with pytest.raises(CheckpointTakenError, match=r"another process goes on .* in .*c/.*/diag-3\.zarr"):
         select_components(stored, **ASKED, checkpoint=place)
     assert other[1].best_n_components_ == 3
 

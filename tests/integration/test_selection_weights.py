@@ -78,13 +78,15 @@ def test_records_are_those_of_the_rows_repeated(tmp_path):
     found = chosen(checkpoint=tmp_path / "c")
     root = json.loads((tmp_path / "c" / "selection.json").read_text())
     numbers = hashed_uniforms((root["seeds"][0], 1), np.arange(N_ROWS))
-    held = [naive_count(u, int(s), root["share"]) for u, s in zip(numbers, WEIGHTS, strict=True)]
+    held = np.array([naive_count(u, int(s), root["share"]) for u, s in zip(numbers, WEIGHTS, strict=True)])
+    drawn = held > 0
     left_out = WEIGHTS - held
     assert found.n_rows_ == len(REPEATED)
     assert found.sample_rows_ == sum(held)
     assert found.best_n_components_ == 3
     for record in found.table_:
-        model = GaussianMixture.load(tmp_path / "c" / "candidates" / f"full-{record.n_components}.zarr")
+        run = tmp_path / "c" / "candidates" / f"full-{record.n_components}.zarr"
+        model = GaussianMixture.resume(run, ROWS[drawn], sample_weight=held[drawn])
         logs, densities = naive_logs(model, REPEATED)
         r = densities / densities.sum(axis=1, keepdims=True)
         entropy = -np.sum(r * np.log(np.where(r > 0, r, 1)))
