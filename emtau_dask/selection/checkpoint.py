@@ -87,12 +87,8 @@ class SelectionCheckpoint:
     def entry(self) -> SelectionEntry | None:
         """Return what the selection is; None where nothing is.
 
-        Raises
-        ------
-        CheckpointExistsError
-            Something else is there.
-        CheckpointCorruptError
-            The document is damaged, or of another version.
+        Raises `CheckpointExistsError` where something else is there, and `CheckpointCorruptError` where the
+        document is damaged or of another version.
         """
         data = self.objects.get(ROOT, LARGEST)
         if data is None:
@@ -120,13 +116,7 @@ class SelectionCheckpoint:
         )
 
     def prepare(self) -> None:
-        """Make the folder; warn where two processes could go on from here without noticing each other.
-
-        Raises
-        ------
-        CheckpointError
-            Something else is there, or the place cannot be written.
-        """
+        """Make the folder; warn where two processes could go on from here without noticing each other."""
         self.entry()
         self.objects.prepare()
         warn_unless_exclusive(self.objects)
@@ -134,12 +124,7 @@ class SelectionCheckpoint:
     def begin(self, entry: SelectionEntry) -> SelectionEntry:
         """Return the entry of the selection: the one that is there, or this one as a new one.
 
-        Raises
-        ------
-        CheckpointMismatchError
-            The selection there is of other data or has other settings.
-        CheckpointError
-            The place cannot be written, or holds something else.
+        Raises `CheckpointMismatchError` where the selection there is of other data or has other settings.
         """
         found = self.entry()
         if found is None:

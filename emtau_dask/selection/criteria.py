@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from sklearn.base import clone
 
@@ -19,7 +19,6 @@ from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
 
-K = TypeVar("K")
 MOST_CANDIDATES = 10_000
 NOT_GIVEN = ("weights_init", "means_init", "precisions_init", "checkpoint")
 """Settings of an estimator that fit one number of components, or one fit."""
@@ -136,29 +135,27 @@ class Standing:
         The criterion, by the log-likelihood of the fit to all rows.
     loss : float
         By how many nats (of all rows) the fit to the sample lies below it.
-    parameters : int
     """
 
     value: float
     loss: float
-    parameters: int
 
 
 def standing(criterion: Criterion, score: Score, mean: float) -> Standing:
     """Return the standing of a candidate whose fit to all rows has ``mean`` nats per row."""
     loss = max(0.0, score.rows * mean - score.log_likelihood)
-    return Standing(criterion.value(score) - 2.0 * loss, loss, score.parameters)
+    return Standing(criterion.value(score) - 2.0 * loss, loss)
 
 
-def leader(criterion: Criterion, scores: Mapping[K, Score], out: Sequence[K]) -> K | None:
+def leader(criterion: Criterion, scores: Mapping[str, Score], out: Collection[str]) -> str | None:
     """Return the best candidate by its fit to the sample, the first of equals; None without any."""
-    left = [key for key in scores if key not in out]
-    return min(left, key=lambda key: criterion.value(scores[key])) if left else None
+    left = [name for name in scores if name not in out]
+    return min(left, key=lambda name: criterion.value(scores[name])) if left else None
 
 
 def challenger(
-    criterion: Criterion, scores: Mapping[K, Score], fitted: Mapping[K, Standing], out: Sequence[K]
-) -> K | None:
+    criterion: Criterion, scores: Mapping[str, Score], fitted: Mapping[str, Standing], out: Collection[str]
+) -> str | None:
     """Return the candidate that is most likely to overtake all that are fitted to all rows; None without any.
 
     The first one that was fitted lost L nats by the sample, which is known now. Of another one
@@ -166,19 +163,14 @@ def challenger(
     """
     if criterion.of_sample or not fitted:
         return None
-    first = next(iter(fitted.values()))
-    best = min(standing.value for standing in fitted.values())
+    first, best = next(iter(fitted)), min(standing.value for standing in fitted.values())
 
-    def expected(key: K) -> float:
-        score = scores[key]
-        in_sample = score.rows - score.held_out_rows
-        more = score.rows * (
-            expected_loss(score.parameters, in_sample, score.rows)
-            - expected_loss(first.parameters, in_sample, score.rows)
-        )
-        return criterion.value(score) - 2.0 * max(0.0, first.loss + more)
+    def expected(name: str) -> float:
+        score, p = scores[name], scores[first].parameters
+        more = expected_loss(score.parameters - p, score.rows - score.held_out_rows, score.rows)
+        return criterion.value(score) - 2.0 * max(0.0, fitted[first].loss + score.rows * more)
 
-    left = [key for key in scores if key not in fitted and key not in out and expected(key) < best]
+    left = [name for name in scores if name not in fitted and name not in out and expected(name) < best]
     return min(left, key=expected) if left else None
 
 
@@ -325,16 +317,8 @@ def sample_share(rows: int, features: int, parameters: int, asked: int | None) -
     """Return the share of the rows that is drawn, each row on its own by the hash of its number.
 
     By default ``N / ln N`` rows: then the errors of fits to the sample, ``p N / 2n`` nats on all rows, cost
-    no more than BIC's penalty, ``p ln N / 2``. At least 2¹⁷ and 10 for each parameter; no more than
-    256 MiB hold (but 10 for each parameter), nor than four fifths of the rows.
-
-    Parameters
-    ----------
-    rows, features : int
-    parameters : int
-        The free parameters of the largest candidate.
-    asked : int or None
-        Rows that are asked for in place of the default.
+    no more than BIC's penalty, ``p ln N / 2``. At least 2¹⁷ and 10 for each parameter of the largest
+    candidate; no more than 256 MiB hold (but 10 for each parameter), nor than four fifths of the rows.
     """
     least = ROWS_PER_PARAMETER * parameters
     wanted = float(asked) if asked is not None else max(LEAST_ROWS, rows / math.log(max(rows, 3)), least)

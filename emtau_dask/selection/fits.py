@@ -156,24 +156,9 @@ def fit_to_all_rows(
     place: ObjectStore | None,
     observer: FitObserver,
 ) -> GaussianMixture:
-    """Return an estimator fitted to all rows from where its fit to the sample ended.
+    """Return an estimator fitted to all rows from ``start``, its fit to the sample.
 
-    Parameters
-    ----------
-    estimator : GaussianMixture
-        Not fitted.
-    start : GaussianMixture
-        Fitted to the sample.
-    data : mapping
-        ``X``, ``sample_weight`` and ``columns``, as for `GaussianMixture.fit`.
-    place : ObjectStore or None
-        Of the run; one that was killed is resumed.
-    observer : FitObserver
-
-    Raises
-    ------
-    SingularComponentError
-        A component collapsed.
+    A run in ``place`` that was killed goes on. Raises `SingularComponentError` where a component collapsed.
     """
     saved = None if place is None else _saved(place)
     if saved is None:

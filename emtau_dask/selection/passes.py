@@ -63,10 +63,7 @@ def _fractions(chunk_range: ChunkRange, counts: NDArray[Any]) -> dict[int, str]:
 def count_rows(problem: Problem) -> int:
     """Return N, the rows that all rows stand for; reads the weights, where there are any.
 
-    Raises
-    ------
-    InvalidDataError
-        A weight is no whole number, or they are too many.
+    Raises `InvalidDataError` where a weight is no whole number, or they are too many.
     """
     weights, context = problem.weights, problem.context
     if weights is not None:
@@ -114,10 +111,7 @@ class _SampleTask(ChunkTask[list[tuple[int, Floats, Floats]]]):
 def draw_sample(problem: Problem, samples: Samples, least: int) -> CountedRows:
     """Return the rows of a sample of one share, from one pass over all rows.
 
-    Raises
-    ------
-    InvalidDataError
-        A row of it holds NaN or infinity, or there are fewer than ``least``.
+    Raises `InvalidDataError` where one holds NaN or infinity, or there are fewer than ``least``.
     """
     with first_unusable_row_named(problem):
         parts = problem.map_reduce(
@@ -161,20 +155,9 @@ class _ScoreTask(ChunkTask[Floats]):
 
 
 def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixtureParameters]) -> list[Score]:
-    """Return the score of each mixture on all rows, in one pass.
+    """Return the score of each mixture on all rows, in one pass; rows of the sample are not held out.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its weights say how many rows each row stands for.
-    samples : Samples
-        Of one share: which rows are not held out.
-    mixtures : sequence of MixtureParameters
-
-    Raises
-    ------
-    InvalidDataError
-        A row holds NaN or infinity, or is beyond the reach of every component.
+    Raises `InvalidDataError` where a row holds NaN or infinity, or is beyond the reach of every component.
     """
     client, n_rows = problem.executor.client, problem.rows.shape[0] * len(mixtures)
     kernels = tuple(kernels_to_score(client, mixture, n_rows) for mixture in mixtures)

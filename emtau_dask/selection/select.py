@@ -152,16 +152,9 @@ def select(
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None = None,
 ) -> ComponentSelection:
-    """Run a selection; see `select_components`, also for what is raised.
+    """Run a selection from ``X``, ``sample_weight`` and ``columns``; see `select_components`.
 
-    Parameters
-    ----------
-    settings : SelectionSettings
-    data : mapping
-        ``X``, ``sample_weight`` and ``columns``.
-    checkpoint : SelectionCheckpoint or None
-    observer : FitObserver, optional
-        By default one that suits standard output.
+    By default its observer is one that suits standard output.
     """
     try:
         with shutdown_named():
@@ -225,15 +218,7 @@ def _begun(
     problem: Problem,
     checkpoint: SelectionCheckpoint | None,
 ) -> tuple[SelectionEntry, Problem]:
-    """Return what is selected from what, as a checkpoint has it where there is one, and the problem.
-
-    Raises
-    ------
-    CheckpointError
-        Something else is there, it cannot be written, or it is of other data or settings.
-    InvalidDataError
-        The weights cannot be used.
-    """
+    """Return what is selected from what, as a checkpoint has it where there is one, and the problem."""
     n_rows, n_features = count_rows(problem), problem.n_features
     p = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
     seeds, named = Seeds(settings.template.random_state), sources.named()
@@ -337,9 +322,9 @@ def _finals(
     reasons: dict[str, str] = {}
     while len(finals) < settings.finalists:
         if finals:
-            name = challenger(settings.criterion, scores, standings, list(reasons))
+            name = challenger(settings.criterion, scores, standings, reasons)
         else:
-            name = leader(settings.criterion, scores, list(reasons))
+            name = leader(settings.criterion, scores, reasons)
         if name is None:
             break
         estimator = settings.estimator(candidates[name], settings.template.random_state)

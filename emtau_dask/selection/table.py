@@ -225,15 +225,8 @@ def result_of(
 ) -> ComponentSelection:
     """Return the result of a selection; the first of equal finalists is best.
 
-    Parameters
-    ----------
-    settings : SelectionSettings
-    fits, scores : mapping
-        Of the candidates that could be fitted to the sample, by their names.
-    reasons : mapping
-        Why others could not, or collapsed on all rows.
-    finals, final_scores : mapping
-        Of those that were fitted to all rows; no scores where it is one.
+    All mappings are by the names of candidates. ``fits`` are those to the sample, ``finals`` those to all
+    rows, which have no scores where it is one. ``reasons`` say why others collapsed, on either.
     """
     best = next(iter(finals))
     if final_scores:
