@@ -41,7 +41,7 @@ from emtau_dask.policies.registry import ALGORITHMS, as_policy, describe_policy,
 from emtau_dask.storage.commits import FORMAT as RUN_FORMAT
 from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
-from emtau_dask.storage.objects import ROOT_DOCUMENT, ObjectStore, canonical, copy_new
+from emtau_dask.storage.objects import ROOT_DOCUMENT, canonical, copy_new
 from emtau_dask.storage.publishing import published
 from emtau_dask.storage.stores import ZarrStoreObjects, object_store
 from emtau_dask.storage.urls import is_url, plain_path
@@ -216,7 +216,8 @@ def _write(estimator: Any, group: zarr.Group) -> None:
 
 
 def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
-    """Write the model to memory, then copy it to a URL or a zarr store."""
+    """Write the model to memory, then copy it to a URL or a zarr store, its root document last."""
+    made = MemoryStore()
     try:
         target = ZarrStoreObjects.opened(path) if isinstance(path, Store) else object_store(path)
         if not target.empty():
@@ -224,42 +225,12 @@ def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
                 raise InvalidDataError(_taken(path, target.location))
             target.delete([ROOT_DOCUMENT])
             target.delete(target.list(""))
-        write_model(estimator, target)
+        _write(estimator, zarr.create_group(made, zarr_format=3))
+        copy_new(ZarrStoreObjects(made), target)
     except CheckpointExistsError as error:
         raise InvalidDataError(_taken(path, target.location)) from error
     except CheckpointError as error:
         raise StorageError(f"the model cannot be saved: {error}") from error
-
-
-def write_model(estimator: Any, objects: ObjectStore) -> None:
-    """Write a fitted estimator to an empty object store, its root document last: without it there is none.
-
-    Raises
-    ------
-    CheckpointExistsError
-        Another process writes there, or has written.
-    CheckpointError
-        The store failed; what was written is removed again.
-    """
-    made = MemoryStore()
-    _write(estimator, zarr.create_group(made, zarr_format=3))
-    copy_new(ZarrStoreObjects(made), objects)
-
-
-def read_model(cls: Any, objects: ObjectStore) -> Any:
-    """Read an estimator of class ``cls`` from an object store.
-
-    Raises
-    ------
-    InvalidDataError
-        There is none, or it is damaged.
-    CheckpointError
-        The store failed.
-    """
-    made = MemoryStore()
-    if not objects.empty():
-        copy_new(objects, ZarrStoreObjects(made))
-    return load_model(cls, made)
 
 
 def load_model(cls: Any, path: Any) -> Any:
