@@ -28,7 +28,6 @@ from emtau_dask.em.state import RunState
 from emtau_dask.errors import EmtauError
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
-from emtau_dask.process import threads_side_by_side
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
@@ -194,13 +193,9 @@ def _overlap(places: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
 
 def _parameters(arrays: Any, values: dict[str, NDArray[Any]]) -> MixtureParameters:
     try:
-        parameters = MixtureParameters(arrays.frame.covariance_type, *values.values())
+        return MixtureParameters(arrays.frame.covariance_type, *values.values())
     except EmtauError as error:
         raise FormatError(f"cannot be: {error}") from error
-    if parameters.structure.solving_for(parameters.n_features) is None:
-        return parameters
-    with threads_side_by_side():
-        return parameters.factorised()
 
 
 def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics:

@@ -22,7 +22,7 @@ from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.linalg import Floats, Ints
-from emtau_dask.mixture.plan import Form, block_rows, even_length
+from emtau_dask.mixture.plan import block_rows, even_length
 from emtau_dask.mixture.statistics import (
     PairwiseMerger,
     SufficientStatistics,
@@ -210,7 +210,7 @@ class _StatisticsTask(NotingTask["tuple[LoadedChunk, Prepared]", SufficientStati
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
-        wanted = block_rows(self.structure.name, self.n_components, n_features, Form.CENTRED)
+        wanted = block_rows(self.structure.name, self.n_components, n_features, features=False)
         n_rows = even_length(len(positions), wanted)
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):

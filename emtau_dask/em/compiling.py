@@ -15,7 +15,7 @@ from emtau_dask.execution.scheduler import cluster_errors
 from emtau_dask.kernels.dispatch import compile_loops, why_not_compiled
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.covariance_types import structure_named
-from emtau_dask.mixture.plan import Form, form_of
+from emtau_dask.mixture.plan import fits_tiles
 
 KEY = "emtau.compiled"
 WORTH_IT = 2**26
@@ -47,7 +47,7 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
     """Return whether a fit uses the compiled loops where it can.
 
     Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `WORTH_IT`,
-    unless the form is centred, or this process or a worker cannot compile.
+    unless they are not for so many features, or this process or a worker cannot compile.
 
     Parameters
     ----------
@@ -82,8 +82,9 @@ def _worth(
     setting = compile_setting()
     if setting != "auto":
         return setting == "always"
-    size = n_rows * n_components * structure_named(covariance_type).n_row_features(n_features)
-    if not size >= least or form_of(covariance_type, n_components, n_features) is Form.CENTRED:
+    structure = structure_named(covariance_type)
+    size = n_rows * n_components * structure.n_row_features(n_features)
+    if not size >= least or not fits_tiles(structure, n_features):
         return False
     if why_not_compiled() is not None:
         return False

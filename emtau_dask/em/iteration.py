@@ -181,7 +181,7 @@ def score(
     if problem.compiled:
         plan = plan_tiles(parameters, dtype, this.rows_per_chunk)
     else:
-        plan = plan_kernel(parameters, dtype)
+        plan = plan_kernel(parameters)
     totals, plain, collapse, repeated = _with_enough_digits(totals_by, maximise, plan)
     if collapse is not None and settings.acceleration is None:
         raise collapse
@@ -205,19 +205,19 @@ def _with_enough_digits(
     In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
     The last of what is returned says whether there was another pass.
     """
-    first, bytes_read = plan, 0
+    bytes_read, repeated = 0, False
     while True:
         totals = score(plan)
         bytes_read += totals.bytes_read
         parameters, collapse = None, None
         try:
             parameters = maximise(totals)
-            again = None if parameters is None else plan.again(parameters)
+            kept = parameters is None or plan.kept_digits(parameters)
         except SingularComponentError as error:
-            collapse, again = error, None if plan.exact else plan.centred
-        if again is None:
-            return replace(totals, bytes_read=bytes_read), parameters, collapse, plan is not first
-        plan = again if plan is first else plan.centred
+            collapse, kept = error, plan.exact
+        if kept:
+            return replace(totals, bytes_read=bytes_read), parameters, collapse, repeated
+        plan, repeated = plan.centred, True
 
 
 def _e_step(

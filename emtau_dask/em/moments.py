@@ -101,7 +101,7 @@ class MomentSpace:
         roots = np.sqrt(parameters.weights)[:, np.newaxis]
         whitened = firsts.copy()
         for k in range(len(weights)):
-            structure.whitening(whitened[k : k + 1], factors, k, 1.0)()
+            structure.whiten(whitened[k : k + 1], factors, k)
         squares = structure.standardised(seconds, weights, factors, firsts.shape[1])
         if not structure.shared:
             squares = squares / roots

@@ -150,7 +150,7 @@ class GivenParameters:
         """Return Θ₀ where all parameters are given, else None."""
         if self.weights is None or self.means is None or self.precisions is None:
             return None
-        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions).factorised()
+        return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
 
 
 def _kmeans_start(request: StartRequest) -> SufficientStatistics:
@@ -278,4 +278,4 @@ def starting_parameters(
     means = start.means if given.means is None else given.means
     if given.precisions is None:
         return replace(start, weights=weights, means=means)
-    return MixtureParameters(start.covariance_type, weights, means, *given.precisions).factorised()
+    return MixtureParameters(start.covariance_type, weights, means, *given.precisions)

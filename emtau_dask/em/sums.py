@@ -161,7 +161,7 @@ def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
     def frozen(part: ScoredRows | None) -> FrozenRows | None:
         if part is None:
             return None
-        statistics = plan.statistics(part.sums).summed()
+        statistics = plan.statistics(part.sums)
         # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
         entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
         return FrozenRows(statistics, max(0.0, entropy))
@@ -185,4 +185,4 @@ def merge_frozen(
     """Return the contributions of both; None stands for no rows."""
     if a is None or b is None:
         return a or b
-    return FrozenRows(merge(structure, a.statistics, b.statistics).summed(), a.entropy + b.entropy)
+    return FrozenRows(merge(structure, a.statistics, b.statistics), a.entropy + b.entropy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from copy import copy
 from itertools import accumulate, chain
 from typing import Any, Self
@@ -92,9 +91,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.weights_ = np.array(parameters.weights)
         self.means_ = np.array(parameters.means)
         self.covariances_ = np.array(parameters.covariances)
-        at_hand = parameters.precision_factors is not None
-        with nullcontext() if at_hand else threads_side_by_side():
-            self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
+        self.precisions_cholesky_ = np.array(parameters.precisions_cholesky)
         self.precisions_ = parameters.structure.precisions(parameters.precisions_cholesky)
         self.history_ = history
         self.n_iter_ = len(history)

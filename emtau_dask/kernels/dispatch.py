@@ -8,10 +8,8 @@ from twice as fast as one. `docs/decisions/0009-compiled-tiles.md` has the figur
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -29,9 +27,9 @@ from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.plan import (
     BLOCK_BYTES,
     MAX_BLOCK_ROWS,
-    Form,
     KernelPlan,
     even_length,
+    fits_tiles,
     near_rows,
     plan_kernel,
     plan_tiles,
@@ -43,8 +41,6 @@ OVERFLOWING_ROWS = 512
 """Rows of a block that NumPy scores after all, with buffers beside those of the tiles."""
 FAR = 100.0
 """From one mean to the next, in standard deviations, in each feature."""
-LONE = 1e8
-"""From a mean to all others: so far, in standard deviations, that it has to be scored by itself."""
 
 
 class Accumulator(Protocol):
@@ -110,14 +106,12 @@ def why_not_compiled() -> str | None:
 
 
 def tiled(plan: KernelPlan) -> bool:
-    """Return whether tiles can score rows under ``plan``: each component by features or in the centred form.
+    """Return whether tiles can score rows under ``plan``.
 
     The centred form of tiles is for factors of the components' own.
     """
-    if plan.form is Form.FEATURES and plan.together.all():
-        return True
     structure, d = plan.parameters.structure, plan.parameters.n_features
-    return structure.own_factors and plan.form is not Form.JOINT and structure.solving_for(d) is None
+    return fits_tiles(structure, d) and (plan.frame is not None or structure.own_factors)
 
 
 def _read_only(array: AnyArray) -> AnyArray:
@@ -163,7 +157,7 @@ class TileKernel:
             return self._accumulate_by_blocks(rows, weights, seen)
         self._sums.push(n)
         if seen is not None:
-            seen.labels[...] = results.labels if tiling.order is None else tiling.order[results.labels]
+            seen.labels[...] = results.labels
         return Accumulated(results.log_likelihoods, total, squared)
 
     def _check(self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None) -> None:
@@ -187,7 +181,7 @@ class TileKernel:
     def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel]]:
         """Yield the blocks of rows in which products, or sums of squares, overflow, and what NumPy does."""
         if self._others is None:
-            self._others = BlockKernel(self.plan, min(self.n_rows, OVERFLOWING_ROWS))
+            self._others = BlockKernel(self.plan.centred, min(self.n_rows, OVERFLOWING_ROWS))
         for begin in range(0, len(rows), self._others.n_rows):
             yield slice(begin, begin + self._others.n_rows), self._others
 
@@ -204,10 +198,8 @@ class TileKernel:
             if not self._finite_again(rows):
                 return math.nan, ()
             return squared, self._scored_by_blocks(rows)
-        labels, found = results.labels, results.responsibilities
-        if tiling.order is not None:
-            labels, found = tiling.order[labels], found[np.argsort(tiling.order)[:wanted]]
-        return squared, (Observed(slice(None), None, rows, found, results.log_likelihoods, labels),)
+        found = results.responsibilities, results.log_likelihoods, results.labels
+        return squared, (Observed(slice(None), None, rows, *found),)
 
     def _scored_by_blocks(self, rows: Floats) -> Iterator[Observed]:
         for where, others in self._in_blocks(rows):
@@ -313,10 +305,6 @@ def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: b
     return kernels if kernels.by_tiles else PatternKernels(kernels.plan, longer=1)
 
 
-class _NotCompiledError(Exception):
-    """Loops that were to be loaded were not compiled before."""
-
-
 def compile_loops(
     structure: CovarianceStructure,
     n_components: int,
@@ -328,9 +316,8 @@ def compile_loops(
     """Compile the loops for rows of a shape and dtype, or load what was compiled before.
 
     They are compiled for the form in which well-conditioned components are scored, and for that in which far
-    ones are left out, where the shape is one of those for which that may pay. Where they were compiled before
-    for components of which some go centred, they are loaded. Where a fit needs another form, that is compiled
-    in its first pass.
+    ones are left out, where the shape is one of those for which that may pay. Where a fit needs another form,
+    that is compiled in its first pass.
 
     Parameters
     ----------
@@ -357,39 +344,18 @@ def compile_loops(
         def on_end(self, event: Event) -> None:
             """Ignore."""
 
-    class Refuses(Listener):  # type: ignore[misc]
-        thread = threading.get_ident()
-
-        def on_start(self, event: Event) -> None:
-            """Compile nothing in this thread."""
-            if threading.get_ident() == self.thread:
-                raise _NotCompiledError
-
-        def on_end(self, event: Event) -> None:
-            """Ignore."""
-
-    def plan_of(weights: Floats, places: Floats) -> KernelPlan:
-        """Return the plan for components of variance 1 at places (K,), the same in each feature."""
-        means = np.repeat(places[:, np.newaxis], n_features, axis=1)
+    def use(apart: float) -> None:
+        """Score a row of components of variance 1, whose means are so far apart in each feature."""
+        means = np.repeat(apart * np.arange(float(n_components))[:, np.newaxis], n_features, axis=1)
+        weights = np.ones(n_components)
         statistics = replace(zero(structure, n_components, n_features), weights=weights, means=means)
-        return plan_tiles(m_step(statistics, structure, reg_covar=1.0), dtype, chunk_rows)
+        plan = plan_tiles(m_step(statistics, structure, reg_covar=1.0), dtype, chunk_rows)
+        kernels = Kernels(plan, compiled=True)
+        if kernels.by_tiles and (apart == 0 or plan.reach is not None):
+            kernel = kernels.made(1)
+            kernel.accumulate(np.zeros((1, n_features), plan.dtype), None, None)
+            kernels.finished(kernel)
 
-    numbers, ones = np.arange(float(n_components)), np.ones(n_components)
-    usual, far_left_out = plan_of(ones, 0.0 * numbers), plan_of(ones, FAR * numbers)
     with install_listener("numba:compile", Begins()):
-        _use(usual)
-        if far_left_out.reach is not None:
-            _use(far_left_out)
-    if usual.together.all() and n_components > 1:
-        first = numbers == 0
-        with suppress(_NotCompiledError), install_listener("numba:compile", Refuses()):
-            _use(plan_of(np.where(first, 1 / LONE, 1.0), np.where(first, LONE, 0.0)))
-
-
-def _use(plan: KernelPlan) -> None:
-    """Score a row under a plan, by tiles."""
-    kernels = Kernels(plan, compiled=True)
-    if kernels.by_tiles:
-        kernel = kernels.made(1)
-        kernel.accumulate(np.zeros((1, plan.parameters.n_features), plan.dtype), None, None)
-        kernels.finished(kernel)
+        use(0.0)
+        use(FAR)

@@ -59,12 +59,6 @@ class FeatureBuffers(NamedTuple):
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
     """Write the features of a tile."""
     subtract_transposed(rows, constants.centre, buffers.differences)
-    complete(constants, buffers)
-
-
-@inlined
-def complete(constants: Any, buffers: Any) -> None:
-    """Write the features of a tile whose differences are there."""
     d, features = len(constants.centre[0]), buffers.features
     coordinates = features[1 : 1 + d]
     if constants.turned.size > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
@@ -12,8 +11,7 @@ import numpy as np
 
 from emtau_dask.mixture.cutoff import Reach
 from emtau_dask.mixture.estep import LEAST_EXPONENT
-from emtau_dask.mixture.features import NEGLIGIBLE
-from emtau_dask.mixture.linalg import AnyArray, Bools, Floats, Ints, read_only
+from emtau_dask.mixture.linalg import AnyArray, Bools, Floats, read_only
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import (
     MAX_BLOCK_ROWS,
@@ -29,7 +27,6 @@ from emtau_dask.mixture.statistics import (
     RowSums,
     SufficientStatistics,
     size_of,
-    spread_out,
     views_of,
 )
 
@@ -45,6 +42,9 @@ are, and from 32 on no more than summing."""
 NEAR_TILE, SORTED_TILE = 24, 96
 """Rows near one component that are scored at a time, whole vectors three at a time whatever their width; and
 rows whose component is guessed at a time."""
+NEGLIGIBLE = 2.0**-80
+"""Largest responsibility that groups leave out, relative to the component's mean in a tile: 32,768 such rows,
+64 standard deviations away, change a variance by one rounding."""
 DOUBLE = np.dtype(np.float64)
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -76,7 +76,6 @@ class Loops(NamedTuple):
     blocks: ModuleType
     features: ModuleType
     centred: ModuleType
-    mixed: ModuleType
     near: ModuleType
     products: ModuleType
 
@@ -93,14 +92,14 @@ def compiled_loops() -> Loops | str:
         from numba import config
         from numba.core.registry import cpu_target
 
-        from emtau_dask.kernels import centred, features, loop, mixed, near, products
+        from emtau_dask.kernels import centred, features, loop, near, products
     except Exception as error:  # numba raises all kinds where it does not fit what else is installed
         return f"{type(error).__name__}: {error}"
     if config.DISABLE_JIT:
         return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
-    return Loops(loop, features, centred, mixed, near, products)
+    return Loops(loop, features, centred, near, products)
 
 
 class BlockSums(Protocol):
@@ -134,16 +133,15 @@ class Tiling:
     constants: Any  # a named tuple of the form
     buffers: Any  # a named tuple of the form
     finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
-    order: Ints | None  # the components in the order of the scores; None where it is theirs
     sums: BlockSums
 
 
 class _FeatureSums:
     """Sums moments of features about the centre of a frame; they are written into ``numbers``."""
 
-    def __init__(self, kind: Any, shapes: Shapes, numbers: Floats) -> None:
-        self.numbers = numbers
-        self.moments = kind(*views_of(numbers, shapes))
+    def __init__(self, kind: Any, shapes: Shapes) -> None:
+        self.numbers = np.empty(size_of(shapes))
+        self.moments = kind(*views_of(self.numbers, shapes))
         self._sums = MomentSums(self.numbers)
 
     def push(self, n_rows: int) -> None:
@@ -155,12 +153,12 @@ class _FeatureSums:
 
 
 class _CentredSums:
-    """Merges moments of some components about means, which are written into ``numbers``, pairwise."""
+    """Merges moments of components about means, which are written into ``numbers``, pairwise."""
 
-    def __init__(self, loops: ModuleType, some: Bools, shapes: Shapes, numbers: Floats) -> None:
-        self.numbers = numbers
-        self.moments = loops.CentredMoments(*views_of(numbers, shapes))
-        self._loops, self._some, self._shapes = loops, some, shapes
+    def __init__(self, loops: ModuleType, shapes: Shapes) -> None:
+        self.numbers = np.empty(size_of(shapes))
+        self.moments = loops.CentredMoments(*views_of(self.numbers, shapes))
+        self._loops, self._shapes = loops, shapes
         self._upper: Bools = np.tri(shapes[0][1] - 1, dtype=np.bool_).T
         self._merged, self._rows = self._nothing(), 0
         self._merger: PairwiseMerger[Any] = PairwiseMerger(self._joined)
@@ -195,44 +193,19 @@ class _CentredSums:
         found = SufficientStatistics(
             read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
         )
-        return RowSums(None, spread_out(found, self._some))
-
-
-class _MixedSums:
-    """Sums the moments of the components scored ``together``, and merges those of the others."""
-
-    def __init__(
-        self,
-        kind: Any,
-        make: tuple[Callable[[Floats], BlockSums], Callable[[Floats], BlockSums]],
-        sizes: tuple[int, int],
-    ) -> None:
-        self.numbers = np.empty(sum(sizes))
-        self._parts = tuple(
-            each(part) for each, part in zip(make, np.split(self.numbers, sizes[:1]), strict=True)
-        )
-        self.moments = kind(*(part.moments for part in self._parts))
-
-    def push(self, n_rows: int) -> None:
-        for part in self._parts:
-            part.push(n_rows)
-
-    def sums(self) -> RowSums | None:
-        by_features, centred = (part.sums() for part in self._parts)
-        if by_features is None or centred is None:
-            return None
-        return RowSums(by_features.moments, centred.statistics)
+        return RowSums(None, found)
 
 
 def _feature_parts(
     plan: KernelPlan, loops: ModuleType, scores: AnyArray, beside: AnyArray
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
-    """Return constants and buffers of the components that are scored by features, and what must be finite.
+    """Return constants and buffers of the form by features, and what must be finite.
 
-    ``scores`` are theirs, (K', T); ``beside`` are two more buffers (2, T).
+    ``scores`` are (K, T); ``beside`` are two more buffers (2, T).
     """
+    assert plan.frame is not None
     structure, transform, d = plan.parameters.structure, plan.frame.transform, plan.parameters.n_features
-    (K, tile), dtype = scores.shape, plan.dtype
+    tile, dtype = scores.shape[1], plan.dtype
     count = structure.n_row_features(d)
     features = lines(count, tile, dtype)
     differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
@@ -240,11 +213,11 @@ def _feature_parts(
         plan.frame.centre.astype(dtype).reshape(1, d),
         np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
         *structure.squares.pairs(d),
-        np.array(plan.coefficients, order="C"),
+        np.array(plan.coefficients, dtype, order="C"),
         dtype.type(LEAST_EXPONENT[dtype]),
         float(plan.ceiling),
     )
-    shapes = structure.moment_shapes(K, count)
+    shapes = plan.moment_shapes
     over_all = len(shapes) - 1
     buffers = loops.FeatureBuffers(
         differences,
@@ -258,25 +231,25 @@ def _feature_parts(
     return constants, buffers, (differences, features)
 
 
-def _whitening(parameters: MixtureParameters, some: Bools) -> Floats:
-    """Return transposed precision factors of some components, and the means below them, (K', d + 1, d)."""
-    K, d = parameters.means[some].shape
+def _whitening(parameters: MixtureParameters) -> Floats:
+    """Return the transposed precision factors, and the means below them, (K, d + 1, d)."""
+    K, d = parameters.means.shape
     found = np.empty((K, d + 1, d))
-    found[:, :d] = parameters.precisions_cholesky[some].swapaxes(1, 2)
-    found[:, d] = parameters.means[some]
+    found[:, :d] = parameters.precisions_cholesky.swapaxes(1, 2)
+    found[:, d] = parameters.means
     return found
 
 
 def _centred_parts(
     plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, beside: Floats
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
-    """Return the same of the components that are scored in the centred form."""
+    """Return the same of the centred form."""
     parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
-    some, gathers = ~plan.together, d > MOST_SUMMED or plan.reach is not None
+    gathers = d > MOST_SUMMED or plan.reach is not None
     constants = loops.CentredConstants(
         np.zeros((1, d)),
-        plan.log_scales[some].ravel(),
-        _whitening(parameters, some),
+        plan.log_scales,
+        _whitening(parameters),
         LEAST_EXPONENT[DOUBLE],
         float(plan.ceiling),
         NEGLIGIBLE / MAX_BLOCK_ROWS,
@@ -317,7 +290,7 @@ def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tupl
     of_components, of_tile = partial(np.zeros, (K,), np.intp), partial(np.empty, (NEAR_TILE,))
     n = longest_block(2 * near_rows(d), near_rows(d))
     factors = np.ascontiguousarray(plan.parameters.precisions_cholesky)
-    shared = plan.frame.centre, reach.discriminants, factors, reach.distances, reach.margins
+    shared = reach.centre, reach.discriminants, factors, reach.distances, reach.margins
     centre, discriminants, factors, distances, margins = (read_only(array.view()) for array in shared)
     return loops.near.NearConstants(
         constants,
@@ -354,40 +327,20 @@ def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tupl
 
 def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     """Return what compiled tiles need under a plan that is `tiled`."""
-    structure, together = plan.parameters.structure, plan.together
-    (K, d), dtype = plan.parameters.means.shape, plan.dtype
-    count, first = structure.n_row_features(d), int(np.count_nonzero(together))
+    structure, (K, d), dtype = plan.parameters.structure, plan.parameters.means.shape, plan.dtype
     side = loops.products.side_of(d, DOUBLE.itemsize)
-    tile = rows_of_tile(count if first else 2 * (1 + d), dtype.itemsize)
-    scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
-    of_features = structure.moment_shapes(first, count)
-    of_centred = (K - first, 1 + d), (K - first, side, side)
-    sizes = size_of(of_features), size_of(of_centred)
-    pools = len(of_features) > 1
-    of_form = loops.features.pooled_loops if pools else loops.features.loops
-    by_features = partial(
-        _FeatureSums,
-        loops.features.PooledMoments if pools else loops.features.FeatureMoments,
-        of_features,
-    )
-    about_means = partial(_CentredSums, loops.centred, ~together, of_centred)
+    about_means = partial(_CentredSums, loops.centred, ((K, 1 + d), (K, side, side)))
     if plan.reach is not None:
         near = _near_parts(plan, loops, side, plan.reach)
-        return Tiling(loops.blocks, loops.near.loops, *near, (), None, about_means(np.empty(sizes[1])))
-    if first == K:
-        parts = _feature_parts(plan, loops.features, scores, beside)
-        return Tiling(loops.blocks, of_form, *parts, None, by_features(np.empty(sizes[0])))
-    if first == 0:
+        return Tiling(loops.blocks, loops.near.loops, *near, (), about_means())
+    by_features = plan.frame is not None
+    tile = rows_of_tile(structure.n_row_features(d) if by_features else 2 * (1 + d), dtype.itemsize)
+    scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
+    if not by_features:
         parts = _centred_parts(plan, loops.centred, side, scores, beside)
-        return Tiling(loops.blocks, loops.centred.loops, *parts, None, about_means(np.empty(sizes[1])))
-    features, featured, finite = _feature_parts(plan, loops.features, scores[:first], beside)
-    centred, gathered, beyond = _centred_parts(plan, loops.centred, side, scores[first:], beside)
-    return Tiling(
-        loops.blocks,
-        loops.mixed.loops,
-        loops.mixed.MixedConstants(features, centred, LEAST_EXPONENT[dtype], float(plan.ceiling)),
-        loops.mixed.MixedBuffers(featured, gathered, scores, *beside),
-        (*finite, *beyond),
-        np.argsort(~together, kind="stable"),
-        _MixedSums(loops.mixed.MixedMoments, (by_features, about_means), sizes),
-    )
+        return Tiling(loops.blocks, loops.centred.loops, *parts, about_means())
+    pools = len(plan.moment_shapes) > 1
+    form = loops.features
+    sums = _FeatureSums(form.PooledMoments if pools else form.FeatureMoments, plan.moment_shapes)
+    parts = _feature_parts(plan, form, scores, beside)
+    return Tiling(loops.blocks, form.pooled_loops if pools else form.loops, *parts, sums)

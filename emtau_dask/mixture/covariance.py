@@ -21,15 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from emtau_dask.mixture.linalg import Floats, Ints, Step, Triangles, summed_product
+from emtau_dask.mixture.linalg import Floats, Ints
 
-MOST_DISTANCES = 16
-"""Coordinates up to which products of each distance are a call of their own."""
 Moments = tuple[Floats, ...]
 """``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
 
@@ -43,8 +40,8 @@ class Squares:
     # (d) -> first, i, j: square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to
     # ``first[s + 1]``.
     pairs: Callable[[int], tuple[Ints, Ints, Ints]]
-    # (coordinates (d, n), squares (S, n)) -> the steps that write the squares.
-    fill: Callable[[Floats, Floats], Iterator[Step]]
+    # (coordinates (d, n), squares (S, n)): write the squares.
+    write: Callable[[Floats, Floats], object]
 
 
 def pairs_by_distance(d: int) -> tuple[Ints, Ints]:
@@ -53,47 +50,30 @@ def pairs_by_distance(d: int) -> tuple[Ints, Ints]:
     return i, (i + distance) % d
 
 
-def _fill_all(coordinates: Floats, squares: Floats) -> Iterator[Step]:
-    """Yield what writes the products by distance; for even d the last distance has half as many.
-
-    There is a call for each distance. Where these would be many and short, so that threads wait for
-    each other's lock, one call writes all.
-    """
-    d, n = coordinates.shape
-    distances, rest = divmod(len(squares), d)
-    if d <= MOST_DISTANCES:
-        yield partial(np.multiply, coordinates, coordinates, squares[:d])
-        for distance in range(1, distances):
-            out = squares[distance * d : (distance + 1) * d]
-            yield partial(np.multiply, coordinates[distance:], coordinates[:-distance], out[:-distance])
-            yield partial(np.multiply, coordinates[:distance], coordinates[-distance:], out[-distance:])
-        if rest:
-            yield partial(np.multiply, coordinates[rest:], coordinates[:rest], squares[-rest:])
-        return
-    turned = np.empty((d + d // 2, n), dtype=coordinates.dtype)
-    yield partial(np.copyto, turned[:d], coordinates)
-    yield partial(np.copyto, turned[d:], coordinates[: d // 2])
-    step, one = turned.strides
-    others: Floats = np.ndarray((distances, d, n), turned.dtype, turned, strides=(step, step, one))
-    yield partial(np.multiply, others, coordinates, squares[: distances * d].reshape(distances, d, n))
-    if rest:
-        yield partial(np.multiply, turned[distances : distances + rest], coordinates[:rest], squares[-rest:])
+def _write_all(coordinates: Floats, squares: Floats) -> None:
+    """Write the products by distance; for even d the last distance has half as many."""
+    d = len(coordinates)
+    for distance in range(d // 2 + 1):
+        out = squares[distance * d : (distance + 1) * d]
+        first = min(len(out), d - distance)
+        np.multiply(coordinates[distance : distance + first], coordinates[:first], out=out[:first])
+        np.multiply(coordinates[: len(out) - first], coordinates[first : len(out)], out=out[first:])
 
 
 ALL_PAIRS = Squares(
     count=lambda d: d * (d + 1) // 2,
     pairs=lambda d: (np.arange(d * (d + 1) // 2 + 1), *pairs_by_distance(d)),
-    fill=_fill_all,
+    write=_write_all,
 )
 OWN_SQUARES = Squares(
     count=lambda d: d,
     pairs=lambda d: (np.arange(d + 1), np.arange(d), np.arange(d)),
-    fill=lambda y, squares: iter([partial(np.multiply, y, y, squares)]),
+    write=lambda y, squares: np.multiply(y, y, out=squares),
 )
 SUM_OF_SQUARES = Squares(
     count=lambda d: 1,
     pairs=lambda d: (np.array([0, d]), np.arange(d), np.arange(d)),
-    fill=lambda y, squares: iter([partial(np.einsum, "ij,ij->j", y, y, out=squares[0])]),
+    write=lambda y, squares: np.einsum("ij,ij->j", y, y, out=squares[0]),
 )
 
 
@@ -163,38 +143,9 @@ def identity_alone(weights: Floats, covariances: Floats, factors: Floats) -> Ite
     yield None
 
 
-def summed_features(features: Floats, responsibilities: Floats, out: Moments) -> Iterator[Step]:
-    """Yield what writes the sums of all features, the only moments of most types."""
-    return summed_product(responsibilities, features, out[0])
-
-
 def unchanged(array: Floats, n_components: int) -> Floats:
     """Return ``array`` itself, where scikit-learn has the covariance type."""
     return array
-
-
-@dataclass(frozen=True, kw_only=True)
-class Solving:
-    """How rows of many features are whitened without the inverses of triangles.
-
-    With ``U_kᵀ U_k = Σ_k``, rows are whitened by solving ``z U_k = x``, which is as fast as a product by
-    ``P_k = U_k⁻¹`` and saves a third of what U_k and P_k cost together.
-    """
-
-    # From so many features on.
-    least_features: int
-    # (covariances, P) -> U.
-    factor: Callable[[Floats, Floats], Floats]
-    # (U) -> P.
-    inverse: Callable[[Floats], Floats]
-    # (differences (n, d), U, k, scale) -> what turns differences of rows to μ_k into units of component k's
-    # standard deviations, times a number, in place.
-    whitening: Callable[[Floats, Floats, int, float], Step]
-    # (triangles of the scatter, weights, means, reg_covar, threads) -> the covariances and U, by so many
-    # threads; raises `SingularComponentError`.
-    maximise: Callable[[Triangles, Floats, Floats, float, int], tuple[Floats, Floats]]
-    # As the covariance type's, but of component k's part only strips are written, as `Triangles` has them.
-    sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +157,9 @@ class CovarianceStructure:
 
     # scikit-learn's name of the covariance type, where it has the type.
     name: str
-    # Whether all components have one covariance, whose scatter is summed over them. They are then scored
-    # all in the same form.
+    # Whether all components have one covariance, whose scatter is summed over them.
     shared: bool
-    # Whether each component has a triangular factor of its own. All of them can then whiten rows
-    # together, and squared distances can be broken off.
+    # Whether each component has a triangular factor of its own.
     own_factors: bool = False
     # (K, d) -> the shape of the covariances, of their scatter and of the precision factors.
     shape: Callable[[int, int], tuple[int, ...]]
@@ -244,11 +193,9 @@ class CovarianceStructure:
     scikit_learn_name: str
     # (array, K) -> covariances, precisions or their factors, in the shape of that type.
     for_scikit_learn: Callable[[Floats, int], Floats] = unchanged
-    # (differences (n, d), factors, k, scale) -> what turns differences of rows to μ_k into units of component
-    # k's standard deviations, times a number, in place.
-    whitening: Callable[[Floats, Floats, int, float], Step]
-    # How passes whiten rows of many features, where not by precision factors.
-    solving: Solving | None = None
+    # (differences (n, d), factors, k): turn differences of rows to μ_k into units of component k's standard
+    # deviations, in place.
+    whiten: Callable[[Floats, Floats, int], object]
     # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
     # ``scatter``, or add it where components share that. ``roots`` are rows about a centre, each times
     # √weight; there is at least one tile, valid until the next is asked for.
@@ -269,19 +216,12 @@ class CovarianceStructure:
     # (log_scales (K,), means (K, d) in the frame, factors, frame) -> W (K, F), such that ``W φ`` are the
     # weighted log-densities.
     coefficients: Callable[[Floats, Floats, Floats, Frame], Floats]
-    # (K, F) -> the shapes of the moments.
+    # (K, F) -> the shapes of the moments: of the sums of the first features, (K, F'), and, where components
+    # share a matrix, of the products of coordinates, summed over all of them, (d, d).
     moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]] = lambda K, F: ((K, F),)
-    # (features (F, n), responsibilities (K, n), out) -> the steps that write the moments of a block.
-    moments: Callable[[Floats, Floats, Moments], Iterator[Step]] = summed_features
     # (moments, weights (K,), means (K, d) in the frame, frame) -> the scatter of the rows that the moments
     # are sums over.
     scatter: Callable[[Moments, Floats, Floats, Frame], Floats]
-
-    def solving_for(self, n_features: int) -> Solving | None:
-        """Return how rows of so many features are whitened by solving; None where by precision factors."""
-        if self.solving is None or n_features < self.solving.least_features:
-            return None
-        return self.solving
 
     def n_row_features(self, n_features: int) -> int:
         """Return F: the constant 1, the d coordinates, and the squares."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from emtau_dask.mixture.covariance import (
     CovarianceStructure,
     Frame,
     Moments,
-    Solving,
     Split,
     pairs_by_distance,
 )
@@ -27,27 +25,14 @@ from emtau_dask.mixture.linalg import (
     EPS,
     Floats,
     Ints,
-    Step,
-    Triangles,
     add_squares,
-    cholesky_factors,
-    covariance_factors,
     covariance_of_factor,
     factor_of_precision,
-    factorise_upper,
-    invert_upper,
-    mirror_squares,
     precision_factors,
     read_only_copy,
-    squares,
-    strips_of,
-    summed_product,
     symmetrised,
     times_upper,
     upper_inverse,
-    upper_product,
-    upper_solution,
-    write_mirrored,
 )
 from emtau_dask.mixture.variance_types import DIAG, SPHERICAL, TIED_DIAG, TIED_SPHERICAL, squared_lengths
 
@@ -55,9 +40,6 @@ LEAST_BY_TRIANGLES = 64
 """Features from which on a product by a triangle is faster than one by a matrix."""
 TILE = 2**16
 """Elements of a matrix that are worked on at a time."""
-LEAST_SOLVED = 384
-"""Features from which on passes whiten rows by solving, and distances are broken off: as
-`benchmarks/kernels.py` finds."""
 
 
 def add_outer_products(scatter: Floats, weights: Floats, vectors: Floats) -> None:
@@ -178,66 +160,20 @@ def _rotated_upper(rows: Floats) -> Floats:
     return np.asarray(upper * np.where(np.diagonal(upper) < 0, -1.0, 1.0), dtype=np.float64)
 
 
-def _in_two_parts(
-    begin: Callable[[int], None], end: Callable[[int], None], n_components: int, threads: int
-) -> None:
-    """Call both for each component; threads share them, so that they finish nearly at once."""
-
-    def end_after(k: int) -> None:
-        begun[k].result()
-        end(k)
-
-    with ThreadPoolExecutor(threads) as pool:
-        begun = [pool.submit(begin, k) for k in range(n_components)]
-        list(pool.map(end_after, range(n_components)))
-
-
 def _by_threads(
     scatter: Floats, weights: Floats, means: Floats, reg_covar: float, threads: int
 ) -> tuple[Floats, Floats]:
     """Return covariances and their precisions' factors."""
     covariances, factors = np.empty_like(scatter), np.empty_like(scatter)
 
-    def begin(k: int) -> None:
+    def maximise(k: int) -> None:
         one = slice(k, k + 1)
-        np.divide(scatter[k], weights[k], out=covariances[k])
-        regularised(covariances[k], reg_covar)
-        cholesky_factors(covariances[one], means[one], weights[one], factors[one], first=k)
+        covariances[one] = regularised(scatter[one] / weights[k], reg_covar)
+        factors[one] = precision_factors(covariances[one], means[one], weights[one], first=k)
 
-    def end(k: int) -> None:
-        invert_upper(factors[k : k + 1])
-
-    _in_two_parts(begin, end, len(weights), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(maximise, range(len(weights))))
     return covariances, factors
-
-
-def _maximise(
-    scatter: Triangles, weights: Floats, means: Floats, reg_covar: float, threads: int
-) -> tuple[Floats, Floats]:
-    """Return covariances and their factors: of each strip, all is done while it is in the cache."""
-    K, d = means.shape
-    covariances, factors = np.empty((K, d, d)), np.empty((K, d, d))
-
-    def begin(k: int) -> None:
-        for rows in strips_of(d):
-            strip, square = factors[k, rows, rows.start :], factors[k, rows, rows]
-            scatter.write_strip(k, rows, strip)
-            strip /= weights[k]
-            np.einsum("ii->i", square)[...] += reg_covar
-            write_mirrored(strip, rows, covariances[k])
-            np.copyto(square, 0.0, where=np.tri(len(square), k=-1, dtype=np.bool_))
-            factors[k, rows, : rows.start] = 0.0
-
-    def end(k: int) -> None:
-        one = slice(k, k + 1)
-        factorise_upper(factors[one], means[one], weights[one], first=k)
-
-    _in_two_parts(begin, end, K, threads)
-    return covariances, factors
-
-
-def _inverses(factors: Floats) -> Floats:
-    return np.stack([upper_inverse(factor) for factor in factors])
 
 
 def _full_from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
@@ -245,16 +181,11 @@ def _full_from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
     return np.stack([covariance_of_factor(f) for f in factors]), factors
 
 
-def _sum_upper(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
+def _sum_full_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
     kept = 0.0
     for roots in tiles:
         add_squares(roots, scatter[k], kept)
         kept = 1.0
-    mirror_squares(scatter[k])
-
-
-def _sum_full_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    _sum_upper(scatter, k, tiles)
     symmetrised(scatter[k])
 
 
@@ -311,15 +242,7 @@ FULL = CovarianceStructure(
         normals, covariances[k], f"the covariance of component {k}"
     ),
     scikit_learn_name="full",
-    whitening=lambda differences, factors, k, scale: upper_product(differences, factors[k], scale),
-    solving=Solving(
-        least_features=LEAST_SOLVED,
-        factor=covariance_factors,
-        inverse=_inverses,
-        whitening=lambda differences, factors, k, scale: upper_solution(differences, factors[k], scale),
-        maximise=_maximise,
-        sum_scatter=_sum_upper,
-    ),
+    whiten=lambda differences, factors, k: times_upper(differences, factors[k]),
     sum_scatter=_sum_full_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,
@@ -371,16 +294,6 @@ def _tied_coefficients(log_scales: Floats, means: Floats, factor: Floats, frame:
     return np.hstack([constants[:, np.newaxis], means, np.full((len(means), 1), -0.5)])
 
 
-def _moments(features: Floats, responsibilities: Floats, out: Moments) -> Iterator[Step]:
-    coordinates = features[1:-1]
-    roots, weighted = np.empty_like(features[0]), np.empty_like(coordinates)
-    yield partial(np.add.reduce, responsibilities, 0, None, roots)
-    yield partial(np.sqrt, roots, roots)
-    yield partial(np.multiply, coordinates, roots, weighted)
-    yield from summed_product(responsibilities, features[:-1], out[0])
-    yield from squares(weighted, out[1])
-
-
 def _tied_scatter(moments: Moments, weights: Floats, means: Floats, frame: Frame) -> Floats:
     scatter = moments[1] - (means * weights[:, np.newaxis]).T @ means
     return frame.forms_back(0.5 * (scatter + scatter.T))
@@ -401,7 +314,7 @@ TIED = CovarianceStructure(
     conditions=lambda covariance: correlation_conditions(covariance[np.newaxis]),
     draw=lambda normals, covariance, k: correlated(normals, covariance, "the shared covariance"),
     scikit_learn_name="tied",
-    whitening=lambda differences, factor, k, scale: upper_product(differences, factor, scale),
+    whiten=lambda differences, factor, k: times_upper(differences, factor),
     sum_scatter=_sum_tied_scatter,
     add_outer=_add_outer,
     distances=whitened_trace,
@@ -413,7 +326,6 @@ TIED = CovarianceStructure(
     transforms=lambda weights, covariance, factor: iter([factor]),
     coefficients=_tied_coefficients,
     moment_shapes=lambda K, F: ((K, F - 1), (F - 2, F - 2)),
-    moments=_moments,
     scatter=_tied_scatter,
 )
 

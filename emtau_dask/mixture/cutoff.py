@@ -44,9 +44,10 @@ class Reach:
 
     Attributes
     ----------
+    centre : ndarray of shape (d,)
     discriminants : ndarray of float32, shape (K, d + 1)
-        Coefficients of a row less the frame's centre, and of 1: the largest sum is mostly that of the
-        component of the row.
+        Coefficients of a row less the centre, and of 1: the largest sum is mostly that of the component of
+        the row.
     distances : ndarray of float32, shape (K, K)
         Component k does not count for a row whose squared distance from component a, in a's standard
         deviations, is at most ``[a, k]``. That is negative where k always may count.
@@ -54,6 +55,7 @@ class Reach:
         So many nats below the largest score of a row, a component does not count for it.
     """
 
+    centre: Floats
     discriminants: AnyArray
     distances: AnyArray
     margins: Floats
@@ -81,7 +83,7 @@ def _reach(parameters: MixtureParameters, centre: Floats, apart: _Apart) -> Reac
     linear = np.linalg.solve(pooled, means.T).T
     constant = np.log(parameters.weights) - 0.5 * (linear * means).sum(axis=1)
     discriminants = np.ascontiguousarray(np.column_stack([linear, constant]), np.float32)
-    return Reach(discriminants, _distances(apart), _margins(parameters))
+    return Reach(centre, discriminants, _distances(apart), _margins(parameters))
 
 
 def may_leave_out(n_components: int, n_features: int, chunk_rows: float) -> bool:

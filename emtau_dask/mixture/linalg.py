@@ -6,7 +6,7 @@ Cython are the routines themselves, and ctypes lets go of the interpreter's lock
 
 All matrices are float64. To a routine, a matrix whose rows lie one after the other is its transpose, whose
 columns do; so the upper triangles here, of which rows lie so, are lower ones there. Rows of data may also
-lie feature after feature, as `room_for_rows` makes them.
+lie feature after feature.
 
 A covariance that was computed from rounded data is hardly ever *exactly* singular, so the success of a
 Cholesky factorisation says little. Two limits decide here, both independent of units:
@@ -16,27 +16,13 @@ Cholesky factorisation says little. Two limits decide here, both independent of 
 - every pivot of the *correlation* matrix must exceed ``64 d ε``, the size of the rounding errors of the
   scatter that it was computed from.
 
-Passes over a large (K, d, d) array cost as much as the memory that they read and write. Upper triangles are
-half of it. Where the work goes strip by strip, all steps are done while a strip is in the cache.
-
-Two costs of NumPy's products are avoided. OpenBLAS packs the factors of a product before it multiplies
-them; where a factor has few rows, packing takes longer than the product. It does not pack where the product
-has at most a million multiplications and, if the second factor is transposed, at most about a thousand
-results. And NumPy's `matmul` keeps the interpreter lock, so that all other threads wait, while it computes
-a result of at most 500 numbers, however long the factors are. A stack of results, one for each slice, has
-more numbers. `dot` never keeps the lock, but copies factors that are not contiguous.
-
-Making the views of the slices keeps the lock as well. Such a product is therefore returned as steps, calls of
-NumPy whose arguments exist already, which every block of rows in the same buffers can `perform` again.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from itertools import pairwise
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,8 +35,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
-Step = Callable[[], object]
-"""A call whose arguments exist already."""
 EPS = float(np.finfo(np.float64).eps)
 SIDE = 128
 """Rows of the strips in which large matrices are worked on."""
@@ -62,14 +46,6 @@ SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
 INVERTED_AT_ONCE = 64
 """Most features for which LAPACK inverts a factor in one call; products of halves are faster beyond."""
-UNPACKED, UNPACKED_RESULT = 10**6, 1000
-"""Most multiplications, and most results with a transposed factor, for which OpenBLAS does not pack."""
-LOCKED_RESULT = 500
-"""Most results for which `matmul` keeps the lock."""
-SHORTEST, NARROWEST = 128, 24
-"""Rows of the shortest slices, and columns of the narrowest parts of a sum's result."""
-SUMMED_ROWS = 1024
-"""The most rows that are summed in float32."""
 
 
 def squared_length(array: AnyArray) -> float:
@@ -77,17 +53,6 @@ def squared_length(array: AnyArray) -> float:
     values = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.dot(values, values))
-
-
-def room_for_rows(n_rows: int, n_features: int) -> Floats:
-    """Return an array (n_rows, n_features), not initialised, in the memory order in which work on it is fast.
-
-    Few features lie one after another, each with all rows, so that loops of NumPy are long; many lie side by
-    side. Calls take the long loops where all their arguments are transposed, the array's first axis last.
-    """
-    if n_features < FEW_FEATURES:
-        return np.empty((n_features, n_rows)).T
-    return np.empty((n_rows, n_features))
 
 
 def read_only_copy(array: AnyArray | list[float]) -> Floats:
@@ -119,7 +84,6 @@ def symmetrised(matrices: Floats) -> Floats:
 
 class _Routines(NamedTuple):
     dtrmm: Routine
-    dtrsm: Routine
     dsyrk: Routine
     dpotrf: Routine
     dtrtri: Routine
@@ -129,7 +93,6 @@ class _Routines(NamedTuple):
 def _routines() -> _Routines:
     return _Routines(
         _routine(cython_blas, "dtrmm", 11),
-        _routine(cython_blas, "dtrsm", 11),
         _routine(cython_blas, "dsyrk", 10),
         _routine(cython_lapack, "dpotrf", 5),
         _routine(cython_lapack, "dtrtri", 6),
@@ -176,34 +139,14 @@ def _by_features(rows: Floats) -> bool:
     return rows.strides[0] < rows.strides[1]
 
 
-def upper_product(rows: Floats, upper: Floats, scale: float = 1.0) -> Step:
-    """Return what turns ``rows`` (n, d) into ``scale * rows @ upper``, in place, with a triangle (d, d)."""
-    return _by_triangle(_routines().dtrmm, rows, upper, scale)
-
-
-def upper_solution(rows: Floats, upper: Floats, scale: float = 1.0) -> Step:
-    """Return what turns ``rows`` (n, d) into ``scale * rows @ upper⁻¹``, in place, with a triangle (d, d)."""
-    return _by_triangle(_routines().dtrsm, rows, upper, scale)
-
-
-def _by_triangle(routine: Routine, rows: Floats, upper: Floats, scale: float) -> Step:
+def times_upper(rows: Floats, upper: Floats) -> None:
+    """Turn ``rows`` (n, d) into ``rows @ upper``, in place, with a triangle (d, d)."""
     n, d = map(_whole, rows.shape)
     if _by_features(rows):
         how, shape, stored = (RIGHT, LOWER, TRANSPOSED), (n, d), _changed(rows.T)
     else:
         how, shape, stored = (LEFT, LOWER, PLAIN), (d, n), _changed(rows)
-    arguments = *how, ANY_DIAGONAL, *shape, _real(scale), *_stored(upper), *stored
-    return partial(_call, partial(routine, *arguments), rows, upper)
-
-
-def _call(routine: Step, *arrays: Floats) -> None:
-    """Call what was told only where in memory the arrays are; they are there as long as the caller is."""
-    routine()
-
-
-def times_upper(rows: Floats, upper: Floats) -> None:
-    """Turn ``rows`` (n, d) into ``rows @ upper``, in place, with a triangle (d, d)."""
-    upper_product(rows, upper)()
+    _routines().dtrmm(*how, ANY_DIAGONAL, *shape, _real(1.0), *_stored(upper), *stored)
 
 
 def upper_times(upper: Floats, columns: Floats, scale: float = 1.0) -> None:
@@ -273,18 +216,6 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
             f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, "
             "what float64 can resolve there",
         )
-
-
-def covariance_factors(covariances: Floats, precision_factors: Floats) -> Floats:
-    """Return the upper-triangular U with ``Uᵀ U = covariance`` of each (K, d, d), whose inverse is known.
-
-    Where a covariance is singular to working precision, U is the inverse of its precision factor.
-    """
-    factors = np.empty(covariances.shape)
-    _copy_upper(covariances, factors)
-    for k in np.flatnonzero(factorise(factors)):
-        factors[k] = upper_inverse(precision_factors[k])
-    return factors
 
 
 def precision_factors(covariances: Floats, means: Floats, weights: Floats, first: int = 0) -> Floats:
@@ -386,191 +317,3 @@ def covariance_of_factor(factor: Floats) -> Floats:
     """Return ``(P Pᵀ)⁻¹`` for an upper-triangular factor P, exactly symmetric."""
     inverse = upper_inverse(factor)
     return read_only_copy(inverse.T @ inverse)
-
-
-def strips_of(n_features: int) -> Iterator[slice]:
-    """Yield the rows of each strip of a matrix of so many features."""
-    for begin in range(0, n_features, SIDE):
-        yield slice(begin, min(begin + SIDE, n_features))
-
-
-def write_mirrored(strip: Floats, rows: slice, out: Floats) -> None:
-    """Write a strip (m, d - begin) of a symmetric matrix (d, d), and its mirror image."""
-    out[rows, rows.start :] = strip
-    out[rows.stop :, rows] = strip[:, len(strip) :].T
-    _mirror(out[rows, rows])
-
-
-def mirror_squares(matrix: Floats) -> None:
-    """Make the squares on the diagonal of a matrix (d, d) symmetric; each strip begins with one."""
-    for rows in strips_of(len(matrix)):
-        _mirror(matrix[rows, rows])
-
-
-def _mirror(square: Floats) -> None:
-    np.copyto(square, square.T, where=np.tri(len(square), k=-1, dtype=np.bool_))
-
-
-@dataclass(frozen=True, eq=False)
-class Triangles:
-    """Symmetric matrices ``Σ_j parts_j + Σ_i weights_i · vectors_i vectors_iᵀ``, K of them.
-
-    Attributes
-    ----------
-    parts : tuple of ndarray of shape (K, d, d)
-        One or more, of which the strips count: what is right of their diagonals, and squares on them.
-    weights : ndarray of shape (m, K)
-    vectors : ndarray of shape (m, K, d)
-        Outer products that are below the rounding of the parts are left out.
-    """
-
-    parts: tuple[Floats, ...]
-    weights: Floats
-    vectors: Floats
-
-    @cached_property
-    def _count(self) -> Bools:
-        """Which outer products count, (m, K)."""
-        diagonal = sum(np.einsum("kii->ki", part) for part in self.parts)
-        squares = self.weights[:, :, np.newaxis] * self.vectors**2
-        count: Bools = (np.abs(squares) > 0.25 * EPS * diagonal).any(axis=2)
-        return count
-
-    def write_strip(self, k: int, rows: slice, out: Floats) -> None:
-        """Write a strip of matrix k, (m, d - begin)."""
-        columns = slice(rows.start, None)
-        first, *others = (part[k, rows, columns] for part in self.parts)
-        if others:
-            np.add(first, others[0], out=out)
-        else:
-            out[...] = first
-        for other in others[1:]:
-            out += other
-        counting = self._count[:, k]
-        if counting.any():
-            vectors = self.vectors[counting, k]
-            out += (self.weights[counting, k, np.newaxis] * vectors[:, rows]).T @ vectors[:, columns]
-
-    @cached_property
-    def upper(self) -> Floats:
-        """Matrices (K, d, d) of which the strips are the sums; the rest does not count."""
-        if len(self.parts) == 1 and not self._count.any():
-            return self.parts[0]
-        out = np.empty_like(self.parts[0])
-        for k, matrix in enumerate(out):
-            self._write_strips(k, matrix)
-        return read_only(out)
-
-    def whole(self) -> Floats:
-        """Return the matrices, (K, d, d)."""
-        out = np.empty_like(self.parts[0])
-        for k, matrix in enumerate(out):
-            self._write_strips(k, matrix)
-            symmetrised(matrix)
-        return out
-
-    def _write_strips(self, k: int, out: Floats) -> None:
-        for rows in strips_of(len(out)):
-            self.write_strip(k, rows, out[rows, rows.start :])
-
-
-def _slices(n_rows: int, longest: int) -> int:
-    count = 1
-    while count * longest < n_rows:
-        count *= 2
-    return count
-
-
-def score_slices(n_rows: int, size: int) -> int:
-    """Return the number of slices of `product`, a power of two, for ``size`` multiplications a row."""
-    longest = UNPACKED // size
-    return _slices(n_rows, longest) if longest >= SHORTEST else 1
-
-
-def sum_slices(n_rows: int, size: int, *, single: bool = False) -> int:
-    """Return the number of slices of sums over rows, a power of two, for ``size`` results."""
-    longest = UNPACKED // size if size <= UNPACKED_RESULT else n_rows
-    count = _slices(n_rows, min(longest, SUMMED_ROWS) if single else longest)
-    while count * size <= LOCKED_RESULT and 2 * count * SHORTEST <= n_rows:
-        count *= 2
-    return count
-
-
-def _stacked(matrix: AnyArray, count: int) -> AnyArray:
-    """Return (rows, columns) as (count, rows, columns // count), without the columns left over."""
-    rows, columns = matrix.shape
-    length = columns // count
-    return matrix[:, : count * length].reshape(rows, count, length).swapaxes(0, 1)
-
-
-def perform(steps: Iterable[Step]) -> None:
-    """Do one step after another."""
-    for step in steps:
-        step()
-
-
-def product(a: AnyArray, b: AnyArray, out: AnyArray) -> Iterator[Step]:
-    """Yield what writes ``a b`` of (K, F) and (F, n) into ``out`` (K, n), by slices of the n rows."""
-    n = b.shape[1]
-    count = score_slices(n, a.size)
-    if count == 1:
-        yield partial(np.matmul, a, b, out)
-        return
-    yield partial(np.matmul, a, _stacked(b, count), _stacked(out, count))
-    if rest := n % count:
-        yield partial(np.matmul, a, b[:, -rest:], out[:, -rest:])
-
-
-def unpacked_parts(k: int, f: int) -> list[int]:
-    """Return where parts of the f columns of a sum's result (k, f) begin and end, so that none is packed for.
-
-    There is one part where they would be narrow.
-    """
-    widest = UNPACKED_RESULT // k
-    parts = -(-f // widest) if widest >= NARROWEST else 1
-    return [f * i // parts for i in range(parts + 1)]
-
-
-def summed_product(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
-    """Yield what writes ``a bᵀ`` of (K, n) and (F, n) into ``out`` (K, F), float64.
-
-    It goes by slices of the n rows, and by `unpacked_parts` of the F. Where these would be narrow, the longer
-    factor is the first, and is packed once.
-    """
-    k, f = out.shape
-    parts = unpacked_parts(k, f)
-    if len(parts) > 2 or k * f <= UNPACKED_RESULT:
-        for begin, end in pairwise(parts):
-            yield from _sum(a, b[begin:end], out[:, begin:end])
-    elif k < f:
-        yield from _sum(b, a, out.T)
-    else:
-        yield from _sum(a, b, out)
-
-
-def squares(a: AnyArray, out: Floats) -> Iterator[Step]:
-    """Yield what writes ``a aᵀ`` of (d, n) into ``out`` (d, d), float64, exactly symmetric, by slices."""
-    return _sum(a, a, out)
-
-
-def _sum(a: AnyArray, b: AnyArray, out: Floats) -> Iterator[Step]:
-    n = b.shape[1]
-    count = sum_slices(n, out.size, single=b.dtype == np.float32)
-    if count > 1:
-        sums = np.empty((count, *out.shape), dtype=b.dtype)
-        yield partial(np.matmul, _stacked(a, count), _stacked(b, count).swapaxes(1, 2), sums)
-        yield partial(np.add.reduce, sums, 0, np.float64, out)
-        if rest := n % count:
-            yield partial(_add_product, a[:, -rest:], b[:, -rest:].T, out)
-    elif a.flags.forc and b.flags.forc:
-        yield partial(_write_dot, a, b.T, out)
-    else:
-        yield partial(np.matmul, a, b.T, out)
-
-
-def _add_product(a: AnyArray, b: AnyArray, out: Floats) -> None:
-    out += np.matmul(a, b)
-
-
-def _write_dot(a: AnyArray, b: AnyArray, out: Floats) -> None:
-    out[...] = np.dot(a, b)

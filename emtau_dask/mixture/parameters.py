@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,37 +29,27 @@ class MixtureParameters:
     means : ndarray of shape (K, d)
     covariances : ndarray
         (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,) tied_diag, () tied_spherical.
-    precision_factors : ndarray or None
-        Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``. None where ``covariance_factors`` are
-        given in their place.
-    covariance_factors : ndarray of shape (K, d, d) or None
-        Upper-triangular U with ``Uᵀ U = Σ``. Rows are whitened by it where it is given: in passes, from
-        `Solving.least_features` features on.
+    precisions_cholesky : ndarray
+        Same shape; upper-triangular P with ``P Pᵀ = Σ⁻¹``, or ``1/σ``.
     """
 
     covariance_type: str
     weights: Floats
     means: Floats
     covariances: Floats
-    precision_factors: Floats | None
-    covariance_factors: Floats | None = None
+    precisions_cholesky: Floats
 
     def __post_init__(self) -> None:
         K, d = self.means.shape
         shape = self.structure.shape(K, d)
-        given = [each for each in (self.precision_factors, self.covariance_factors) if each is not None]
-        found = (self.weights.shape, self.covariances.shape, *(factors.shape for factors in given))
-        if not given or found != ((K,), shape, *[shape] * len(given)):
+        found = self.weights.shape, self.covariances.shape, self.precisions_cholesky.shape
+        if found != ((K,), shape, shape):
             raise InvalidDataError(
                 f"weights, covariances and precisions_cholesky have shapes {found}; for {K} components of {d}"
                 f" features with {self.covariance_type} covariances they must be {((K,), shape, shape)}."
             )
         if not (self.weights > 0).all():
             raise InvalidDataError(f"weights are {self.weights}; every one must be above 0.")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields alone, not what was made of them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def structure(self) -> CovarianceStructure:
@@ -78,31 +66,9 @@ class MixtureParameters:
         """Number of features d."""
         return int(self.means.shape[1])
 
-    @cached_property
-    def precisions_cholesky(self) -> Floats:
-        """The precision factors P, given or made from U, in the shape of the covariances."""
-        if self.precision_factors is not None:
-            return self.precision_factors
-        assert self.structure.solving is not None
-        assert self.covariance_factors is not None
-        return read_only(self.structure.solving.inverse(self.covariance_factors))
-
-    def factorised(self) -> MixtureParameters:
-        """Return the same with covariance factors, where passes whiten rows by solving.
-
-        To be called with one thread for BLAS, so that equal covariances give equal bits.
-        """
-        solving = self.structure.solving_for(self.n_features)
-        if solving is None or self.covariance_factors is not None:
-            return self
-        factors = read_only(solving.factor(self.covariances, self.precisions_cholesky))
-        return replace(self, covariance_factors=factors)
-
     @property
     def log_det(self) -> Floats:
         """``ln|P_k|``, (K,): half the log-determinants of the precisions."""
-        if self.covariance_factors is not None:
-            return -self.structure.log_det(self.covariance_factors, *self.means.shape)
         return self.structure.log_det(self.precisions_cholesky, *self.means.shape)
 
     @property
@@ -148,21 +114,13 @@ def m_step(
         raise SingularComponentError(k, float(weights[k]), "no row is left in it")
     means = statistics.means
     K, d = means.shape
-    solving = structure.solving_for(d)
-    if solving is not None:
-        covariances, factors = solving.maximise(statistics.triangles, weights, means, reg_covar, threads)
-    elif structure.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
+    if structure.by_threads is not None and threads > 1 and K * d**3 >= THREADED:
         covariances, factors = structure.by_threads(statistics.scatter, weights, means, reg_covar, threads)
     else:
         covariances = structure.covariances(statistics.scatter, weights, d, reg_covar)
         factors = structure.factor(covariances, means, weights)
-    read_only(factors)
     return MixtureParameters(
-        structure.name,
-        read_only(weights / total),
-        means,
-        read_only(covariances),
-        *((factors, None) if solving is None else (None, factors)),
+        structure.name, read_only(weights / total), means, read_only(covariances), read_only(factors)
     )
 
 
@@ -181,13 +139,8 @@ def tempered(parameters: MixtureParameters, power: float) -> MixtureParameters:
         read_only(np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)),
         parameters.means,
         read_only(np.asarray(parameters.covariances / power)),
-        _scaled(parameters.precision_factors, np.sqrt(power)),
-        _scaled(parameters.covariance_factors, 1.0 / np.sqrt(power)),
+        read_only(np.asarray(parameters.precisions_cholesky * np.sqrt(power))),
     )
-
-
-def _scaled(factors: Floats | None, scale: float) -> Floats | None:
-    return None if factors is None else read_only(np.asarray(factors * scale))
 
 
 def expected_log_density(statistics: SufficientStatistics, parameters: MixtureParameters) -> float:

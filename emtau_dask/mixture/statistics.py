@@ -15,14 +15,14 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from emtau_dask.mixture.covariance import CovarianceStructure, Moments
-from emtau_dask.mixture.linalg import Bools, Floats, Ints, Triangles, read_only, room_for_rows, strips_of
+from emtau_dask.mixture.linalg import FEW_FEATURES, Floats, Ints, read_only
 
 T = TypeVar("T")
 TILE_BYTES, MIN_TILE_ROWS = 2**20, 1024
@@ -42,42 +42,14 @@ class SufficientStatistics:
         ``Σ_n s_n w_nk``, in weighted rows.
     means : ndarray of shape (K, d)
         Weighted means; zero where the weight is.
-    given_scatter : ndarray or Triangles
+    scatter : ndarray
         Weighted scatter about the means, in the shape of the covariances: summed over the
-        components that share a covariance, and over the features that share a variance. It may be
-        `Triangles` where passes whiten rows by solving.
+        components that share a covariance, and over the features that share a variance.
     """
 
     weights: Floats
     means: Floats
-    given_scatter: Floats | Triangles
-
-    @cached_property
-    def scatter(self) -> Floats:
-        """The scatter, in the shape of the covariances."""
-        given = self.given_scatter
-        return read_only(given.whole()) if isinstance(given, Triangles) else given
-
-    @property
-    def triangles(self) -> Triangles:
-        """The scatter of matrices (K, d, d) as triangles."""
-        given = self.given_scatter
-        return given if isinstance(given, Triangles) else as_triangles(given)
-
-    def summed(self) -> SufficientStatistics:
-        """Return the same with the scatter alone, not what it is the sum of: to be kept, or sent."""
-        return SufficientStatistics(self.weights, self.means, self.scatter)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SufficientStatistics, (self.weights, self.means, self.scatter)
-
-
-def as_triangles(part: Floats, weights: Floats | None = None, vectors: Floats | None = None) -> Triangles:
-    """Return triangles of one part, and of ``Σ_i weights_i · vectors_i vectors_iᵀ`` if these are given."""
-    K, d, _ = part.shape
-    if weights is None or vectors is None:
-        weights, vectors = np.empty((0, K)), np.empty((0, K, d))
-    return Triangles((part,), weights, vectors)
+    scatter: Floats
 
 
 def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> SufficientStatistics:
@@ -105,84 +77,33 @@ class Merger:
         self._weights: list[Floats] = []
         self._means: list[Floats] = []
         self._first: SufficientStatistics | None = None
-        self._sum: _ScatterSum | _TriangleSum | None = None
+        self._scatter: Floats | None = None
 
     def push(self, part: SufficientStatistics) -> None:
         """Add the next part."""
         if not self._weights:
             self._first = part
+        elif self._first is not None:
+            # The plain sum of two arrays without axes is a number, which cannot be added to in place.
+            self._scatter = np.add(self._first.scatter, part.scatter, out=np.empty_like(part.scatter))
+            self._first = None
         else:
-            self._sum = self._sum or self._begun()
-            self._sum.push(part)
+            assert self._scatter is not None
+            self._scatter += part.scatter
         self._weights.append(part.weights)
         self._means.append(part.means)
 
-    def _begun(self) -> _ScatterSum | _TriangleSum:
-        """Return the sum of the first part, which is not held beside it."""
-        first, self._first = self._first, None
-        assert first is not None
-        solving = self._structure.solving_for(first.means.shape[1])
-        begun = _ScatterSum(self._structure) if solving is None else _TriangleSum()
-        begun.push(first)
-        return begun
-
     def total(self) -> SufficientStatistics | None:
         """Return all parts merged, None where there were none. To be called once, after the last part."""
-        weights, means = self._weights, self._means
-        if self._sum is None:
+        weights, means, scatter = self._weights, self._means, self._scatter
+        if scatter is None:
             return self._first
         whole = np.sum(weights, axis=0)
         mean = means[0].copy()
         for part_weights, part_means in zip(weights[1:], means[1:], strict=True):
             mean += quotients(part_weights, whole)[:, np.newaxis] * (part_means - means[0])
-        scatter = self._sum.total(np.array(weights), np.array(means) - mean)
-        return SufficientStatistics(read_only(whole), read_only(mean), scatter)
-
-
-class _ScatterSum:
-    """The sum of two scatters or more."""
-
-    def __init__(self, structure: CovarianceStructure) -> None:
-        self._structure = structure
-        self._parts = 0
-        self._scatter: Floats = np.empty(0)
-
-    def push(self, part: SufficientStatistics) -> None:
-        if self._parts == 0:
-            self._scatter = part.scatter
-        elif self._parts == 1:
-            # The plain sum of two arrays without axes is a number, which cannot be added to in place.
-            self._scatter = np.add(self._scatter, part.scatter, out=np.empty_like(part.scatter))
-        else:
-            self._scatter += part.scatter
-        self._parts += 1
-
-    def total(self, weights: Floats, vectors: Floats) -> Floats:
-        """Return the sum, with ``Σ_i weights_i · vectors_i vectors_iᵀ`` added."""
-        self._structure.add_outer(self._scatter, weights, vectors)
-        return read_only(self._scatter)
-
-
-class _TriangleSum:
-    """The sum of two scatters or more, of which upper triangles are added; the last part is left apart."""
-
-    def __init__(self) -> None:
-        self._parts: tuple[Floats, ...] = ()
-        self._own = False
-
-    def push(self, part: SufficientStatistics) -> None:
-        if len(self._parts) == 2:
-            before, last = self._parts
-            out = before if self._own else np.empty_like(before)
-            for rows in strips_of(out.shape[-1]):
-                columns = slice(rows.start, None)
-                np.add(before[:, rows, columns], last[:, rows, columns], out=out[:, rows, columns])
-            self._parts, self._own = (out,), True
-        self._parts = (*self._parts, part.triangles.upper)
-
-    def total(self, weights: Floats, vectors: Floats) -> Triangles:
-        """Return the sum, with ``Σ_i weights_i · vectors_i vectors_iᵀ`` added."""
-        return Triangles(tuple(map(read_only, self._parts)), weights, vectors)
+        self._structure.add_outer(scatter, np.array(weights), np.array(means) - mean)
+        return SufficientStatistics(read_only(whole), read_only(mean), read_only(scatter))
 
 
 def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
@@ -240,35 +161,6 @@ def remainder(
     return SufficientStatistics(read_only(left), read_only(means), read_only(scatter))
 
 
-def spread_out(statistics: SufficientStatistics, components: Bools) -> SufficientStatistics:
-    """Return statistics of all K components from those of some, (K,) bool; the others' are zero.
-
-    Where components share a covariance, all must be there.
-    """
-    if components.all():
-        return statistics
-
-    def spread(some: Floats) -> Floats:
-        whole = np.zeros((len(components), *some.shape[1:]))
-        whole[components] = some
-        return read_only(whole)
-
-    return SufficientStatistics(
-        spread(statistics.weights), spread(statistics.means), spread(statistics.scatter)
-    )
-
-
-def chosen(statistics: SufficientStatistics, components: Bools) -> SufficientStatistics:
-    """Return the statistics of some of the components, (K,) bool: the inverse of `spread_out`.
-
-    Where components share a covariance, all must be chosen.
-    """
-    if components.all():
-        return statistics
-    parts = statistics.weights, statistics.means, statistics.scatter
-    return SufficientStatistics(*(read_only(part[components]) for part in parts))
-
-
 def block_statistics(
     structure: CovarianceStructure, rows: Floats, responsibilities: Floats
 ) -> SufficientStatistics:
@@ -276,19 +168,25 @@ def block_statistics(
 
     The first pass over the rows computes means, the second the scatter about them. The second also corrects
     the means for the rounding of the first (Chan et al. 1983, eq. 1.7). So neither the distance from the
-    origin nor a collapse onto identical rows costs digits.
+    origin nor a collapse onto identical rows costs digits. Rows that lie feature after feature are fastest.
     """
-    fewer: Floats = np.empty((len(rows) // 2, rows.shape[1]))
+    by_features = rows.strides[0] < rows.strides[1]
+    fewer = np.empty(len(rows) // 2 * rows.shape[1])
     parts = (_present(rows, own, fewer) for own in responsibilities)
-    return _summed(structure, (len(responsibilities), *rows.shape), parts)
+    return _summed(structure, (len(responsibilities), *rows.shape), parts, by_features=by_features)
 
 
 def _present(rows: Floats, row_weights: Floats, fewer: Floats) -> tuple[Floats, Floats]:
     """Leave out rows without weight where they are the majority, as in many dimensions; into ``fewer``."""
-    present = np.flatnonzero(row_weights != 0.0)
-    if len(present) > len(fewer):
+    present, d = np.flatnonzero(row_weights != 0.0), rows.shape[1]
+    if 2 * len(present) > len(rows):
         return rows, row_weights
-    return np.take(rows, present, axis=0, out=fewer[: len(present)], mode="clip"), row_weights[present]
+    room = fewer[: len(present) * d]
+    if rows.strides[0] < rows.strides[1]:
+        some = np.take(rows.T, present, axis=1, out=room.reshape(d, len(present)), mode="clip").T
+    else:
+        some = np.take(rows, present, axis=0, out=room.reshape(len(present), d), mode="clip")
+    return some, row_weights[present]
 
 
 def group_statistics(
@@ -318,16 +216,21 @@ def tile_rows(n_features: int) -> int:
 
 
 def _summed(
-    structure: CovarianceStructure, shape: tuple[int, int, int], parts: Iterable[tuple[Floats, Floats]]
+    structure: CovarianceStructure,
+    shape: tuple[int, int, int],
+    parts: Iterable[tuple[Floats, Floats]],
+    *,
+    by_features: bool = False,
 ) -> SufficientStatistics:
-    """Return statistics from the rows of each component, and their weights; shape is (K, n, d)."""
+    """Return statistics from the rows of each component, and their weights; shape is (K, n, d).
+
+    Residuals lie feature after feature where rows do, and where features are few: loops of NumPy are long.
+    """
     K, n, d = shape
     height = tile_rows(d)
-    buffer = room_for_rows(min(height, n), d)
+    buffer = np.empty((min(height, n), d), order="F" if by_features or d < FEW_FEATURES else "C")
     weights, means, corrections = np.zeros(K), np.zeros((K, d)), np.zeros((K, d))
     scatter = (np.zeros if structure.shared else np.empty)(structure.shape(K, d))
-    solving = structure.solving_for(d)
-    sum_scatter = (solving or structure).sum_scatter
 
     def roots_of(k: int, rows: Floats, row_weights: Floats) -> Iterator[Floats]:
         roots = np.sqrt(row_weights)
@@ -345,17 +248,12 @@ def _summed(
         weights[k] = row_weights.sum()
         if weights[k] > 0:
             means[k] = row_weights @ rows / weights[k]
-            sum_scatter(scatter, k, roots_of(k, rows, row_weights))
+            structure.sum_scatter(scatter, k, roots_of(k, rows, row_weights))
         elif not structure.shared:
             scatter[k] = 0.0
     corrections = quotients(corrections, weights[:, np.newaxis])
-    outer = -weights[np.newaxis], corrections[np.newaxis]
-    if solving is None:
-        structure.add_outer(scatter, *outer)
-        found: Floats | Triangles = read_only(scatter)
-    else:
-        found = as_triangles(read_only(scatter), *outer)
-    return SufficientStatistics(read_only(weights), read_only(means + corrections), found)
+    structure.add_outer(scatter, -weights[np.newaxis], corrections[np.newaxis])
+    return SufficientStatistics(read_only(weights), read_only(means + corrections), read_only(scatter))
 
 
 class PairwiseMerger(Generic[T]):
@@ -391,9 +289,9 @@ class RowSums(NamedTuple):
     Attributes
     ----------
     moments : ndarray of shape (m,) or None
-        Of the components scored together, by features: their arrays, one after the other.
+        Of features: their arrays, one after the other.
     statistics : SufficientStatistics or None
-        Of all K components, zero where it is for the moments.
+        Of rows that were summed in the centred form.
     """
 
     moments: Floats | None
@@ -455,14 +353,14 @@ def views_of(numbers: Floats, shapes: tuple[tuple[int, ...], ...]) -> Moments:
 class MomentSums:
     """Moments of a stream of blocks, in float64; those of each are to be written into ``block``, (m,).
 
-    Blocks are added up in place until they have ``added_rows`` rows, as many as one product would sum anyway.
+    Blocks are added up in place until they have `ADDED_ROWS` rows, as many as one product would sum anyway.
     These sums are merged pairwise.
     """
 
-    def __init__(self, block: Floats, added_rows: int = ADDED_ROWS) -> None:
+    def __init__(self, block: Floats) -> None:
         self.block = block
         self._sum: Floats | None = None
-        self._rows, self._added_rows = 0, added_rows
+        self._rows = 0
         self._merger: PairwiseMerger[Floats] = PairwiseMerger(operator.add)
 
     def push(self, n_rows: int) -> None:
@@ -472,7 +370,7 @@ class MomentSums:
         else:
             self._sum += self.block
         self._rows += n_rows
-        if self._rows >= self._added_rows:
+        if self._rows >= ADDED_ROWS:
             self._flush()
 
     def _flush(self) -> None:

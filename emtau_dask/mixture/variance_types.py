@@ -11,7 +11,6 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 import numpy as np
 
@@ -127,9 +126,7 @@ DIAG = CovarianceStructure(
     conditions=no_correlation,
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="diag",
-    whitening=lambda differences, factors, k, scale: partial(
-        np.multiply, differences, factors[k] * scale, out=differences
-    ),
+    whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
     sum_scatter=_sum_diag_scatter,
     add_outer=_add_diag_outer,
     distances=scaled_trace,
@@ -170,9 +167,7 @@ SPHERICAL = CovarianceStructure(
     conditions=no_correlation,
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="spherical",
-    whitening=lambda differences, factors, k, scale: partial(
-        np.multiply, differences, factors[k] * scale, out=differences
-    ),
+    whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
     sum_scatter=_sum_spherical_scatter,
     add_outer=_add_spherical_outer,
     distances=scaled_trace,
@@ -211,9 +206,7 @@ TIED_DIAG = CovarianceStructure(
     draw=lambda normals, variances, k: normals * np.sqrt(variances),
     scikit_learn_name="tied",
     for_scikit_learn=lambda array, K: np.diag(array),
-    whitening=lambda differences, factors, k, scale: partial(
-        np.multiply, differences, factors * scale, out=differences
-    ),
+    whiten=lambda differences, factors, k: np.multiply(differences, factors, out=differences),
     sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles), out=scatter),
     add_outer=_add_tied_diag_outer,
     distances=scaled_trace,
@@ -252,9 +245,7 @@ TIED_SPHERICAL = CovarianceStructure(
     draw=lambda normals, variance, k: normals * np.sqrt(variance),
     scikit_learn_name="spherical",
     for_scikit_learn=lambda array, K: np.repeat(array, K),
-    whitening=lambda differences, factor, k, scale: partial(
-        np.multiply, differences, factor * scale, out=differences
-    ),
+    whiten=lambda differences, factor, k: np.multiply(differences, factor, out=differences),
     sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles).sum(), out=scatter),
     add_outer=_add_tied_spherical_outer,
     distances=scaled_trace,

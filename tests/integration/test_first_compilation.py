@@ -82,34 +82,6 @@ def test_what_is_compiled_ahead_is_what_a_fit_uses():
     assert after[-1] == 1  # of the last shape, far components are left out
 
 
-ONE_ILL_CONDITIONED = """
-import json, warnings
-import dask, numpy as np
-from emtau_dask import GaussianMixture
-from emtau_dask.kernels.dispatch import compile_loops
-from emtau_dask.kernels import mixed
-from emtau_dask.mixture.covariance_types import structure_named
-warnings.simplefilter("ignore")
-begun = []
-compile_loops(structure_named("full"), 2, 3, np.dtype("f8"), 1000, lambda: begun.append(1))
-loaded = len(mixed.loops.accumulate.signatures)
-rng = np.random.default_rng(0)
-rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
-flat = rng.normal(size=(500, 3)) * [1.0, 1.0, 1e-5] @ rotation.T
-X = np.concatenate([flat, 3.0 + rng.normal(size=(500, 3))])
-with dask.config.set({"emtau.compiled": "always", "scheduler": "synchronous"}):
-    model = GaussianMixture(2, algorithm="em", max_iter=4, means_init=[[0.0] * 3, [3.0] * 3])
-    model.fit(X, responsibilities_init=np.repeat(np.eye(2), 500, axis=0))
-print(json.dumps([len(begun), loaded, len(mixed.loops.accumulate.signatures)]))
-"""
-
-
-@pytest.mark.exhaustive
-def test_loops_for_ill_conditioned_components_are_loaded_ahead_but_not_compiled(tmp_path):
-    found = [printed(ONE_ILL_CONDITIONED, tmp_path) for _ in range(2)]
-    assert found == [[1, 0, 1], [0, 1, 1]]
-
-
 class Notes(SilentObserver):
     def __init__(self):
         self.notes = []

@@ -1,4 +1,4 @@
-"""Fits whose products are in float32 against the same fits with products in float64."""
+"""Compiled fits whose products are in float32 against the same fits with products in float64."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from tiers import exhaustive_but
 
 from emtau_dask import EMTau, FullEM, GaussianMixture
-from emtau_dask.mixture.plan import plan_kernel
+from emtau_dask.mixture.plan import plan_tiles
 
 K, D = 4, 3
 ROWS = np.concatenate(
@@ -19,10 +19,9 @@ ROWS = np.concatenate(
 START = {"weights_init": np.full(K, 1 / K), "means_init": np.eye(K, D)}
 
 
-@pytest.mark.parametrize("compiled", ["never", "always"])
 @pytest.mark.parametrize("covariance_type", exhaustive_but({"full", "tied_diag"}, COVARIANCE_TYPES))
 @pytest.mark.parametrize("algorithm", [FullEM(), EMTau(tau=3, revisit=4)], ids=str)
-def test_the_bound_is_within_1e_5_nats_of_the_float64_fit(covariance_type, algorithm, compiled):
+def test_the_bound_is_within_1e_5_nats_of_the_float64_fit(covariance_type, algorithm):
     def fitted(rows):
         mixture = GaussianMixture(
             K,
@@ -33,12 +32,12 @@ def test_the_bound_is_within_1e_5_nats_of_the_float64_fit(covariance_type, algor
             random_state=0,
             **START,
         )
-        with warnings.catch_warnings(), dask.config.set({"emtau.compiled": compiled}):
+        with warnings.catch_warnings(), dask.config.set({"emtau.compiled": "always"}):
             warnings.simplefilter("ignore", ConvergenceWarning)
             return mixture.fit(rows)
 
     single, double = fitted(ROWS), fitted(ROWS.astype(np.float64))
-    assert plan_kernel(double.parameters_, np.dtype(np.float32)).single
+    assert plan_tiles(double.parameters_, np.dtype(np.float32)).single
     assert single.means_.dtype == np.float64
     assert np.abs(np.array(single.lower_bounds_) - np.array(double.lower_bounds_)).max() <= 1e-5
     assert not np.array_equal(single.means_, double.means_)

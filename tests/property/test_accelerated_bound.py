@@ -7,6 +7,7 @@ log-likelihood of the parameters; see test_bound.py.
 
 from contextlib import contextmanager
 
+import dask
 import numpy as np
 import pytest
 from accelerated import few_rows_suffice, iterations, log_likelihood, quiet_fit
@@ -118,7 +119,8 @@ def test_what_a_fit_returns_is_no_worse_than_its_bound(algorithm, problem):
 def test_of_rows_of_float32_it_falls_by_their_rounding_at_most(algorithm, problem):
     X, *others = problem
     problem = (X.astype(SINGLE), *others)
-    model, made = fitted(algorithm, problem, max_iter=40)
+    with dask.config.set({"emtau.compiled": "always"}):
+        model, made = fitted(algorithm, problem, max_iter=40)
     reported = np.array([one.record.lower_bound for one in full_passes(made)])
     accepted = np.array([one.record.accepted for one in full_passes(made)])
     exact = exact_bounds(problem, made)

@@ -7,6 +7,7 @@ that it can fall by 2e-5.
 
 import warnings
 
+import dask
 import numpy as np
 import pytest
 from accelerated import log_likelihood
@@ -17,9 +18,11 @@ from sklearn.exceptions import ConvergenceWarning
 from tiers import exhaustive_but
 
 import emtau_dask
-from emtau_dask.mixture.plan import SINGLE_LIMIT, plan_kernel
+from emtau_dask.mixture.plan import SINGLE_LIMIT, plan_tiles
 
 SINGLE = np.dtype(np.float32)
+COMPILED = {"emtau.compiled": "always"}
+"""Products are in float32 in compiled loops alone."""
 
 
 @st.composite
@@ -76,7 +79,8 @@ def in_single_precision(problem):
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problem=problems())
 def test_the_lower_bound_of_rows_of_float32_falls_by_their_rounding_at_most(case, problem):
-    bounds = np.asarray(fitted(case, in_single_precision(problem)).lower_bounds_)
+    with dask.config.set(COMPILED):
+        bounds = np.asarray(fitted(case, in_single_precision(problem)).lower_bounds_)
     assert np.all(bounds[:-1] - bounds[1:] <= 2 * SINGLE_LIMIT * np.maximum(1, np.abs(bounds[1:])))
 
 
@@ -86,8 +90,9 @@ def test_the_parameters_of_rows_of_float32_never_lower_the_bound(problem):
     """Written out in float64 by an oracle, from the parameters after each iteration of EM."""
     X, _, _, weights = single = in_single_precision(problem)
     rows = X.compute(scheduler="synchronous").astype(np.float64)
-    models = [fitted(cases.FULL, single, max_iter) for max_iter in range(7)]
-    if any(plan_kernel(model.parameters_, SINGLE).single for model in models):
+    with dask.config.set(COMPILED):
+        models = [fitted(cases.FULL, single, max_iter) for max_iter in range(7)]
+    if any(plan_tiles(model.parameters_, SINGLE).single for model in models):
         event("products in float32")
     exact = np.array([log_likelihood(rows, weights, model.parameters_) for model in models])
     assert np.all(exact[:-1] - exact[1:] <= 1e-11 * np.maximum(1, np.abs(exact[1:])))

@@ -13,7 +13,6 @@ from emtau_dask.mixture.linalg import (
     invert_small,
     times_upper,
     upper_inverse,
-    upper_solution,
     upper_times,
 )
 
@@ -57,18 +56,6 @@ def test_times_upper_is_the_product(shape, layout):
     found = layout(rows.copy())
     times_upper(found, with_rest)
     assert np.allclose(found, rows @ upper, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@EACH_SHAPE
-def test_upper_solution_is_that_of_scipy(shape, layout):
-    (n, d), rng = shape, np.random.default_rng(sum(shape))
-    rows, upper = rng.normal(size=(n, d)), np.triu(rng.normal(size=(d, d)) / d) + np.eye(d)
-    with_rest = np.where(np.tri(d, k=-1, dtype=bool), np.nan, upper)
-    found = layout(rows.copy())
-    upper_solution(found, with_rest, scale=-2.0)()
-    expected = -2.0 * scipy.linalg.solve_triangular(upper, rows.T, trans="T").T
-    assert np.allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", [np.ascontiguousarray, among_others])

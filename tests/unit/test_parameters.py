@@ -22,6 +22,7 @@ from emtau_dask.mixture.parameters import (
     expected_log_density,
     m_step,
     most_probable,
+    tempered,
 )
 from emtau_dask.mixture.statistics import zero
 
@@ -111,6 +112,16 @@ def test_no_rows_and_nan_are_singular(structure, rows, responsibilities):
 def test_log_scales_are_the_log_density_at_the_mean(parameters):
     at_means = np.diag(log_joint(parameters.means, parameters))
     assert np.allclose(parameters.log_scales, at_means, rtol=1e-13)
+
+
+def test_responsibilities_of_tempered_parameters_are_those_of_powers_of_densities(parameters, rows):
+    found = log_joint(rows, tempered(parameters, 0.5))
+    expected = 0.5 * log_joint(rows, parameters)
+    shifts = found - expected
+    assert np.allclose(shifts, shifts[:, :1], rtol=0, atol=1e-11)
+    assert np.allclose(
+        tempered(parameters, 0.5).log_scales, np.diag(log_joint(parameters.means, tempered(parameters, 0.5)))
+    )
 
 
 def test_expected_log_density_is_the_sum_over_rows_and_of_none_zero(

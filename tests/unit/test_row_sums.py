@@ -2,7 +2,6 @@
 
 import importlib.util
 import warnings
-from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -15,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.kernels.dispatch import Kernels
 from emtau_dask.mixture import features, plan
-from emtau_dask.mixture.plan import Form, KernelPlan, plan_kernel
+from emtau_dask.mixture.plan import plan_kernel
 from emtau_dask.mixture.statistics import merge_sums
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -27,26 +26,11 @@ def by_features(parameters):
     return plan_kernel(parameters)
 
 
-def partly_centred(parameters):
-    found = plan_kernel(parameters)
-    return replace(found, together=np.array([True, False, True]))
-
-
-def mostly_centred(parameters):
-    return replace(plan_kernel(parameters), together=np.array([False, True, False]))
-
-
 def centred(parameters):
     return plan_kernel(parameters).centred
 
 
-def joint(parameters):
-    frame = plan_kernel(parameters).frame
-    return KernelPlan(parameters, Form.JOINT, frame, np.array([True, True, False]))
-
-
-CASES = [(each, by_features) for each in COVARIANCE_TYPES]
-CASES += [("full", form) for form in (partly_centred, mostly_centred, centred, joint)]
+CASES = [(each, by_features) for each in COVARIANCE_TYPES] + [("full", centred)]
 
 
 def parts_of(rows):

@@ -10,11 +10,9 @@ from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.statistics import (
     Merger,
     PairwiseMerger,
-    chosen,
     group_statistics,
     merge,
     merged,
-    spread_out,
     zero,
 )
 
@@ -76,19 +74,6 @@ def test_identical_rows_have_no_scatter(structure, n):
     statistics = statistics_of(structure, rows, responsibilities)
     assert np.allclose(statistics.means, rows[:1], rtol=1e-15, atol=0)
     assert np.abs(statistics.scatter).max() <= n * (np.finfo(float).eps * 1e5) ** 2
-
-
-def test_some_components_chosen_and_spread_out_again_are_those_components():
-    rng = np.random.default_rng(0)
-    found = statistics_of(structure_named("full"), rng.normal(size=(20, 3)), rng.random((20, 4)))
-    components = np.array([True, False, True, False])
-    some = chosen(found, components)
-    assert np.array_equal(some.scatter, found.scatter[[0, 2]])
-    again = spread_out(some, components)
-    for part, whole in ((getattr(each, name) for each in (again, found)) for name in FIELDS):
-        assert np.array_equal(part[components], whole[components])
-        assert not part[~components].any()
-    assert chosen(found, np.ones(4, dtype=bool)) is found
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -10,23 +10,17 @@ import references
 import scipy.special
 from references import log_joint, rows_near
 
-from emtau_dask.kernels.dispatch import Kernels, TileKernel, scoring_kernels
+from emtau_dask.kernels.dispatch import TileKernel, scoring_kernels
 from emtau_dask.mixture.estep import LEAST_EXPONENT
-from emtau_dask.mixture.plan import plan_tiles
 
-MIXED = 5
-FORMS = [("full", 3), ("full", MIXED), ("full", 19), ("tied", 3), ("diag", 3), ("spherical", 3)]
-"""Covariance types and features. With 19 all are scored in the centred form, with `MIXED` one is."""
+FORMS = [("full", 3), ("full", 19), ("tied", 3), ("diag", 3), ("spherical", 3)]
+"""Covariance types and features. With 19 all components are scored in the centred form."""
 LENGTHS = (1, 2, 1000, 2500)
 mixture = partial(references.drawn, spread=1.0)
 
 
 def scorer(parameters, n):
-    kernels = scoring_kernels(parameters, compiled=True)
-    if parameters.n_features == MIXED:
-        together = np.arange(parameters.n_components) != 1
-        kernels = Kernels(replace(plan_tiles(parameters), together=together), compiled=True)
-    kernel = kernels.made(n)
+    kernel = scoring_kernels(parameters, compiled=True).made(n)
     assert isinstance(kernel, TileKernel)
     return kernel
 
@@ -83,7 +77,7 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_later_ones(
     parameters = mixture(covariance_type, d=d, spread=0.0)
     covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
     covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
-    parameters = replace(parameters, covariances=covariances, precision_factors=factors)
+    parameters = replace(parameters, covariances=covariances, precisions_cholesky=factors)
     rows, others = rows_near(parameters, 1200), rows_near(parameters, 300, seed=2)
     rows[-20:] = 1e149
     kernel = scorer(parameters, 1200)

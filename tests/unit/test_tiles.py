@@ -27,13 +27,11 @@ from emtau_dask.kernels.loop import divide, exponentiate, logarithm
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.estep import LEAST_EXPONENT, BlockKernel
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.mixture.plan import Form, block_bytes, plan_kernel, plan_tiles
+from emtau_dask.mixture.plan import block_bytes, plan_kernel, plan_tiles
 
 K, D = 3, 4
 TILE = tiling.rows_of_tile(1 + D + D * (D + 1) // 2, 8)
-MIXED = 5, 16
-"""Features of the mixtures of which one component is scored in the centred form, and two by features."""
-FORMS = [*((name, D) for name in COVARIANCE_TYPES), ("full", 20), *(("full", d) for d in MIXED)]
+FORMS = [*((name, D) for name in COVARIANCE_TYPES), ("full", 16), ("full", 20)]
 """Covariance types and features; with 20, all are scored in the centred form. In that form all rows of a tile
 are summed for each component with up to 12; with more, those for which it is responsible may be gathered."""
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE + 5)
@@ -44,11 +42,7 @@ drawn = partial(references.drawn, spread=0.1)
 
 
 def planned(parameters, dtype=np.float64):
-    plan = plan_tiles(parameters, np.dtype(dtype))
-    mixes = parameters.n_features in MIXED and parameters.covariance_type == "full"
-    if mixes and plan.form is Form.FEATURES and not plan.single:
-        return replace(plan, together=np.arange(parameters.n_components) != 1)
-    return plan
+    return plan_tiles(parameters, np.dtype(dtype))
 
 
 def absorber(plan, n, *, compiled):
@@ -140,7 +134,7 @@ def test_scatters_of_components_that_are_apart_are_the_sums_over_rows(weighted):
     rows = rows[np.argsort(np.linalg.norm(rows - parameters.means[0], axis=1))]
     weights = np.random.default_rng(3).uniform(0, 3, len(rows)) if weighted else None
     plan = planned(parameters)
-    assert plan.form is Form.CENTRED
+    assert plan.exact
     kernel = absorber(plan, len(rows), compiled=True)
     kernel.accumulate(rows, weights, None)
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
@@ -301,7 +295,7 @@ def test_rows_of_which_products_overflow_are_scored_too_and_spoil_no_others(cova
     if dtype is np.float64:
         covariances, factors = parameters.covariances.copy(), parameters.precisions_cholesky.copy()
         covariances[0], factors[0] = covariances[0] * 1e-20, factors[0] * 1e10
-        parameters = replace(parameters, covariances=covariances, precision_factors=factors)
+        parameters = replace(parameters, covariances=covariances, precisions_cholesky=factors)
     plan = planned(parameters, dtype)
     rows, others = (rows_near(parameters, 50, dtype, seed=seed) for seed in (1, 2))
     rows[-20:] = 1e25 if dtype is np.float32 else 1e149
@@ -540,7 +534,7 @@ class TestChoice:
     @pytest.mark.parametrize(("k", "d", "spread"), [(3, 40, 0.1), (3, 4, 100.0), (3, 4, 1e7)])
     def test_components_with_factors_of_their_own_go_by_tiles_in_the_centred_form(self, k, d, spread):
         plan = planned(drawn("full", k=k, d=d, spread=spread))
-        assert plan.form is Form.CENTRED
+        assert plan.exact
         assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
         assert isinstance(absorber(plan, 10, compiled=False), BlockKernel)
 
@@ -550,19 +544,18 @@ class TestChoice:
     )
     def test_other_plans_with_centred_components_go_by_blocks(self, covariance_type, k, d, spread):
         plan = planned(drawn(covariance_type, k=k, d=d, spread=spread))
-        assert not plan.together.all()
+        assert plan.exact
         assert isinstance(absorber(plan, 10, compiled=True), BlockKernel)
 
-    def test_a_component_goes_centred_before_it_must(self):
-        """Between the limits of tiles and of blocks; the others are scored by features all the same."""
+    def test_components_go_centred_before_they_must(self):
+        """Between the limits of tiles and of blocks."""
         parameters = drawn("full")
         means = parameters.means.copy()
         means[1] += 25.0
         parameters = replace(parameters, means=means, weights=np.array([0.5, 1e-9, 0.5]))
-        assert plan_kernel(parameters).together.tolist() == [True, True, True]
+        assert not plan_kernel(parameters).exact
         plan = planned(parameters)
-        assert plan.form is Form.FEATURES
-        assert plan.together.tolist() == [True, False, True]
+        assert plan.exact
         assert isinstance(absorber(plan, 10, compiled=True), TileKernel)
 
     @pytest.mark.parametrize("itemsize", [4, 8])
