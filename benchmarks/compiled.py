@@ -32,7 +32,7 @@ from emtau_dask import FullEM, GaussianMixture
 from emtau_dask.kernels.dispatch import Kernels
 from emtau_dask.kernels.products import multiply, multiply_transposed
 from emtau_dask.kernels.tiling import lines, rows_of_tile
-from emtau_dask.mixture.plan import Form, KernelPlan, plan_kernel
+from emtau_dask.mixture.plan import KernelPlan, plan_kernel
 from emtau_dask.process import threads_side_by_side
 
 THREADS = (1, 2)
@@ -100,7 +100,7 @@ def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: b
 
     def accumulate(rows: np.ndarray) -> None:
         kernels = Kernels(plan, compiled=compiled)
-        assert kernels.by_tiles is compiled, f"{plan.form} does not go by tiles"
+        assert kernels.by_tiles is compiled, "the plan does not go by tiles"
         kernel = kernels.made(n_rows)
         ready.wait()
         began = time.perf_counter()
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[int, Pair]]:
     for name in options.shapes:
         covariance_type, k, d = name.split("-")
         plan = plan_kernel(mixture(covariance_type, int(k), int(d), SPREAD))
-        if plan.form is not Form.FEATURES:
+        if plan.frame is None:
             parser.error(f"{name} does not go by features; give fewer of them, or more components")
         n_rows = max(64, NUMBERS // (int(k) * int(d) * options.scale))
         found[name] = of_shape(plan, n_rows, options.repeats)
