@@ -139,10 +139,9 @@ class FeatureProducts:
             np.dot(coordinates * responsibilities.sum(axis=0), coordinates.T, out=squares)
         self._moments.push(n)
 
-    def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, None where there were none; then begin again."""
-        moments = self._moments.total()
-        return None if moments is None else RowSums(moments, None)
+    def total(self) -> Floats | None:
+        """Return the moments of all blocks collected, (m,), None where there were none; then begin again."""
+        return self._moments.total()
 
 
 class BlockKernel:
@@ -207,10 +206,9 @@ class BlockKernel:
         if self._products is not None and self._by_products:
             self._products.collect(responsibilities)
         else:
-            structure = self.plan.parameters.structure
             self._held.append((self._columns[:, : self._n].copy(), responsibilities.copy()))
-            K, d = self.plan.parameters.means.shape
-            if sum(columns.shape[1] for columns, _ in self._held) >= held_rows(structure, K, d):
+            structure, shape = self.plan.parameters.structure, self.plan.parameters.means.shape
+            if sum(columns.shape[1] for columns, _ in self._held) >= held_rows(structure, *shape):
                 self._sum_held()
 
     def _sum_held(self) -> None:
@@ -237,9 +235,7 @@ class BlockKernel:
 
     def sums(self) -> RowSums | None:
         """Return the sums over all blocks collected, None where there were none; then begin again."""
-        products = None if self._products is None else self._products.sums()
+        moments = None if self._products is None else self._products.total()
         self._sum_held()
         centred = self._centred.total()
-        if products is None and centred is None:
-            return None
-        return RowSums(None if products is None else products.moments, centred)
+        return None if moments is None and centred is None else RowSums(moments, centred)
