@@ -18,7 +18,7 @@ from emtau_dask.kernels.dispatch import Kernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.missing import PatternKernels
 from emtau_dask.mixture.parameters import MixtureParameters, m_step, tempered
-from emtau_dask.mixture.plan import DOUBLE, KernelPlan, plan_kernel, plan_tiles
+from emtau_dask.mixture.plan import KernelPlan, plan_kernel, plan_tiles
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.storage.row_state import RowStateWriter, SlotState
 
@@ -177,9 +177,8 @@ def score(
 
     heat = 0 if state.progress is None else state.progress.heat
     parameters = tempered(state.parameters, Acceleration.inverse_temperature(heat))
-    dtype = DOUBLE if problem.missing else problem.rows.dtype
-    if problem.compiled:
-        plan = plan_tiles(parameters, dtype, this.rows_per_chunk)
+    if problem.compiled:  # Never with missing values.
+        plan = plan_tiles(parameters, problem.rows.dtype, this.rows_per_chunk)
     else:
         plan = plan_kernel(parameters)
     totals, plain, collapse, repeated = _with_enough_digits(totals_by, maximise, plan)
