@@ -35,7 +35,6 @@ from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.config.schema import MixtureOptions
 from emtau_dask.datasets import make_dataset
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.estimator import fitting
@@ -172,13 +171,15 @@ def main(arguments: list[str] | None = None) -> dict[int, list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory(dir=options.folder) as place, Pauses() as pauses:
         folder = Path(place)
         data = folder / "rows.zarr"
-        rows = MixtureOptions(
+        make_dataset(
+            "mixture",
+            data,
+            observer=SilentObserver(),
             rows=options.rows,
             chunk_rows=options.chunk_rows,
             features=options.features,
             components=options.components,
         )
-        make_dataset(rows, data, observer=SilentObserver())
         kinds = [0, *options.every]
         found: dict[int, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         for repeat in range(options.repeats):

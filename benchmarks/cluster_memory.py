@@ -26,11 +26,12 @@ from typing import Any
 import dask
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.config.schema import RunConfig, load_config
+from emtau_dask.cli.cluster import computing
+from emtau_dask.cli.config import RunConfig, estimator_of, load_config
+from emtau_dask.cli.inputs import open_inputs
+from emtau_dask.cli.plan import plan_of
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.execution.scheduler import active_client
-from emtau_dask.runs.fit import plan_of
-from emtau_dask.runs.inputs import computing, estimator_of, open_inputs
 
 CONFIG = """
 data:
@@ -102,7 +103,7 @@ def fit(config: RunConfig) -> Outcome:
     observer = SilentObserver()
     inputs = open_inputs(config, overwrite=False, observer=observer)
     predicted = plan_of(config, inputs).demand.memory
-    with computing(config, observer), warnings.catch_warnings():
+    with computing(config.cluster, observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         client, began = active_client(), time.perf_counter()
         estimator_of(config).fit(inputs.rows)

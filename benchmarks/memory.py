@@ -22,8 +22,8 @@ from pathlib import Path
 
 import dask
 
-from emtau_dask.config.schema import load_config
-from emtau_dask.runs.fit import run_plan
+from emtau_dask.cli.config import load_config
+from emtau_dask.cli.fit import run_plan
 
 CONFIG = """
 data: {{path: {data}}}

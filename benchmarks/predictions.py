@@ -83,9 +83,9 @@ def run_one(name: str, folder: Path, threads: int) -> dict[str, Any]:
 
 def call_of(name: str, model: Any, place: str, folder: Path) -> Callable[[int], np.ndarray]:
     """Return what labels the rows once, and returns how many have each label."""
+    from emtau_dask.cli.predict import LabelOptions, write_labels
     from emtau_dask.data.opening import open_source
     from emtau_dask.em.history import SilentObserver
-    from emtau_dask.runs.outputs import LabelOptions, write_labels
 
     if name == "scikit-learn":
         twin, rows = model.to_sklearn(), zarr.open_array(place)[:]

@@ -153,11 +153,10 @@ def drawn(work: Work) -> tuple[np.ndarray, np.ndarray]:
 def digits(work: Work, source: Path | None, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     import zarr
 
-    from emtau_dask.config.schema import MnistOptions
     from emtau_dask.datasets import make_dataset
     from emtau_dask.em.history import SilentObserver
 
-    make_dataset(MnistOptions(source=str(source)), folder / "mnist.zarr", observer=SilentObserver())
+    make_dataset("mnist", folder / "mnist.zarr", source=str(source), observer=SilentObserver())
     group = zarr.open_group(str(folder / "mnist.zarr"), mode="r")
     rows, labels = (np.asarray(group[name][: work.rows]) for name in ("X", "labels"))
     return np.ascontiguousarray(rows[:, : work.features]), np.unique(labels, return_inverse=True)[1]

@@ -18,9 +18,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from emtau_dask.config.schema import DEFAULT, RunConfig
-from emtau_dask.config.sections import Allowed
-from emtau_dask.config.yaml import in_yaml
+from emtau_dask.cli.config import DEFAULT, RunConfig
+from emtau_dask.cli.sections import Allowed
+from emtau_dask.cli.yaml import in_yaml
+from emtau_dask.datasets import DATASETS
 from emtau_dask.policies.registry import ALGORITHMS
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -80,9 +81,10 @@ def meanings(text: str) -> dict[str, str]:
 
 def meaning_of(model: type[BaseModel], key: str) -> str:
     """Return what a key of a section means; raises `LookupError` where no docstring says it."""
-    documented = [*model.__mro__, *filter(None, [ALGORITHMS.get(str(variant_of(model)))])]
+    variant = str(variant_of(model))
+    documented = [*model.__mro__, *filter(None, [ALGORITHMS.get(variant), DATASETS.get(variant)])]
     for each in documented:
-        text = getdoc(each) if "__doc__" in vars(each) else None
+        text = None if isinstance(each, type) and "__doc__" not in vars(each) else getdoc(each)
         if key in (found := meanings(text or "")):
             return found[key]
     raise LookupError(f"no docstring says what {key} of {model.__name__} means")

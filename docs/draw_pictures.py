@@ -24,7 +24,6 @@ from PIL import Image
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture, open_run
-from emtau_dask.config.schema import MixtureOptions
 from emtau_dask.datasets import make_dataset
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, SelectionDisplay, UncertaintyDisplay
@@ -104,8 +103,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "points.zarr"
-        options = MixtureOptions(dataset="mixture", rows=200_000, features=4, components=4)
-        make_dataset(options, path, overwrite=False, observer=SilentObserver())
+        options = {"rows": 200_000, "features": 4, "components": 4}
+        make_dataset("mixture", path, observer=SilentObserver(), **options)
         gm = GaussianMixture(4, random_state=0).fit(str(path))
         save(ConvergenceDisplay.from_estimator(gm), "convergence")
         save(ComponentsDisplay.from_estimator(gm, str(path)), "components")

@@ -1,26 +1,29 @@
-"""Several fits judged in one pass against one another and against labels, and their tables."""
+"""Several fits judged in one pass against one another and against labels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
-from rich.columns import Columns
-from rich.console import Console
-from rich.table import Table
 
-from emtau_dask.config.schema import PublishedFigures
 from emtau_dask.data.chunk import ChunkContents, ChunkLoader, LoadedChunk
 from emtau_dask.data.source import ChunkRange, ChunkReader, Source
+from emtau_dask.em.assignment import NearestCentre
 from emtau_dask.em.compiling import check_compiler
 from emtau_dask.em.contents import NotingTask
+from emtau_dask.em.journal import row_fields, temporary_journal
+from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import SCAN_ROWS, Problem
+from emtau_dask.em.settings import EmSettings
+from emtau_dask.em.starts import lloyd
+from emtau_dask.em.state import RunState
 from emtau_dask.em.task import EStepItem
 from emtau_dask.execution.executor import NO_SOURCE, Pass
 from emtau_dask.kernels.dispatch import RowKernels, Scorer, scoring_kernels
@@ -29,9 +32,6 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import SCORED_AT
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.row_state import SlotState
-
-PUBLISHED = "  published"
-_STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
 
 def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
@@ -113,6 +113,44 @@ class FinishedFit:
     summary: FitSummary
     held: Held
     states: Mapping[int, SlotState]
+
+
+@contextmanager
+def fitted(
+    problem: Problem, start: MixtureParameters, settings: EmSettings, name: str
+) -> Iterator[FinishedFit]:
+    """Yield the fit of a problem from a start; its row state exists until the block ends."""
+    fields = row_fields(problem.rows, problem.n_components, settings.policy, settings.max_iter)
+    scored_under = [start]
+    problem.context.observer.note(name)
+    with temporary_journal(fields, len(problem.rows.chunk_rows)) as journal:
+
+        def after(state: RunState) -> None:
+            journal.retain(state)
+            scored_under.append(state.parameters)
+
+        began = time.perf_counter()
+        with journal.watched():
+            state = iterate(problem, RunState(start, None), settings, journal.writer, after)
+        seconds = time.perf_counter() - began
+        e_steps = tuple(
+            partial(posterior, scoring_kernels(parameters, compiled=problem.compiled))
+            for parameters in scored_under[:-1]
+        )
+        work, stop_reason = state.history.work, state.stop_reason or ""
+        summary = FitSummary(name, state.iteration, work, seconds, stop_reason, state.parameters)
+        yield FinishedFit(summary, Held(e_steps, journal.objects), state.slots)
+
+
+def clustered(problem: Problem, seed: int) -> FinishedFit:
+    """Return Lloyd's k-means of a problem's rows, from a seed of its own."""
+    problem.context.observer.note("kmeans")
+    began = time.perf_counter()
+    outcome = lloyd(problem, seed)
+    seconds = time.perf_counter() - began
+    stop_reason = "tol" if outcome.converged else "max-iter"
+    summary = FitSummary("kmeans", outcome.n_iter, float(outcome.n_iter), seconds, stop_reason, None)
+    return FinishedFit(summary, Held((NearestCentre.of(outcome.centres).responsibilities,)), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,23 +296,6 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
     return evaluation
 
 
-@dataclass(frozen=True, eq=False)
-class ComparisonLine:
-    """One fit of a comparison, evaluated against traditional EM."""
-
-    fit: FitSummary
-    evaluation: Evaluation
-    published: PublishedFigures | None
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The fits in the config's order, and the distinct known labels; None where no labels are known."""
-
-    lines: tuple[ComparisonLine, ...]
-    classes: NDArray[Any] | None
-
-
 def classification_error(table: Ints) -> float:
     """Return the fraction of rows whose label is not the most frequent one of their component.
 
@@ -292,99 +313,3 @@ def confusion(table: Ints) -> Ints:
     result = np.zeros((table.shape[1], table.shape[1]), dtype=np.intp)
     np.add.at(result, table.argmax(axis=1), table)
     return result
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print how the algorithms went and what they got, then confusion tables where labels are known."""
-    console.print(_courses(comparison))
-    console.print(_errors(comparison))
-    if all(line.fit.parameters is None or line.fit.parameters.n_features == 1 for line in comparison.lines):
-        console.print(_parameters(comparison))
-    if comparison.classes is not None:
-        console.print("\nRows by class of their component (its most frequent label) and known label, held:\n")
-        tables = [_confusion_table(line, comparison.classes) for line in comparison.lines]
-        console.print(Columns(tables, padding=(1, 3)))
-
-
-def _courses(comparison: Comparison) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("algorithm", overflow="fold")
-    for heading in ("iter-\nations", "passes", "seconds", "stopped", "log-likelihood\nper row"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in comparison.lines:
-        fit, published = line.fit, line.published
-        table.add_row(
-            fit.name,
-            f"{fit.iterations:,}",
-            f"{fit.work:.1f}",
-            f"{fit.seconds:.2f}",
-            _STOPPED.get(fit.stop_reason, fit.stop_reason),
-            _cell(
-                None if fit.parameters is None else line.evaluation.log_likelihood / line.evaluation.rows,
-                ".9f",
-            ),
-        )
-        if published is not None:
-            cells = _cell(published.iterations, ","), "", _cell(published.seconds, ".4g")
-            table.add_row(PUBLISHED, *cells, style="dim")
-    return table
-
-
-def _errors(comparison: Comparison) -> Table:
-    labelled = comparison.classes is not None
-    table = Table(
-        box=SIMPLE_HEAD,
-        caption="membership error: ‖W − W_EM‖²_F / N of the responsibilities held at the end\n"
-        "classification error: of the held responsibilities, and of the final posterior",
-    )
-    table.add_column("algorithm", overflow="fold")
-    headings = ["classification error\nheld", "\nfinal"] if labelled else []
-    for heading in ["membership error", *headings]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in comparison.lines:
-        fit, evaluation, published = line.fit, line.evaluation, line.published
-        distance = None if fit.parameters is None else evaluation.squared_distance / evaluation.rows
-        errors = [classification_error(t) for t in (evaluation.held, evaluation.final)] if labelled else []
-        table.add_row(fit.name, *(_cell(value, ".6f") for value in (distance, *errors)))
-        if published is not None:
-            theirs = [published.membership_error, published.classification_error][: 1 + labelled]
-            table.add_row(PUBLISHED, *(_cell(value, ".6f") for value in theirs), style="dim")
-    return table
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _parameters(comparison: Comparison) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="parameters, components in order of their means")
-    for heading in ("algorithm", "weights", "means", "variances"):
-        table.add_column(heading)
-    for line in comparison.lines:
-        theta = line.fit.parameters
-        if theta is not None:
-            order = np.argsort(theta.means[:, 0])
-            variances = np.broadcast_to(theta.covariances.reshape(-1), len(order))
-            ours = (theta.weights, theta.means[:, 0], variances)
-            table.add_row(line.fit.name, *(_numbers(values[order]) for values in ours))
-        figures = line.published
-        if figures is not None:
-            theirs = (figures.weights, figures.means, figures.variances)
-            table.add_row(PUBLISHED, *(_numbers(values or ()) for values in theirs), style="dim")
-    return table
-
-
-def _numbers(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
-
-
-def _confusion_table(line: ComparisonLine, classes: NDArray[Any]) -> Table:
-    counts = confusion(line.evaluation.held)
-    name = line.fit.name
-    table = Table(box=SIMPLE_HEAD, title=name, min_width=len(name) + 2, padding=(0, 0, 0, 1), show_edge=False)
-    for heading in ("", *map(str, classes)):
-        table.add_column(heading, justify="right", overflow="fold")
-    for label, row in zip(classes, counts, strict=True):
-        if row.any():
-            table.add_row(f"{label}", *(f"{count:,}" for count in row))
-    return table

@@ -85,6 +85,15 @@ def choice(*names: str) -> Constraint:
     )
 
 
+def text(what: str) -> Constraint:
+    """Allow a text that is not empty, described as ``what``."""
+    return Constraint(
+        f"{what} as text",
+        lambda value: isinstance(value, str) and bool(value.strip()),
+        lambda value: f"'{value}'" if isinstance(value, int | float) else None,
+    )
+
+
 def either(*constraints: Constraint) -> Constraint:
     """Allow what one of two or more constraints allows."""
     *first, last = (constraint.words for constraint in constraints)

@@ -6,6 +6,7 @@ chunks in which it is stored nor on the number of all rows.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +19,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.storage import MemoryStore
 
-from emtau_dask.config.schema import (
-    DatasetOptions,
-    DigitsOptions,
-    Example1Options,
-    MixtureOptions,
-    MnistOptions,
-)
+from emtau_dask.constraints import NONE, Constraint, either, integer, text
 from emtau_dask.em.history import FitObserver
 from emtau_dask.errors import EmtauError, InvalidDataError
 from emtau_dask.storage.files import check_regular
@@ -161,7 +156,7 @@ def _generator(seed: int, purpose: int, block: int) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class _Content:
+class Dataset:
     """A dataset before it is stored: ``blocks`` of rows and labels, and small ``extra`` arrays."""
 
     rows: int
@@ -174,11 +169,20 @@ class _Content:
 
 
 def make_dataset(
-    options: DatasetOptions, path: Path, *, observer: FitObserver, overwrite: bool = False
+    name: str, path: Path, *, observer: FitObserver, overwrite: bool = False, **options: Any
 ) -> tuple[int, int]:
     """Write a dataset to a new zarr v3 group, chunk by chunk; return the shape of its `X`.
 
-    With ``overwrite`` it replaces zarr data at ``path``.
+    Parameters
+    ----------
+    name : str
+        A key of `DATASETS`.
+    path : Path
+    observer : FitObserver
+    overwrite : bool
+        Replace zarr data at ``path``.
+    **options
+        Parameters of the function in `DATASETS`, as `CONSTRAINTS` allow them.
 
     Raises
     ------
@@ -188,121 +192,178 @@ def make_dataset(
         The dataset cannot be made: a source that does not fit, no network, no room on the disk.
     """
     with new_group(path, overwrite=overwrite) as group:
-        content = _CONTENTS[options.dataset](options)
-        _check_room(content, path)
-        stored = {**_stored_options(options), "chunk_rows": content.chunk_rows}
-        group.attrs.update(
-            {"dataset": options.dataset, "options": stored, "description": content.description}
-        )
-        _fill(group, content, options.dataset, observer)
-    return content.rows, content.features
+        dataset = DATASETS[name](**options)
+        _check_room(dataset, path)
+        stored = {**_stored_options(name, options), "chunk_rows": dataset.chunk_rows}
+        group.attrs.update({"dataset": name, "options": stored, "description": dataset.description})
+        _fill(group, dataset, name, observer)
+    return dataset.rows, dataset.features
 
 
-def outlined_dataset(options: DatasetOptions) -> zarr.Group:
+def outlined_dataset(name: str, options: Mapping[str, Any]) -> zarr.Group:
     """Return the group that `make_dataset` would write, in memory and without rows.
 
     Its arrays have the shapes, types and chunks of the dataset's. No row is made.
     """
-    content = _CONTENTS[options.dataset](options)
     group = zarr.create_group(MemoryStore(), zarr_format=3)
-    _row_writers(group, content)
+    _row_writers(group, DATASETS[name](**options))
     return group
 
 
-def holds_dataset(options: DatasetOptions, path: Path) -> bool:
-    """Return whether the zarr data at `path` is the dataset that `options` describe."""
+def holds_dataset(name: str, options: Mapping[str, Any], path: Path) -> bool:
+    """Return whether the zarr data at `path` is the dataset that a name and options describe."""
     group = own_group(path)
     attributes = {} if group is None else group.attributes
     stored = attributes.get("options")
-    if attributes.get("dataset") != options.dataset or not isinstance(stored, dict):
+    if attributes.get("dataset") != name or not isinstance(stored, dict):
         return False
-    wanted = _stored_options(options)
-    if options.chunk_rows is None:
+    wanted = _stored_options(name, options)
+    if wanted["chunk_rows"] is None:
         wanted["chunk_rows"] = stored.get("chunk_rows")
     return bool(stored == wanted)
 
 
-def _stored_options(options: DatasetOptions) -> dict[str, Any]:
-    return options.model_dump(exclude={"dataset", "source"})
+def _stored_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a dataset that its rows depend on, defaults included."""
+    whole = inspect.signature(DATASETS[name]).bind(**options)
+    whole.apply_defaults()
+    return {key: value for key, value in whole.arguments.items() if key != "source"}
 
 
-def _fill(group: zarr.Group, content: _Content, name: str, observer: FitObserver) -> None:
-    rows, labels = _row_writers(group, content)
-    observer.stage(f"dataset {name}", -(-content.rows // content.chunk_rows))
-    for block, block_labels in content.blocks:
+def _fill(group: zarr.Group, dataset: Dataset, name: str, observer: FitObserver) -> None:
+    rows, labels = _row_writers(group, dataset)
+    observer.stage(f"dataset {name}", -(-dataset.rows // dataset.chunk_rows))
+    for block, block_labels in dataset.blocks:
         labels.append(block_labels)
         observer.chunks_done(rows.append(block))
     labels.flush()
     observer.chunks_done(rows.flush())
-    for key, values in content.extra.items():
+    for key, values in dataset.extra.items():
         group.create_array(key, data=values)
 
 
-def _row_writers(group: zarr.Group, content: _Content) -> tuple[RowWriter, RowWriter]:
+def _row_writers(group: zarr.Group, dataset: Dataset) -> tuple[RowWriter, RowWriter]:
     """Create the arrays `X` and `labels`."""
-    n, chunk_rows, compressed = content.rows, content.chunk_rows, content.compressed
-    shape, dtype = (n, content.features), np.dtype(np.float64)
+    n, chunk_rows, compressed = dataset.rows, dataset.chunk_rows, dataset.compressed
+    shape, dtype = (n, dataset.features), np.dtype(np.float64)
     rows = RowWriter(group, "X", shape, dtype, chunk_rows=chunk_rows, compressed=compressed)
     return rows, RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
 
 
-def _check_room(content: _Content, path: Path) -> None:
-    needed = content.rows * (content.features * 8 + 4)
+def _check_room(dataset: Dataset, path: Path) -> None:
+    needed = dataset.rows * (dataset.features * 8 + 4)
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise InvalidDataError(
-            f"{content.rows:,} rows of {content.features} features take {needed / 1e9:.3g} GB, but the disk "
+            f"{dataset.rows:,} rows of {dataset.features} features take {needed / 1e9:.3g} GB, but the disk "
             f"of {path.parent} has {free / 1e9:.3g} GB free; ask for fewer rows or choose another place"
         )
 
 
-def _digits(options: DigitsOptions) -> _Content:
+def digits(chunk_rows: int | None = None) -> Dataset:
+    """Return handwritten digits.
+
+    Parameters
+    ----------
+    chunk_rows : int, optional
+        Rows in a chunk of the zarr arrays; null: a number that suits the dataset.
+    """
     from sklearn.datasets import load_digits
 
     pixels, digit = load_digits(return_X_y=True)
     description = (
         "Handwritten digits bundled with scikit-learn (UCI, 8x8 pixels from 0 to 16); labels: the digit."
     )
-    return _whole(np.asarray(pixels, dtype=np.float64), digit, options.chunk_rows or 600, description)
+    return _whole(np.asarray(pixels, dtype=np.float64), digit, chunk_rows or 600, description)
 
 
-def _example1(options: Example1Options) -> _Content:
-    rng = np.random.default_rng(options.seed)
+def example1(chunk_rows: int | None = None, seed: int = 0) -> Dataset:
+    """Return the EM-Tau paper's Example 1.
+
+    Parameters
+    ----------
+    chunk_rows : int, optional
+        See `digits`.
+    seed : int
+        Seed of the rows.
+    """
+    rng = np.random.default_rng(seed)
     component = (rng.random(1000) >= 0.3).astype(np.int32)
     values = np.where(component == 0, -2.0, 2.0) + rng.standard_normal(1000)
     description = (
         "Example 1 of the EM-Tau paper: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1); labels: the component."
     )
-    return _whole(values[:, np.newaxis], component, options.chunk_rows or 1000, description)
+    return _whole(values[:, np.newaxis], component, chunk_rows or 1000, description)
 
 
-def _mnist(options: MnistOptions) -> _Content:
-    components, digit = mnist_components(options.source)
-    return _whole(components, digit, options.chunk_rows or len(components), DESCRIPTION)
+def mnist(chunk_rows: int | None = None, source: str | None = None) -> Dataset:
+    """Return the EM-Tau paper's Example 2; without a source it is downloaded.
+
+    Parameters
+    ----------
+    chunk_rows : int, optional
+        See `digits`.
+    source : str, optional
+        A local ``.npz`` file with the images X and the digits y.
+    """
+    components, digit = mnist_components(source)
+    return _whole(components, digit, chunk_rows or len(components), DESCRIPTION)
 
 
-def _mixture(options: MixtureOptions) -> _Content:
-    truth = mixture_parameters(options.components, options.features, options.seed)
-    return _Content(
-        rows=options.rows,
-        features=options.features,
-        blocks=mixture_blocks(truth, options.rows, options.seed),
+def mixture(
+    chunk_rows: int | None = None,
+    rows: int = 1_000_000,
+    features: int = 16,
+    components: int = 16,
+    seed: int = 0,
+) -> Dataset:
+    """Return rows drawn from a mixture of Gaussians.
+
+    Parameters
+    ----------
+    chunk_rows : int, optional
+        See `digits`.
+    rows : int
+        Rows of the data.
+    features : int
+        Columns of the data.
+    components : int
+        Components of the mixture that the rows are drawn from.
+    seed : int
+        Seed of the rows.
+    """
+    truth = mixture_parameters(components, features, seed)
+    return Dataset(
+        rows=rows,
+        features=features,
+        blocks=mixture_blocks(truth, rows, seed),
         description=(
-            f"Synthetic Gaussian mixture of {options.components} full-covariance components, drawn from the "
+            f"Synthetic Gaussian mixture of {components} full-covariance components, drawn from the "
             "parameters in true_weights, true_means and true_covariances; labels: the component."
         ),
-        chunk_rows=min(options.rows, options.chunk_rows or 1_000_000),
+        chunk_rows=min(rows, chunk_rows or 1_000_000),
         compressed=False,
         extra={f"true_{name}": getattr(truth, name) for name in ("weights", "means", "covariances")},
     )
 
 
-def _whole(rows: Floats, labels: NDArray[Any], chunk_rows: int, description: str) -> _Content:
+def _whole(rows: Floats, labels: NDArray[Any], chunk_rows: int, description: str) -> Dataset:
     """Return a dataset that fits in memory."""
     blocks = iter([(rows, labels.astype(np.int32))])
-    return _Content(len(rows), rows.shape[1], blocks, description, chunk_rows=min(len(rows), chunk_rows))
+    return Dataset(len(rows), rows.shape[1], blocks, description, chunk_rows=min(len(rows), chunk_rows))
 
 
-_CONTENTS: Mapping[str, Callable[..., _Content]] = MappingProxyType(
-    {"digits": _digits, "example1": _example1, "mnist": _mnist, "mixture": _mixture}
+DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
+    {"digits": digits, "example1": example1, "mnist": mnist, "mixture": mixture}
 )
+CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
+    {
+        "chunk_rows": either(integer(1), NONE),
+        "source": either(text("the path of an .npz file"), NONE),
+        "rows": integer(1),
+        "features": integer(1),
+        "components": integer(1),
+        "seed": integer(0, 2**64 - 1),
+    }
+)
+"""Of the parameters of `DATASETS`."""

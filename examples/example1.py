@@ -21,7 +21,6 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.config.schema import Example1Options
 from emtau_dask.datasets import make_dataset
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.plot import ComponentsDisplay
@@ -37,7 +36,7 @@ def points(folder: Path) -> np.ndarray:
     import zarr
 
     path = folder / "example1.zarr"
-    make_dataset(Example1Options(dataset="example1"), path, overwrite=False, observer=SilentObserver())
+    make_dataset("example1", path, observer=SilentObserver())
     return np.asarray(zarr.open_group(path, mode="r")["X"])
 
 

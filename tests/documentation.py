@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from emtau_dask.config.schema import load_config
+from emtau_dask.cli.config import load_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

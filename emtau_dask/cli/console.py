@@ -5,9 +5,11 @@ It is imported where a command prints a table, so that the others start without 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from emtau_dask.errors import shown
@@ -53,3 +55,13 @@ def console_on(stream: TextIO) -> Console:
     if stream.isatty():
         return PlainConsole(stream)
     return PlainConsole(cast("IO[str]", PlainText(stream)), COLUMNS)
+
+
+def text_table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return a table of names and texts, for a console without markup."""
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in lines.items():
+        table.add_row(name, text)
+    return table

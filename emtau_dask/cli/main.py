@@ -9,39 +9,43 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from emtau_dask.cli.doctor import doctor
 from emtau_dask.cli.options import (
+    OPTIONS,
     Command,
     FitOption,
+    array_option,
+    columns_option,
     config_argument,
     config_of,
     debug_option,
     fit_options,
     json_option,
     log_option,
+    options_given,
     out_argument,
     overwrite_option,
     run_options,
 )
-from emtau_dask.cli.select import select
 from emtau_dask.cli.terminal import (
+    NOT_CONVERGED,
     ExitGroup,
     echo,
     echo_json,
+    remember_again,
     remember_no_checkpoint,
     remember_resume,
     show_result,
 )
 from emtau_dask.errors import ConfigError
 
-if TYPE_CHECKING:
-    from emtau_dask.runs.permissions import Demand
-
-
+CRITERIA = ("bic", "aic", "icl", "held-out")
+SHARED = ("data.columns", "data.array", "algorithm.name", "stop.tol", "stop.max_iter", "model.random_state")
+"""Keys whose options `emtau fit` and `emtau select` share."""
 _seed_option = click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 
 
@@ -97,14 +101,11 @@ def mixture(out: Path, overwrite: bool, **options: Any) -> None:
 
 
 def _make(name: str, options: dict[str, Any], out: Path, overwrite: bool) -> None:
-    from emtau_dask.config.schema import DataSection
     from emtau_dask.datasets import make_dataset
     from emtau_dask.progress import watching
 
-    data = DataSection.model_validate({"dataset": name, "dataset_options": options})
-    assert data.dataset_options is not None
     with watching(sys.stderr) as observer:
-        rows, features = make_dataset(data.dataset_options, out, overwrite=overwrite, observer=observer)
+        rows, features = make_dataset(name, out, overwrite=overwrite, observer=observer, **options)
     echo(f"{rows:,} rows × {features} features written to {out}")
 
 
@@ -118,20 +119,19 @@ def _make(name: str, options: dict[str, Any], out: Path, overwrite: bool) -> Non
     is_flag=True,
     help="Also show it over the rows that the run names, where they are local files.",
 )
-@click.option("--array", help="Member of DATA, where it is a zarr group.")
-@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet or CSV.")
+@array_option
+@columns_option
 @overwrite_option("Replace a report at OUT.html.")
 @debug_option
-def report(run_or_model: str, out: Path, columns: str | None, **options: Any) -> None:
+def report(run_or_model: str, out: Path, **options: Any) -> None:
     """Write a report of RUN_OR_MODEL to OUT.html: what was fitted, how it converged, the components.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
     report is one page, with its pictures, that loads nothing; data are read only where they are asked for.
     """
-    from emtau_dask.runs.report import ReportOptions, run_report
+    from emtau_dask.cli.report import run_report
 
-    chosen = ReportOptions(columns=columns.split(",") if columns else None, **options)
-    run_report(run_or_model, out, chosen, progress=sys.stderr)
+    run_report(run_or_model, out, **options, progress=sys.stderr)
     echo(f"report written to {out}")
 
 
@@ -149,7 +149,6 @@ def main() -> None:
 
 main.add_command(dataset)
 main.add_command(doctor)
-main.add_command(select)
 main.add_command(report)
 
 
@@ -190,8 +189,9 @@ def fit(
         raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")
     run_config, values = config_of(sources, given, overrides)
     from emtau_dask.cli.console import console_on
-    from emtau_dask.config.yaml import save_config
-    from emtau_dask.runs.fit import check_memory, plan_table, resume_arguments, run_fit, run_plan
+    from emtau_dask.cli.fit import resume_arguments, run_fit, run_plan
+    from emtau_dask.cli.plan import check_memory, plan_table
+    from emtau_dask.cli.yaml import save_config
 
     if saved is not None:
         save_config(values, saved, overwrite=overwrite)
@@ -220,22 +220,14 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, 
     Its config travels inside it; --set may change stop.max_iter,
     checkpoint.every, cluster.*, output.* and data that has moved.
     A scheduler, URLs, and results that go elsewhere than beside RUN.zarr are
-    asked for, or given by --set.
+    given again.
     """
-    from emtau_dask.runs.fit import run_resume
+    from emtau_dask.cli.fit import run_resume
 
     arguments = [f"--set {shlex.quote(override)}" for override in overrides]
     remember_resume(ctx, run, [*arguments, "--overwrite" if overwrite else ""])
-    confirm = _confirmation()
-    result = run_resume(run, overrides, overwrite=overwrite, confirm=confirm, progress=sys.stderr)
+    result = run_resume(run, overrides, overwrite=overwrite, progress=sys.stderr)
     show_result(ctx, result, as_json=as_json)
-
-
-def _confirmation() -> Callable[[Demand], bool] | None:
-    """Return the function that asks for consent at the terminal; None where there is no terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-    return lambda demand: click.confirm(f"The checkpoint asks for {demand}. Allow it?", err=True)
 
 
 @main.command()
@@ -244,7 +236,7 @@ def _confirmation() -> Callable[[Demand], bool] | None:
 @debug_option
 def inspect(place: str, as_json: bool) -> None:
     """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
-    from emtau_dask.runs.inspect import inspected
+    from emtau_dask.cli.inspect import inspected
 
     found = inspected(place)
     if as_json:
@@ -262,13 +254,13 @@ def inspect(place: str, as_json: bool) -> None:
 @run_options
 def compare(config: Path, overrides: list[str]) -> None:
     """Run the algorithms that CONFIG lists on the same data from the same start."""
-    from emtau_dask.config.schema import load_config
+    from emtau_dask.cli.config import load_config
 
     run_config = load_config(config, overrides)
     if not run_config.algorithm.compare:
         raise ConfigError("algorithm.compare = [] must list the algorithms to compare, such as [{name: em}]")
+    from emtau_dask.cli.compare import run_compare
     from emtau_dask.cli.console import console_on
-    from emtau_dask.runs.compare import run_compare
 
     run_compare(run_config, console_on(sys.stdout))
 
@@ -285,8 +277,8 @@ def compare(config: Path, overrides: list[str]) -> None:
     type=float,
     help="Also write -1 for this share of the rows, the least probable ones, and 1 for the others.",
 )
-@click.option("--array", help="Member of DATA, where it is a zarr group.")
-@click.option("--columns", help="Columns of DATA, separated by commas, where it is parquet or CSV.")
+@array_option
+@columns_option
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
 @overwrite_option()
 @debug_option
@@ -295,7 +287,7 @@ def predict(
     data: str,
     out: Path,
     array: str | None,
-    columns: str | None,
+    columns: list[str] | None,
     workers: int | None,
     **options: Any,
 ) -> None:
@@ -305,7 +297,7 @@ def predict(
     model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
     or a pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
     """
-    from emtau_dask.runs.outputs import LabelOptions, run_predict
+    from emtau_dask.cli.predict import LabelOptions, run_predict
 
     counts = run_predict(
         run_or_model,
@@ -313,8 +305,82 @@ def predict(
         out,
         LabelOptions(**options),
         array=array,
-        columns=columns.split(",") if columns else None,
+        columns=columns,
         workers=workers,
         progress=sys.stderr,
     )
     echo(f"{counts.sum():,} rows labelled in {out}")
+
+
+@main.command()
+@click.argument("sources", metavar="DATA...", nargs=-1, required=True, type=click.Path(readable=False))
+@click.option(
+    "-k",
+    "--components",
+    required=True,
+    metavar="A:B",
+    help="Numbers of components: 2:20, 10:100:10 or 2,4,8.",
+)
+@click.option("--covariance", default="full", metavar="TYPES", help="Types to choose from: full,diag.")
+@click.option("--criterion", type=click.Choice(CRITERIA), default="bic", help="What chooses; bic by default.")
+@click.option(
+    "--sample-rows", type=click.IntRange(1), metavar="N", help="Rows that candidates are fitted to."
+)
+@click.option(
+    "--finalists",
+    type=click.IntRange(1),
+    default=2,
+    metavar="N",
+    help="Most candidates that are fitted to all rows; 2 by default.",
+)
+@click.option(
+    "-o", "--output", "directory", metavar="FOLDER", help="Where the results go, and what is done is kept."
+)
+@options_given([option for option in OPTIONS if option.key in SHARED])
+@run_options
+@overwrite_option("Begin anew, and replace the results that are in FOLDER.")
+@json_option
+@click.pass_context
+def select(
+    ctx: click.Context,
+    /,
+    sources: tuple[str, ...],
+    given: dict[FitOption, str],
+    overrides: list[str],
+    directory: str | None,
+    overwrite: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Choose the number of components of a mixture of the rows of DATA.
+
+    All candidates are fitted to one sample of the rows and scored in one pass; the best one is fitted to all
+    rows. With -o the model, the labels and the table are written, and a command that was killed goes on
+    when it is given again. What is done is kept in FOLDER/selection, or where --set checkpoint.path=PLACE
+    says: a path or URL.
+    """
+    from emtau_dask.cli.console import console_on
+    from emtau_dask.cli.select import (
+        config_of_largest,
+        numbers_of,
+        print_selection,
+        run_selection,
+        selection_values,
+        settings_of,
+    )
+
+    numbers = numbers_of(asked.pop("components"))
+    types = [name.strip() for name in asked.pop("covariance").split(",")]
+    config = config_of_largest(sources, max(numbers), given, overrides, directory)
+    settings = settings_of(config, numbers, types, **asked)
+    remember_again(ctx, config.checkpoint.path or directory)
+    result = run_selection(
+        config, settings, written=directory is not None, overwrite=overwrite, progress=sys.stderr
+    )
+    if as_json:
+        echo_json(selection_values(result))
+    else:
+        print_selection(result, console_on(sys.stdout))
+    if not result.selection.best_estimator_.converged_:
+        echo("emtau: the fit to all rows stopped at max_iter without converging", err=True)
+        ctx.exit(NOT_CONVERGED)

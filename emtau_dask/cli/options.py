@@ -18,7 +18,7 @@ from emtau_dask.cli.terminal import remember_debug
 from emtau_dask.errors import ConfigError
 
 if TYPE_CHECKING:
-    from emtau_dask.config.schema import RunConfig
+    from emtau_dask.cli.config import RunConfig
 
 
 Command = Callable[..., Any]
@@ -27,6 +27,12 @@ out_argument = click.argument("out", type=click.Path(path_type=Path))
 _traceback = "Show the traceback of an error."
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
+)
+array_option = click.option("--array", help="Member of DATA, where it is a zarr group.")
+columns_option = click.option(
+    "--columns",
+    callback=lambda *given: given[-1].split(",") if given[-1] else None,
+    help="Columns of DATA, separated by commas, where it is parquet or CSV.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 _NO_NAME = re.compile(r"\[.*?\]|[^\w.-]+")
@@ -85,10 +91,6 @@ def run_options(command: Command) -> Command:
     return with_overrides
 
 
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
 @dataclass(frozen=True)
 class FitOption:
     """An option that stands for a key of a config.
@@ -122,18 +124,15 @@ class FitOption:
 
     def value(self, text: str) -> object:
         """Return what a text means; raises `ConfigError` where it is not YAML."""
-        from emtau_dask.config.yaml import parse_yaml
+        from emtau_dask.cli.yaml import parse_yaml
 
         return parse_yaml(text, self.names[-1]) if self.read is None else self.read(text)
 
     def setting(self, text: str) -> str:
         """Return the argument of ``--set`` that means the same."""
-        from emtau_dask.config.yaml import in_yaml
+        from emtau_dask.cli.yaml import setting
 
-        value = self.read(text) if self.read else None
-        if isinstance(value, list):
-            return f"{self.key}=[{', '.join(map(in_yaml, value))}]"
-        return f"{self.key}={text if value is None else in_yaml(value)}"
+        return f"{self.key}={text}" if self.read is None else setting(self.key, self.read(text))
 
 
 COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
@@ -144,7 +143,7 @@ OPTIONS = (
         "data.columns",
         "A,B,C",
         "Columns of parquet or CSV that are features.",
-        _names,
+        lambda text: text.split(","),
     ),
     FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
     FitOption(
@@ -183,6 +182,10 @@ OPTIONS = (
 )
 
 
+TITLES = {option.key: option.title for option in OPTIONS}
+"""What errors call the keys of a fit of data."""
+
+
 def options_given(choice: Sequence[FitOption]) -> Callable[[Command], Command]:
     """Return what adds options that stand for keys of a config; the command gets them in its ``given``."""
 
@@ -215,8 +218,8 @@ def config_of(
         A config is given with options or with data, it cannot be read, or a value is not allowed; of data
         the message names the option.
     """
-    from emtau_dask.config.schema import checked_config, config_values
-    from emtau_dask.config.yaml import ENDINGS
+    from emtau_dask.cli.config import checked_config, config_values
+    from emtau_dask.cli.yaml import ENDINGS
     from emtau_dask.storage.files import stream_at
     from emtau_dask.storage.urls import suffix_of
 
@@ -224,7 +227,7 @@ def config_of(
     stream = stream_at(sources[0]) if len(sources) == 1 and not configs else None
     if stream is None and not configs:
         values = values_of_data(sources, given, overrides)
-        return checked_config(values, {option.key: option.title for option in OPTIONS}), values
+        return checked_config(values, TITLES), values
     if len(sources) > 1:
         raise ConfigError(f"{configs[0]} is a config, which names its data itself: give it alone")
     if given:
@@ -242,8 +245,8 @@ def values_of_data(
     sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
 ) -> dict[str, Any]:
     """Return the plain values of a config that data and options amount to; raises `ConfigError`."""
-    from emtau_dask.config.schema import complete_values
-    from emtau_dask.config.yaml import ENDINGS
+    from emtau_dask.cli.config import complete_values
+    from emtau_dask.cli.yaml import ENDINGS
 
     path = sources[0] if len(sources) == 1 else list(sources)
     content: dict[str, dict[str, object]] = {"data": {"path": path}, "model": {}}

@@ -1,35 +1,37 @@
-"""The command `emtau select`."""
+"""`emtau select`: from a config's data and settings to a selection and its results."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TextIO
 
-import click
+from rich.console import Console
+from rich.table import Table
 
-from emtau_dask.cli.options import (
-    COMPONENTS,
-    OPTIONS,
-    FitOption,
-    json_option,
-    options_given,
-    overwrite_option,
-    run_options,
-    values_of_data,
-)
-from emtau_dask.cli.terminal import NOT_CONVERGED, echo, echo_json, remember_again
-from emtau_dask.errors import ConfigError, short
+from emtau_dask.cli.cluster import computing
+from emtau_dask.cli.config import RunConfig, checked_config, estimator_of, override_keys
+from emtau_dask.cli.fit import affordable_inputs
+from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
+from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs
+from emtau_dask.cli.terminal import echo
+from emtau_dask.cli.yaml import ENDINGS
+from emtau_dask.errors import CheckpointCorruptError, ConfigError, EmtauError, short
+from emtau_dask.progress import watching
+from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
+from emtau_dask.selection.criteria import SelectionSettings, checked_settings
+from emtau_dask.selection.select import select
+from emtau_dask.selection.table import CandidateRecord, ComponentSelection, SelectionTable
+from emtau_dask.storage.errors import writing_errors
+from emtau_dask.storage.urls import suffix_of
 
-if TYPE_CHECKING:
-    from emtau_dask.config.schema import RunConfig
-    from emtau_dask.runs.select import SelectionRequest, SelectionResult
-
-
-CRITERIA = ("bic", "aic", "icl", "held-out")
-SHARED = ("data.columns", "data.array", "algorithm.name", "stop.tol", "stop.max_iter", "model.random_state")
-"""Keys whose options are those of `emtau fit`."""
+FOLDER, RESULT = "selection", "selection.json"
+"""Below the folder of the results: what is kept while a selection runs, and what it found."""
 REFUSED = {
     "model.n_components": "give --components",
     "model.covariance_type": "give --covariance",
@@ -71,85 +73,29 @@ def numbers_of(text: str) -> list[int]:
     return found
 
 
-@click.command()
-@click.argument("sources", metavar="DATA...", nargs=-1, required=True, type=click.Path(readable=False))
-@click.option(
-    "-k",
-    "--components",
-    required=True,
-    metavar="A:B",
-    help="Numbers of components: 2:20, 10:100:10 or 2,4,8.",
-)
-@click.option("--covariance", default="full", metavar="TYPES", help="Types to choose from: full,diag.")
-@click.option("--criterion", type=click.Choice(CRITERIA), default="bic", help="What chooses; bic by default.")
-@click.option(
-    "--sample-rows", type=click.IntRange(1), metavar="N", help="Rows that candidates are fitted to."
-)
-@click.option(
-    "--finalists",
-    type=click.IntRange(1),
-    default=2,
-    metavar="N",
-    help="Most candidates that are fitted to all rows; 2 by default.",
-)
-@click.option(
-    "-o", "--output", "directory", metavar="FOLDER", help="Where the results go, and what is done is kept."
-)
-@options_given([option for option in OPTIONS if option.key in SHARED])
-@run_options
-@overwrite_option("Begin anew, and replace the results that are in FOLDER.")
-@json_option
-@click.pass_context
-def select(
-    ctx: click.Context,
-    /,
-    sources: tuple[str, ...],
-    given: dict[FitOption, str],
-    overrides: list[str],
-    directory: str | None,
-    overwrite: bool,
-    as_json: bool,
-    **asked: Any,
-) -> None:
-    """Choose the number of components of a mixture of the rows of DATA.
+@dataclass(frozen=True, eq=False)
+class SelectionResult:
+    """A selection; its best model's results, and the file that holds the table, where they were written."""
 
-    All candidates are fitted to one sample of the rows and scored in one pass; the best one is fitted to all
-    rows. With -o the model, the labels and the table are written, and a command that was killed goes on
-    when it is given again. What is done is kept in FOLDER/selection, or where --set checkpoint.path=PLACE
-    says: a path or URL.
-    """
-    from emtau_dask.runs.select import SelectionRequest, run_selection, selection_values
-
-    request = SelectionRequest(
-        n_components=numbers_of(asked.pop("components")),
-        covariance_types=[name.strip() for name in asked.pop("covariance").split(",")],
-        written=directory is not None,
-        **asked,
-    )
-    config = _config(sources, request, given, overrides, directory)
-    remember_again(ctx, config.checkpoint.path or directory)
-    result = run_selection(config, request, overwrite=overwrite, progress=sys.stderr)
-    if as_json:
-        echo_json(selection_values(result))
-    else:
-        _print(result)
-    if not result.selection.best_estimator_.converged_:
-        echo("emtau: the fit to all rows stopped at max_iter without converging", err=True)
-        ctx.exit(NOT_CONVERGED)
+    selection: ComponentSelection
+    run: RunResult | None
+    place: Path | None
 
 
-def _config(
+def config_of_largest(
     sources: Sequence[str],
-    request: SelectionRequest,
-    given: dict[FitOption, str],
+    largest: int,
+    given: Mapping[FitOption, str],
     overrides: Sequence[str],
     directory: str | None,
 ) -> RunConfig:
-    """Return the config of a fit of the largest candidate, whose other settings are those of all."""
-    from emtau_dask.config.schema import checked_config, override_keys
-    from emtau_dask.config.yaml import ENDINGS
-    from emtau_dask.storage.urls import suffix_of
+    """Return the config of a fit of the largest candidate, whose other settings are those of all.
 
+    Raises
+    ------
+    ConfigError
+        A value is not allowed, or a key is set that candidates do not share.
+    """
     for source in sources:
         if suffix_of(source).lower() in ENDINGS:
             raise ConfigError(f"{source} is a config by its name; emtau select takes data")
@@ -157,26 +103,187 @@ def _config(
         for refused, why in REFUSED.items():
             if key == refused or key.startswith(f"{refused}."):
                 raise ConfigError(f"--set {key} cannot be given to emtau select: {why}")
-    values = values_of_data(sources, given | {COMPONENTS: str(max(request.n_components))}, overrides)
+    values = values_of_data(sources, {**given, COMPONENTS: str(largest)}, overrides)
     if directory is not None:
         values["output"] = {**values["output"], "directory": directory}
-    return checked_config(values, {option.key: option.title for option in OPTIONS})
+    return checked_config(values, TITLES)
 
 
-def _print(result: SelectionResult) -> None:
-    from emtau_dask.cli.console import console_on
-    from emtau_dask.runs.select import selection_lines, selection_table
+def settings_of(
+    config: RunConfig,
+    n_components: Sequence[int],
+    covariance_types: Sequence[str],
+    criterion: str,
+    sample_rows: int | None,
+    finalists: int,
+) -> SelectionSettings:
+    """Return the settings of a selection; see `select_components`, also for what is raised."""
+    template = estimator_of(config).set_params(checkpoint=None)
+    return checked_settings(n_components, covariance_types, criterion, None, template, sample_rows, finalists)
 
-    console, found = console_on(sys.stdout), result.selection
+
+def run_selection(
+    config: RunConfig, settings: SelectionSettings, *, written: bool, overwrite: bool, progress: TextIO
+) -> SelectionResult:
+    """Select, and write the best model, its labels and the table to the folder of the results, if wanted.
+
+    Raises
+    ------
+    EmtauError
+        Results exist and may not be replaced, or the data or the settings cannot be used.
+    """
+    directory = Path(config.output.directory)
+    checkpoint = selection_checkpoint(config.checkpoint.path or (directory / FOLDER if written else None))
+    if checkpoint is not None and overwrite:
+        _remove(checkpoint)
+    run = _id_of(checkpoint)
+    outputs, place = None, directory / RESULT
+    if written:
+        outputs = checked_outputs(config, overwrite=overwrite, run=run)
+        if place.exists() and not ((overwrite or run is not None) and place.is_file()):
+            raise EmtauError(
+                f"{place} already exists; use --overwrite to replace it, or choose another folder"
+            )
+    inputs, plan = affordable_inputs(config, overwrite=False, progress=progress)
+    with watching(progress) as observer, computing(config.cluster, observer, plan.settings):
+        data = {"X": inputs.rows, "sample_weight": inputs.weights, "columns": None}
+        found = select(settings, data, checkpoint=checkpoint, observer=observer)
+    if outputs is None:
+        return SelectionResult(found, None, None)
+    best, run = found.best_estimator_, _id_of(checkpoint)
+    result = SelectionResult(found, write_outputs(outputs, best, inputs, run=run, progress=progress), place)
+    _write(place, selection_values(result))
+    return result
+
+
+def _id_of(checkpoint: SelectionCheckpoint | None) -> str | None:
+    entry = None if checkpoint is None else checkpoint.entry()
+    return None if entry is None else entry.id
+
+
+def _remove(checkpoint: SelectionCheckpoint) -> None:
+    """Remove a selection that is kept, also a damaged one; anything else is left alone."""
+    try:
+        known = checkpoint.entry() is not None
+    except CheckpointCorruptError:
+        known = True
+    if known:
+        checkpoint.remove()
+
+
+def _write(place: Path, values: dict[str, Any]) -> None:
+    with (
+        writing_errors("the table", place),
+        tempfile.TemporaryDirectory(prefix=".emtau-", dir=place.parent) as private,
+    ):
+        made = Path(private) / place.name
+        made.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        made.replace(place)
+
+
+def selection_values(result: SelectionResult) -> dict[str, Any]:
+    """Return a selection as plain values, for programs: None for what is not known.
+
+    ``log_likelihood``, ``held_out`` and ``expected_loss`` are in nats per row.
+    """
+    found = result.selection
+    passes = found.passes_
+    best = found.best_estimator_
+    return {
+        "n_components": found.best_n_components_,
+        "covariance_type": found.best_covariance_type_,
+        "criterion": found.criterion_,
+        "rows": found.n_rows_,
+        "sample_rows": found.sample_rows_,
+        "passes": {"sample": passes.sample, "scoring": passes.scoring, "fits": passes.fits},
+        "converged": bool(best.converged_),
+        "candidates": list(map(_plain, found.table_)),
+        "finalists": list(map(_plain, found.finalists_)),
+        "fit": None if result.run is None else _fit_values(result.run),
+    }
+
+
+def _fit_values(run: RunResult) -> dict[str, Any]:
+    """Return the values of the fit to all rows but K, which the config does not know."""
+    return {name: value for name, value in result_values(run).items() if name != "components"}
+
+
+def _plain(record: CandidateRecord) -> dict[str, Any]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
+def print_selection(result: SelectionResult, console: Console) -> None:
+    """Print the candidates, and what was found and written."""
+    found = result.selection
     console.print(selection_table(found.table_, f"fits to a sample of {found.sample_rows_:,} rows"))
     if found.finalists_:
         console.print(selection_table(found.finalists_, "fits to all rows"))
-    for line in selection_lines(found):
+    for line in (*selection_lines(found), *_places(result)):
         echo(line)
+
+
+def _places(result: SelectionResult) -> list[str]:
     if result.run is None:
-        echo("no results are written without -o FOLDER")
-        return
-    places = {"model": result.run.outputs.model, "labels": result.run.outputs.labels, "table": result.place}
-    for what, place in places.items():
-        if place is not None:
-            echo(f"{what} saved in {place}")
+        return ["no results are written without -o FOLDER"]
+    places = {**result.run.outputs.places, "table": result.place}
+    return [f"{what} saved in {place}" for what, place in places.items() if what != "report"]
+
+
+COLUMNS = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
+
+
+def selection_table(table: SelectionTable, title: str) -> Table:
+    """Return a table of candidates, ``*`` at the best one; criteria are shown above the least of each."""
+    made = Table(title=title, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    made.add_column("")
+    for heading in (
+        "K",
+        "type",
+        "p",
+        "log-lik.",
+        *(f"+{name}" for name in COLUMNS.values()),
+        "held out",
+    ):
+        made.add_column(heading, justify="left" if heading == "type" else "right", no_wrap=True)
+    fitted = [record for record in table if math.isfinite(record.bic)]
+    least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in COLUMNS}
+    for number, record in enumerate(table):
+        mark = "*" if number == table.best else "!" if record.reason else ""
+        shape = str(record.n_components), record.covariance_type, f"{record.parameters:,}"
+        values = ["-"] * (len(COLUMNS) + 2)
+        if math.isfinite(record.bic):
+            above = (_above(getattr(record, name) - least[name]) for name in COLUMNS)
+            held_out = f"{record.held_out:.6g}" if math.isfinite(record.held_out) else "-"
+            values = [f"{record.log_likelihood:.6g}", *above, held_out]
+        made.add_row(mark, *shape, *values)
+    return made
+
+
+def _above(value: float) -> str:
+    """Return a difference of criteria in at most nine characters."""
+    if value < 1000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
+
+
+def selection_lines(found: ComponentSelection) -> list[str]:
+    """Return what a selection found, in sentences."""
+    passes = found.passes_
+    name = COLUMNS.get(found.criterion_, "the likelihood of held-out rows")
+    lines = [
+        f"best by {name}: {found.best_n_components_} components, {found.best_covariance_type_}",
+        f"passes over {found.n_rows_:,} rows: {passes.sample} for the sample, {passes.scoring} for scores, "
+        f"{passes.fits:.3g} for fits",
+    ]
+    reasons = [record for record in found.table_ if record.reason]
+    if reasons:
+        which = ", ".join(f"{each.n_components} {each.covariance_type}" for each in reasons)
+        lines.append(f"could not be fitted: {which}. The first: {reasons[0].reason}")
+    edge = {each.n_components for each in found.table_}
+    if len(edge) > 1 and found.best_n_components_ == max(edge):
+        lines.append("the best is the largest number that was tried: try larger ones too")
+    return lines

@@ -24,7 +24,7 @@ from emtau_dask.errors import ConfigError, EmtauError, one_line, shown
 from emtau_dask.interrupts import handler_of_signals
 
 if TYPE_CHECKING:
-    from emtau_dask.runs.outputs import RunResult
+    from emtau_dask.cli.outputs import RunResult
 
 
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
@@ -229,7 +229,7 @@ def _cut_off(ctx: click.Context) -> str:
 
 def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None:
     """Print tables and paths, or one JSON object; end the command where the fit has not converged."""
-    from emtau_dask.runs.outputs import result_values
+    from emtau_dask.cli.outputs import result_values
 
     if as_json:
         echo_json(result_values(result))
@@ -242,15 +242,13 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 
 def _print_tables(result: RunResult) -> None:
     from emtau_dask.cli.console import console_on
-    from emtau_dask.runs.inspect import component_table, fit_table
+    from emtau_dask.cli.inspect import component_table, fit_table
 
     console = console_on(sys.stdout)
     console.print(component_table(result.model, result.label_counts))
     console.print(fit_table(result.model, result.inputs.rows.shape[0]))
-    outputs = result.outputs
-    for what, path in (("model", outputs.model), ("labels", outputs.labels), ("report", outputs.report)):
-        if path is not None:
-            echo(f"{what} saved in {path}")
+    for what, path in result.outputs.places.items():
+        echo(f"{what} saved in {path}")
 
 
 def _not_converged(result: RunResult) -> str:

@@ -18,8 +18,8 @@ from commands import emtau
 from processes import EMTAU
 
 from emtau_dask import EMTau, GaussianMixture
+from emtau_dask.cli import inputs
 from emtau_dask.cli.main import main
-from emtau_dask.runs import inputs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -191,7 +191,7 @@ def test_interrupts_and_surprises_have_their_exit_codes(
     def raise_error(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("emtau_dask.runs.fit.run_fit", raise_error)
+    monkeypatch.setattr("emtau_dask.cli.fit.run_fit", raise_error)
     result = emtau("fit", "run.yaml")
     assert result.exit_code == code
     assert part in errors_of(result)[0]

@@ -25,7 +25,7 @@ from distributed import Client
 from processes import free_port
 
 from emtau_dask import GaussianMixture
-from emtau_dask.config.schema import load_config
+from emtau_dask.cli.config import load_config
 
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE = REPOSITORY / "docker-compose.yml"

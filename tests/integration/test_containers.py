@@ -24,7 +24,7 @@ from processes import free_port
 from reliability.containers import docker, why_no_engine
 
 from emtau_dask import GaussianMixture
-from emtau_dask.config.schema import load_config
+from emtau_dask.cli.config import load_config
 
 REPOSITORY = Path(__file__).parents[2]
 PLAIN = ("docker-compose.yml",)

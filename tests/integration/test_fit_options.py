@@ -11,9 +11,9 @@ import zarr
 from commands import emtau
 
 from emtau_dask import GaussianMixture
+from emtau_dask.cli.config import load_config
 from emtau_dask.cli.main import main
 from emtau_dask.cli.options import name_of
-from emtau_dask.config.schema import load_config
 from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.policies.registry import ALGORITHMS
 

@@ -19,9 +19,9 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from emtau_dask import ConfigError, EMTau, GaussianMixture, InvalidDataError, MixtureOutlierDetector
-from emtau_dask.config.schema import checked_config, complete_values
+from emtau_dask.cli.config import checked_config, complete_values
+from emtau_dask.cli.fit import run_plan
 from emtau_dask.plot import ComponentsDisplay
-from emtau_dask.runs.fit import run_plan
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
 

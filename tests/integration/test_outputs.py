@@ -7,8 +7,8 @@ import pytest
 import zarr
 from commands import emtau
 
+from emtau_dask.cli import predict as command
 from emtau_dask.em import predict
-from emtau_dask.runs import outputs
 
 CONFIG = """
 data: {dataset: example1, path: data.zarr}
@@ -60,7 +60,7 @@ def meanwhile(monkeypatch):
             calls.pop()()
         return plain(*arguments, **options)
 
-    monkeypatch.setattr(outputs, "score_rows", score_rows)
+    monkeypatch.setattr(command, "score_rows", score_rows)
     return calls
 
 

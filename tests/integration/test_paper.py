@@ -8,7 +8,6 @@ import pytest
 import zarr
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.config.schema import MnistOptions
 from emtau_dask.datasets import make_dataset
 from emtau_dask.em.history import SilentObserver
 
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory):
     place = tmp_path_factory.mktemp("mnist") / "mnist.zarr"
-    make_dataset(MnistOptions(source=SOURCE), place, observer=SilentObserver())
+    make_dataset("mnist", place, source=SOURCE, observer=SilentObserver())
     group = zarr.open_group(place, mode="r")
     return np.asarray(group["X"][:]), np.asarray(group["labels"][:])
 

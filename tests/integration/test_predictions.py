@@ -14,10 +14,10 @@ from oracles import starts
 from references import COVARIANCE_TYPES
 
 from emtau_dask import GaussianMixture
+from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.data.opening import open_source
 from emtau_dask.em import predict
 from emtau_dask.em.history import SilentObserver
-from emtau_dask.runs.outputs import LabelOptions, write_labels
 
 ROWS, _ = starts.mixture(200, 3, 3, separation=3.0, seed=3)
 ROWS.setflags(write=False)

@@ -18,13 +18,13 @@ from threadpoolctl import threadpool_info
 from zarr.storage import LocalStore
 
 from emtau_dask import GaussianMixture
+from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.data.opening import as_source, open_source
 from emtau_dask.em import compiling, predict
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.em.predict import LABELS, LOG_LIKELIHOODS, kernels_to_score, score_rows
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.runs.outputs import LabelOptions, write_labels
 
 ROWS, _ = starts.mixture(2000, 3, 3, separation=3.0, seed=3)
 METHODS = ("predict", "predict_proba", "score_samples")

@@ -1,10 +1,7 @@
 """`emtau resume` of a checkpoint that a stranger made: it obeys nothing but the fit itself."""
 
 import json
-import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import socket
@@ -127,10 +124,6 @@ class TestAScheduler:
         result = emtau("resume", run, *MORE, "--scheduler", "threads")
         assert result.exit_code == NOT_CONVERGED, result.stderr
 
-    def test_workers_beyond_the_cores_are_asked_for(self, made_up):
-        run = made_up(cluster={"scheduler": "processes", "workers": 100_000, "threads": 1000})
-        refused_for(emtau("resume", run, *MORE), "cluster.workers", "cluster.threads")
-
 
 class TestResults:
     @pytest.fixture
@@ -240,33 +233,6 @@ class TestData:
             assert "--set data.path=" in result.stderr
             assert tree(tmp_path) == before
             shutil.rmtree(run.parent)
-
-
-def at_a_terminal(command, answers):
-    """What a process says to a person who types ``answers``, one to each question."""
-    terminal, theirs = pty.openpty()
-    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
-    said, left = b"", list(answers)
-    while select.select([terminal], [], [], 60)[0]:
-        try:
-            said += os.read(terminal, 4096)
-        except OSError:
-            break
-        if left and said.rstrip().endswith(b"[y/N]:"):
-            os.write(terminal, left.pop(0).encode() + b"\n")
-    os.close(terminal)
-    return child.wait(60), said.decode()
-
-
-@pytest.mark.parametrize("answers", [["n"], pytest.param(["y"], marks=pytest.mark.exhaustive)])
-def test_a_person_at_a_terminal_is_asked(answers, made_up, tmp_path):
-    results = tmp_path / "results"
-    run = made_up(output={"directory": str(results)})
-    code, said = at_a_terminal([*EMTAU, "resume", str(run), *MORE], answers)
-    assert f"output.directory = {results}" in said.replace("\r\n", "")
-    assert results.exists() == (answers == ["y"])
-    assert code == (NOT_CONVERGED if answers == ["y"] else BAD_USAGE), said
 
 
 @pytest.mark.kills

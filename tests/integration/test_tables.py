@@ -10,7 +10,7 @@ from commands import emtau
 from rich.console import Console
 
 from emtau_dask import GaussianMixture
-from emtau_dask.runs.inspect import component_table
+from emtau_dask.cli.inspect import component_table
 
 BOX_DRAWING = re.compile("[\u2500-\u257f]")
 

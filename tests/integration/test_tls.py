@@ -13,9 +13,9 @@ import pytest
 from distributed import LocalCluster, Security
 
 from emtau_dask import ClusterError
-from emtau_dask.config.schema import RunConfig, checked_config
+from emtau_dask.cli.cluster import computing
+from emtau_dask.cli.config import RunConfig, checked_config
 from emtau_dask.em.history import SilentObserver
-from emtau_dask.runs.inputs import computing
 
 pytestmark = pytest.mark.cluster
 SCRIPT = Path(__file__).parents[2] / "containers" / "certificates.sh"
@@ -79,7 +79,7 @@ def refused(run_config: RunConfig) -> str:
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "3s"}),
         pytest.raises(ClusterError) as caught,
-        computing(run_config, SilentObserver()),
+        computing(run_config.cluster, SilentObserver()),
     ):
         pass
     return str(caught.value)
@@ -106,7 +106,7 @@ def test_one_that_ends_within_a_day_is_an_error_that_says_what_to_do(tmp_path: P
 
 
 def test_who_has_the_certificate_comes_in(address: str, certificates: Path) -> None:
-    with computing(config(address, certificates), SilentObserver()):
+    with computing(config(address, certificates).cluster, SilentObserver()):
         assert dask.delayed(sum)([1, 2]).compute() == 3
 
 

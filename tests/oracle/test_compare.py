@@ -10,11 +10,11 @@ from counting import plans_counted
 from oracles import naive, policies, starts
 from rich.console import Console
 
-from emtau_dask.compare import classification_error, confusion, print_comparison
-from emtau_dask.config.schema import load_config
+from emtau_dask.cli.compare import compare, print_comparison
+from emtau_dask.cli.config import load_config
+from emtau_dask.compare import classification_error, confusion
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import ConfigError
-from emtau_dask.runs.compare import compare
 
 N, K, SEED, CHUNK = 240, 3, 5, 70
 LISTED = [

@@ -9,20 +9,20 @@ import pytest
 from pydantic import ValidationError
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.config.schema import (
+from emtau_dask.cli.config import (
+    DATASET_OPTIONS,
     RUN_ALGORITHMS,
     KMeansSettings,
-    MixtureOptions,
     RunConfig,
     RunSettings,
     algorithm_models,
+    estimator_of,
     load_config,
     policy_of,
 )
 from emtau_dask.constraints import integer
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies.registry import ALGORITHMS
-from emtau_dask.runs.inputs import estimator_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -89,7 +89,7 @@ class EMEvery(FullEM):
 
 
 def test_a_new_policy_needs_no_more_than_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emtau_dask.config.schema.ALGORITHMS", {"em-every": EMEvery})
+    monkeypatch.setattr("emtau_dask.cli.config.ALGORITHMS", {"em-every": EMEvery})
     model = algorithm_models(RunSettings)["em-every"]
     settings = model(every=9)
     assert settings.model_dump() == {
@@ -137,7 +137,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(minimal: Path) -> None:
 
 def test_dataset_options_follow_the_dataset(minimal: Path) -> None:
     config = load_config(minimal, ["data={dataset: mixture, dataset_options: {rows: 10}}"])
-    assert config.data.dataset_options == MixtureOptions(rows=10)
+    assert config.data.dataset_options == DATASET_OPTIONS["mixture"](rows=10)
 
 
 @pytest.mark.parametrize("figure", ["-.inf", ".inf", ".nan"])

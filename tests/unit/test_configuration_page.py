@@ -5,8 +5,8 @@ import re
 import pytest
 from documentation import script
 
-from emtau_dask.config.schema import RunConfig
-from emtau_dask.config.sections import valid_keys
+from emtau_dask.cli.config import RunConfig
+from emtau_dask.cli.sections import valid_keys
 from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.policies.registry import ALGORITHMS
 

@@ -10,20 +10,13 @@ import pytest
 import sklearn.datasets
 import zarr
 
-from emtau_dask.config.schema import (
-    DatasetOptions,
-    DigitsOptions,
-    Example1Options,
-    MixtureOptions,
-    MnistOptions,
-)
 from emtau_dask.datasets import BLOCK_ROWS, holds_dataset, make_dataset, mixture_parameters
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import EmtauError, InvalidDataError
 
 
-def make(options: DatasetOptions, path: Path, **settings: Any) -> zarr.Group:
-    make_dataset(options, path, observer=SilentObserver(), **settings)
+def make(name: str, path: Path, **settings: Any) -> zarr.Group:
+    make_dataset(name, path, observer=SilentObserver(), **settings)
     return zarr.open_group(str(path), mode="r")
 
 
@@ -45,7 +38,7 @@ class CountingObserver(SilentObserver):
 
 
 def test_digits_are_scikit_learns(tmp_path: Path) -> None:
-    group = make(DigitsOptions(), tmp_path / "digits.zarr")
+    group = make("digits", tmp_path / "digits.zarr")
     pixels, digit = sklearn.datasets.load_digits(return_X_y=True)
     np.testing.assert_array_equal(values(group, "X"), pixels)
     np.testing.assert_array_equal(values(group, "labels"), digit)
@@ -54,7 +47,7 @@ def test_digits_are_scikit_learns(tmp_path: Path) -> None:
 
 
 def test_example1_is_the_papers_mixture(tmp_path: Path) -> None:
-    group = make(Example1Options(), tmp_path / "example1.zarr")
+    group = make("example1", tmp_path / "example1.zarr")
     x, component = values(group, "X")[:, 0], values(group, "labels")
     assert len(x) == 1000
     assert abs((component == 0).mean() - 0.3) < 0.05
@@ -68,7 +61,7 @@ def test_mnist_is_the_first_principal_components_of_five_digits(tmp_path: Path) 
     pixels = rng.integers(0, 256, size=(120, 28, 28), dtype=np.uint8)
     digit = np.arange(120, dtype=np.uint8) % 10
     np.savez(tmp_path / "images.npz", X=pixels, y=digit)
-    group = make(MnistOptions(source=str(tmp_path / "images.npz")), tmp_path / "mnist.zarr")
+    group = make("mnist", tmp_path / "mnist.zarr", source=str(tmp_path / "images.npz"))
     keep = np.isin(digit, (1, 2, 4, 5, 6))
     np.testing.assert_array_equal(values(group, "labels"), digit[keep])
     scaled = pixels[keep].reshape(60, -1) / 255.0
@@ -93,7 +86,7 @@ def test_a_source_that_is_not_mnist_is_refused(
 ) -> None:
     np.savez(tmp_path / "images.npz", **arrays)
     with pytest.raises(InvalidDataError) as caught:
-        make(MnistOptions(source=str(tmp_path / "images.npz")), tmp_path / "mnist.zarr")
+        make("mnist", tmp_path / "mnist.zarr", source=str(tmp_path / "images.npz"))
     assert part in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npz"]
 
@@ -104,27 +97,25 @@ def test_mnist_without_a_network_says_what_to_do(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", unreachable)
     with pytest.raises(InvalidDataError, match=r"no route to host.*--source"):
-        make(MnistOptions(), tmp_path / "mnist.zarr")
+        make("mnist", tmp_path / "mnist.zarr")
 
 
 def test_a_mixture_is_the_same_in_any_chunks(tmp_path: Path) -> None:
     rows = BLOCK_ROWS + 1000
-    one = make(MixtureOptions(rows=rows, features=3, components=2, chunk_rows=999), tmp_path / "one.zarr")
-    two = make(MixtureOptions(rows=rows, features=3, components=2), tmp_path / "two.zarr")
+    one = make("mixture", tmp_path / "one.zarr", rows=rows, features=3, components=2, chunk_rows=999)
+    two = make("mixture", tmp_path / "two.zarr", rows=rows, features=3, components=2)
     np.testing.assert_array_equal(values(one, "X"), values(two, "X"))
     np.testing.assert_array_equal(values(one, "labels"), values(two, "labels"))
 
 
 def test_a_longer_mixture_begins_with_a_shorter_one(tmp_path: Path) -> None:
-    short = make(MixtureOptions(rows=100, features=3, components=2, seed=5), tmp_path / "short.zarr")
-    long = make(
-        MixtureOptions(rows=BLOCK_ROWS + 10, features=3, components=2, seed=5), tmp_path / "long.zarr"
-    )
+    short = make("mixture", tmp_path / "short.zarr", rows=100, features=3, components=2, seed=5)
+    long = make("mixture", tmp_path / "long.zarr", rows=BLOCK_ROWS + 10, features=3, components=2, seed=5)
     np.testing.assert_array_equal(values(short, "X"), values(long, "X")[:100])
 
 
 def test_a_mixture_has_the_parameters_that_it_states(tmp_path: Path) -> None:
-    group = make(MixtureOptions(rows=60_000, features=4, components=3), tmp_path / "mixture.zarr")
+    group = make("mixture", tmp_path / "mixture.zarr", rows=60_000, features=4, components=3)
     x, labels = values(group, "X"), values(group, "labels")
     truth = mixture_parameters(3, 4, 0)
     np.testing.assert_array_equal(values(group, "true_means"), truth.means)
@@ -141,38 +132,38 @@ def test_a_mixture_has_the_parameters_that_it_states(tmp_path: Path) -> None:
 )
 def test_every_chunk_of_a_mixture_is_reported(tmp_path: Path, rows: int, chunk_rows: int) -> None:
     observer = CountingObserver()
-    options = MixtureOptions(rows=rows, features=1, components=1, chunk_rows=chunk_rows)
-    make_dataset(options, tmp_path / "mixture.zarr", observer=observer)
+    options = {"rows": rows, "features": 1, "components": 1, "chunk_rows": chunk_rows}
+    make_dataset("mixture", tmp_path / "mixture.zarr", observer=observer, **options)
     assert observer.done == observer.expected == -(-rows // chunk_rows)
 
 
 def test_a_mixture_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDataError, match=r"GB free"):
-        make(MixtureOptions(rows=10**12), tmp_path / "mixture.zarr")
+        make("mixture", tmp_path / "mixture.zarr", rows=10**12)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_exists_is_kept_unless_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "example1.zarr"
-    first = values(make(Example1Options(seed=0), path), "X")
+    first = values(make("example1", path, seed=0), "X")
     with pytest.raises(EmtauError, match="--overwrite"):
-        make(Example1Options(seed=1), path)
-    assert not np.array_equal(values(make(Example1Options(seed=1), path, overwrite=True), "X"), first)
+        make("example1", path, seed=1)
+    assert not np.array_equal(values(make("example1", path, seed=1, overwrite=True), "X"), first)
 
 
 def test_overwrite_spares_a_folder_that_is_not_zarr(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("keep")
     with pytest.raises(EmtauError, match="not written by emtau"):
-        make(Example1Options(), tmp_path, overwrite=True)
+        make("example1", tmp_path, overwrite=True)
     assert (tmp_path / "precious.txt").exists()
 
 
 def test_a_stored_dataset_is_recognised_by_its_options(tmp_path: Path) -> None:
     path = tmp_path / "mixture.zarr"
-    make(MixtureOptions(rows=500, features=2, components=2), path)
-    assert holds_dataset(MixtureOptions(rows=500, features=2, components=2), path)
-    assert holds_dataset(MixtureOptions(rows=500, features=2, components=2, chunk_rows=500), path)
-    assert not holds_dataset(MixtureOptions(rows=501, features=2, components=2), path)
-    assert not holds_dataset(MixtureOptions(rows=500, features=2, components=2, chunk_rows=5), path)
-    assert not holds_dataset(DigitsOptions(), path)
-    assert not holds_dataset(DigitsOptions(), tmp_path / "none.zarr")
+    make("mixture", path, rows=500, features=2, components=2)
+    assert holds_dataset("mixture", {"rows": 500, "features": 2, "components": 2}, path)
+    assert holds_dataset("mixture", {"rows": 500, "features": 2, "components": 2, "chunk_rows": 500}, path)
+    assert not holds_dataset("mixture", {"rows": 501, "features": 2, "components": 2}, path)
+    assert not holds_dataset("mixture", {"rows": 500, "features": 2, "components": 2, "chunk_rows": 5}, path)
+    assert not holds_dataset("digits", {}, path)
+    assert not holds_dataset("digits", {}, tmp_path / "none.zarr")

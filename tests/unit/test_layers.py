@@ -15,11 +15,10 @@ FLOORS = (
     {"data"},
     {"execution"},
     {"em"},
-    {"checkpoint", "config", "progress", "sources"},
+    {"checkpoint", "progress", "sources"},
     {"compare", "datasets", "estimator"},
     {"plot", "selection"},
     {"report"},
-    {"runs"},
     {"cli"},
 )
 """From the ground up; a folder, or a module beside the folders, may import what stands on lower floors."""

@@ -70,7 +70,7 @@ KINDS = {
     "parquet": Kind(
         parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "data.parquet.part_at"), ".parquet"
     ),
-    "config": Kind(configs.make, configs.mutate, configs.target, 4, ("config.yaml.",), ".yaml"),
+    "config": Kind(configs.make, configs.mutate, configs.target, 4, ("cli.yaml.",), ".yaml"),
     "model": Kind(
         models.make, models.mutate, models.target, 3, (*ZARR, "storage.zarr_check.own_group"), ".zarr"
     ),

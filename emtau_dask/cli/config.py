@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 
-from emtau_dask.config.sections import (
+from emtau_dask.cli.sections import (
     NUMBERS,
     Count,
     FilePath,
@@ -30,25 +30,36 @@ from emtau_dask.config.sections import (
     explain,
     names,
     optional,
-    text,
 )
-from emtau_dask.config.yaml import apply_override, read_yaml
-from emtau_dask.constraints import Constraint, choice, integer, number
-from emtau_dask.em.settings import CONSTRAINTS
+from emtau_dask.cli.yaml import apply_override, read_yaml
+from emtau_dask.constraints import Constraint, choice, integer, number, text
+from emtau_dask.datasets import CONSTRAINTS as DATASET_CONSTRAINTS
+from emtau_dask.datasets import DATASETS
+from emtau_dask.em.settings import CONSTRAINTS, check_missing
 from emtau_dask.errors import HIDDEN, ConfigError, masked_url, masked_values
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.policies.policy import ActivityPolicy
 from emtau_dask.policies.registry import ALGORITHMS
-from emtau_dask.storage.urls import is_url
+from emtau_dask.policies.sampled import EMSampled
+from emtau_dask.storage.locations import Place
+from emtau_dask.storage.urls import is_url, plain_path
 
 DEFAULT = "auto"
 _Figure = Annotated[float | None, optional(number(0))]
 _Figures = Annotated[tuple[float, ...] | None, optional(NUMBERS)]
-DatasetName = Literal["digits", "example1", "mnist", "mixture"]
-DATASETS: tuple[str, ...] = get_args(DatasetName)
 _SCHEDULERS = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
 _ADDRESSES = ("tcp://", "tls://")
+_DEFAULTS = {name: each.default for name, each in inspect.signature(GaussianMixture).parameters.items()}
+"""Of the estimator, and so of the keys that stand for its settings."""
+RESULTS = ("model", "labels", "report")
+"""Keys of the section `output` that say where a result goes."""
 RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path", "data.weights", "data.labels")
 RESUMABLE_SECTIONS = ("cluster.", "output.")
+
+
+def _setting(name: str) -> BeforeValidator:
+    """Return the validator of one of the estimator's settings."""
+    return allowed(CONSTRAINTS[name])
 
 
 class PublishedFigures(Section):
@@ -113,18 +124,23 @@ class KMeansSettings(ComparedSettings):
 
 def algorithm_models(base: type[Section]) -> dict[str, Any]:
     """Return, for each policy's name, a model that adds the policy's parameters to ``base``."""
-    models: dict[str, Any] = {}
-    for name, policy in ALGORITHMS.items():
-        types = get_type_hints(policy.__init__)
-        fields: dict[str, Any] = {"name": (Literal[name], name)}
-        for key, parameter in inspect.signature(policy).parameters.items():
-            fields[key] = (Annotated[types[key], allowed(policy.constraints[key])], parameter.default)
-        models[name] = create_model(f"{policy.__name__}{base.__name__}", __base__=base, **fields)
-    return models
+    return {
+        name: _model(base, "name", name, policy, policy.constraints) for name, policy in ALGORITHMS.items()
+    }
 
 
-def _any_of(*models: Any) -> Any:
-    return Annotated[functools.reduce(operator.or_, models), Field(discriminator="name")]
+def _model(
+    base: type[Section], tag: str, name: str, made: Callable[..., Any], constraints: Mapping[str, Constraint]
+) -> Any:
+    """Return a model that adds to ``base`` the key ``tag``, which says ``name``, and what ``made`` takes."""
+    fields: dict[str, Any] = {tag: (Literal[name], name)}
+    for key, parameter in inspect.signature(made, eval_str=True).parameters.items():
+        fields[key] = (Annotated[parameter.annotation, allowed(constraints[key])], parameter.default)
+    return create_model(f"{name}{base.__name__}", __base__=base, **fields)
+
+
+def _any_of(*models: Any, tag: str = "name") -> Any:
+    return Annotated[functools.reduce(operator.or_, models), Field(discriminator=tag)]
 
 
 if TYPE_CHECKING:
@@ -145,7 +161,7 @@ class RunSettings(AlgorithmSettings):
         The algorithms that `emtau compare` runs, each with its name and its parameters.
     """
 
-    acceleration: Annotated[str | None, allowed(CONSTRAINTS["acceleration"])] = "auto"
+    acceleration: Annotated[str | None, _setting("acceleration")] = _DEFAULTS["acceleration"]
     compare: tuple[ComparedAlgorithm, ...] = ()
 
 
@@ -179,75 +195,25 @@ def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
     return DEFAULT if settings.name == DEFAULT else policy_of(settings)
 
 
-class _Dataset(Section):
-    """Options of every dataset.
+class DatasetOptions(Section):
+    """The parameters of a dataset, for `make_dataset`."""
 
-    Attributes
-    ----------
-    chunk_rows : int or None
-        Rows in a chunk of the zarr arrays; null: a number that suits the dataset.
-    """
+    dataset: str
 
-    chunk_rows: Annotated[int | None, optional(integer(1))] = None
-
-
-class DigitsOptions(_Dataset):
-    """Options of the dataset `digits`."""
-
-    dataset: Literal["digits"] = "digits"
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All but the dataset's name."""
+        return self.model_dump(exclude={"dataset"})
 
 
-class Example1Options(_Dataset):
-    """Options of the dataset `example1`.
-
-    Attributes
-    ----------
-    seed : int
-        Seed of the rows.
-    """
-
-    dataset: Literal["example1"] = "example1"
-    seed: Seed = 0
-
-
-class MnistOptions(_Dataset):
-    """Options of the dataset `mnist`, which a run does not download.
-
-    Attributes
-    ----------
-    source : str or None
-        A local ``.npz`` file with the images X and the digits y.
-    """
-
-    dataset: Literal["mnist"] = "mnist"
-    source: Annotated[str | None, optional(text("the path of an .npz file"))] = None
-
-
-class MixtureOptions(_Dataset):
-    """Options of the dataset `mixture`.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of the data.
-    features : int
-        Columns of the data.
-    components : int
-        Components of the mixture that the rows are drawn from.
-    seed : int
-        Seed of the rows.
-    """
-
-    dataset: Literal["mixture"] = "mixture"
-    rows: Count = 1_000_000
-    features: Count = 16
-    components: Count = 16
-    seed: Seed = 0
-
-
-DatasetOptions = Annotated[
-    DigitsOptions | Example1Options | MnistOptions | MixtureOptions, Field(discriminator="dataset")
-]
+DATASET_OPTIONS = {
+    name: _model(DatasetOptions, "dataset", name, made, DATASET_CONSTRAINTS)
+    for name, made in DATASETS.items()
+}
+if TYPE_CHECKING:
+    OptionsOfDataset = DatasetOptions
+else:
+    OptionsOfDataset = _any_of(*DATASET_OPTIONS.values(), tag="dataset")
 
 
 class DataSection(Section):
@@ -276,12 +242,22 @@ class DataSection(Section):
     """
 
     path: OptionalPaths = None
-    dataset: Annotated[DatasetName | None, optional(choice(*DATASETS))] = None
-    dataset_options: DatasetOptions | None = None
+    dataset: Annotated[str | None, optional(choice(*DATASETS))] = None
+    dataset_options: OptionsOfDataset | None = None
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
     columns: Annotated[tuple[str, ...] | None, optional(names("column names"))] = None
     weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
     labels: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+
+    @property
+    def urls(self) -> list[tuple[str, str | tuple[str, ...]]]:
+        """The dotted keys whose values are or hold a URL, with these."""
+        named = {f"data.{name}": getattr(self, name) for name in ("path", "weights", "labels")}
+        return [
+            (key, value)
+            for key, value in named.items()
+            if any(is_url(plain_path(each)) for each in ([value] if isinstance(value, str) else value or ()))
+        ]
 
     @model_validator(mode="before")
     @classmethod
@@ -351,14 +327,14 @@ class ModelSection(Section):
         algorithm ``em``, labels and scores integrate.
     """
 
-    n_components: Annotated[int, allowed(CONSTRAINTS["n_components"])]
-    covariance_type: Annotated[str, allowed(CONSTRAINTS["covariance_type"])] = "full"
-    reg_covar: Annotated[float, allowed(CONSTRAINTS["reg_covar"])] = 1e-6
-    n_init: Annotated[int | str, allowed(CONSTRAINTS["n_init"])] = "auto"
-    init_params: Annotated[str, allowed(CONSTRAINTS["init_params"])] = "kmeans"
+    n_components: Annotated[int, _setting("n_components")]
+    covariance_type: Annotated[str, _setting("covariance_type")] = _DEFAULTS["covariance_type"]
+    reg_covar: Annotated[float, _setting("reg_covar")] = _DEFAULTS["reg_covar"]
+    n_init: Annotated[int | str, _setting("n_init")] = _DEFAULTS["n_init"]
+    init_params: Annotated[str, _setting("init_params")] = _DEFAULTS["init_params"]
     init: InitSection | None = None
     random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
-    missing: Annotated[str, allowed(CONSTRAINTS["missing"])] = "raise"
+    missing: Annotated[str, _setting("missing")] = _DEFAULTS["missing"]
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
@@ -381,8 +357,8 @@ class StopSection(Section):
         Iterations after which it stops all the same.
     """
 
-    tol: Annotated[float | str, allowed(CONSTRAINTS["tol"])] = "auto"
-    max_iter: Count = 500
+    tol: Annotated[float | str, _setting("tol")] = _DEFAULTS["tol"]
+    max_iter: Count = _DEFAULTS["max_iter"]
 
 
 class CheckpointSection(Section):
@@ -397,7 +373,7 @@ class CheckpointSection(Section):
     """
 
     path: OptionalPath = None
-    every: Annotated[int, allowed(CONSTRAINTS["checkpoint_every"])] = 1
+    every: Annotated[int, _setting("checkpoint_every")] = _DEFAULTS["checkpoint_every"]
 
 
 SCHEDULER = Constraint(
@@ -511,6 +487,17 @@ class OutputSection(Section):
         """Return the path of the result `name`, below `directory` unless absolute."""
         return Path(self.directory) / name
 
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The results that are wanted, of `RESULTS`, and where, below `directory` unless absolute."""
+        places = {name: getattr(self, name) for name in RESULTS}
+        return {name: place for name, place in places.items() if place is not None}
+
+    @property
+    def places(self) -> dict[str, Path]:
+        """The paths of the results that are wanted."""
+        return {name: self.place(place) for name, place in self.wanted.items()}
+
 
 class RunConfig(Section):
     """A whole run config; see the sections for the keys."""
@@ -522,6 +509,14 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
     output: OutputSection
+
+    @property
+    def place(self) -> Place:
+        """Where the rows are, or where the dataset that the config names is made."""
+        path = self.data.path
+        if path is not None and not isinstance(path, str):
+            return path
+        return plain_path(path or str(self.output.place(f"{self.data.dataset}.zarr")))
 
     @model_validator(mode="before")
     @classmethod
@@ -569,6 +564,28 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
         return RunConfig.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(error, content, RunConfig, names)) from None
+
+
+def estimator_of(config: RunConfig) -> GaussianMixture:
+    """Return the estimator of a run, not fitted.
+
+    Raises
+    ------
+    ConfigError
+        Rows with missing values are to be fitted in a way that cannot do so.
+    """
+    model, algorithm = config.model, algorithm_of(config.algorithm)
+    policy = EMSampled() if isinstance(algorithm, str) else algorithm
+    given = model.init is not None
+    check_missing(model.missing, policy, config.algorithm.acceleration, responsibilities=given)
+    return GaussianMixture(
+        algorithm=algorithm,
+        acceleration=config.algorithm.acceleration,
+        checkpoint=config.checkpoint.path,
+        checkpoint_every=config.checkpoint.every,
+        **model.model_dump(exclude={"init"}),
+        **config.stop.model_dump(),
+    )
 
 
 def portable(config: RunConfig) -> dict[str, Any]:

@@ -1,56 +1,28 @@
-"""`fit`, `resume` and `--plan`."""
+"""What a fit will need of each process that computes: memory, bytes and tasks."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TextIO
 
 from dask.system import CPU_COUNT
 from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
-from emtau_dask.config.schema import (
-    ClusterSection,
-    RunConfig,
-    algorithm_of,
-    override_keys,
-    portable,
-    resumed_config,
-)
+from emtau_dask.cli.config import ClusterSection, RunConfig, algorithm_of
+from emtau_dask.cli.console import text_table
+from emtau_dask.cli.inputs import Inputs
 from emtau_dask.dask_config import AUTO, read_settings
 from emtau_dask.data.source import Source
 from emtau_dask.em.compiling import worth_compiling
 from emtau_dask.em.journal import row_fields
 from emtau_dask.em.memory import LEAST_BYTES, FitDemand, FitOutline, automatic_cache, demand, largest_chunk
 from emtau_dask.em.settings import automatic, marginalises
-from emtau_dask.errors import CheckpointError, ConfigError, InvalidDataError
-from emtau_dask.estimator.fitting import fit_estimator
-from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.errors import ConfigError
 from emtau_dask.execution.scheduler import active_client, memory_of_worker
-from emtau_dask.progress import watching
-from emtau_dask.runs.inputs import (
-    Inputs,
-    check_fittable,
-    computing,
-    data_path,
-    estimator_of,
-    open_inputs,
-    planned_inputs,
-    starting_responsibilities,
-)
-from emtau_dask.runs.inspect import text_table
-from emtau_dask.runs.outputs import RunResult, checked_outputs, write_outputs
-from emtau_dask.runs.permissions import Demand, as_arguments, demands, require
-from emtau_dask.storage.commits import check_startable
 from emtau_dask.storage.direct_reads import usable_memory
-from emtau_dask.storage.locations import is_pattern
-from emtau_dask.storage.stores import object_store
-from emtau_dask.storage.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -170,123 +142,3 @@ def plan_table(plan: Plan) -> Table:
     if plan.outlined:
         lines["data"] = "a dataset that the fit makes first, on a disk with room for a full pass"
     return text_table("what the fit will need; nothing has been run", lines)
-
-
-def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:
-    """Fit what a config describes, and write what its `output` asks for.
-
-    ``overwrite`` lets it replace the results and the checkpoint of an earlier run. Progress is
-    written to ``progress``.
-
-    Raises
-    ------
-    EmtauError
-        Results exist and may not be replaced, or the data or the settings cannot be used.
-    """
-    check_fittable(config)
-    outputs = checked_outputs(config, overwrite=overwrite)
-    if config.checkpoint.path is not None:
-        check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
-    inputs, plan = affordable_inputs(config, overwrite=overwrite, progress=progress)
-    with watching(progress) as observer, computing(config, observer, plan.settings):
-        model = estimator_of(config)
-        run = fit_estimator(
-            model,
-            inputs.rows,
-            inputs.weights,
-            starting_responsibilities(config, inputs.rows.shape[0]),
-            run_config=portable(config),
-            overwrite=overwrite,
-            observer=observer,
-        )
-        return write_outputs(outputs, model, inputs, run=run, progress=progress)
-
-
-def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
-    """Return what the fit of a config needs, and write nothing; raises as `run_fit` and `planned_inputs`."""
-    check_fittable(config)
-    return plan_of(config, planned_inputs(config, overwrite=overwrite))
-
-
-def run_resume(
-    run: str,
-    overrides: Sequence[str],
-    *,
-    overwrite: bool,
-    confirm: Callable[[Demand], bool] | None,
-    progress: TextIO,
-) -> RunResult:
-    """Resume an interrupted run of the command line, and write what its `output` asks for.
-
-    Parameters
-    ----------
-    run : str
-        The path or URL of its checkpoint.
-    overrides : sequence of str
-        See `resumed_config`.
-    overwrite : bool
-        Replace results of other runs.
-    confirm : callable or None
-        See `require`.
-    progress : text stream
-
-    Raises
-    ------
-    EmtauError
-        As for `run_fit`, or there is no run, or a setting is refused.
-    """
-    saved = open_saved(run)
-    content = saved.config.run_config
-    if content is None:
-        raise CheckpointError(
-            f"{run} was begun from Python, so it does not say where its data is; resume it by "
-            f"GaussianMixture.resume({run!r}, X)."
-        )
-    config = resumed_config(content, run, overrides)
-    require(demands(config, run, override_keys(overrides)), run, confirm)
-    _check_present(config, run)
-    outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
-    inputs, plan = affordable_inputs(config, overwrite=False, progress=progress)
-    with watching(progress) as observer, computing(config, observer, plan.settings):
-        model = saved_estimator(
-            GaussianMixture,
-            saved,
-            run,
-            max_iter=config.stop.max_iter,
-            checkpoint_every=config.checkpoint.every,
-        )
-        resume_estimator(
-            model,
-            saved,
-            inputs.rows,
-            sample_weight=inputs.weights,
-            responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
-            observer=observer,
-        )
-        return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
-
-
-def _check_present(config: RunConfig, run: str) -> None:
-    """Raise `InvalidDataError` for local data of a run that are gone."""
-    place = data_path(config)
-    for path in [place] if isinstance(place, str) else place:
-        if not is_url(path) and not is_pattern(path) and not Path(path).exists():
-            raise InvalidDataError(
-                f"{path}, the data of the run in {run}, does not exist; restore it, or say where it is now: "
-                "--set data.path=PATH"
-            )
-
-
-def resume_arguments(config: RunConfig) -> str:
-    """Return the arguments by which a later `emtau resume` of this run has consent; "" if it needs none."""
-    run = str(config.checkpoint.path)
-    return as_arguments(demands(resumed_config(portable(config), run, ()), run, ()))
-
-
-def affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> tuple[Inputs, Plan]:
-    """Open a run's data, and plan it; raises `ConfigError` where the fit would exceed the memory limit."""
-    with watching(progress) as observer:
-        inputs = open_inputs(config, overwrite=overwrite, observer=observer)
-    plan = plan_of(config, inputs)
-    check_memory(plan)
-    return inputs, plan

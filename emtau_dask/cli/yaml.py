@@ -1,12 +1,11 @@
-"""YAML read, overridden and saved."""
+"""YAML read, overridden and written."""
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,47 +13,14 @@ import yaml
 
 from emtau_dask.errors import ConfigError, EmtauError, masked_values, short
 from emtau_dask.storage.errors import writing_errors
+from emtau_dask.storage.files import stream_at
 from emtau_dask.storage.locations import kind_of
 
-MAX_BYTES = 2**20
-MAX_DEPTH = 32
-MAX_VALUES = 100_000
-MAX_DIGITS = 400
-"""Far more than a config needs. Without limits, aliases of a short text fill the memory."""
 ENDINGS = (".yaml", ".yml")
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader with limits, which refuses repeated keys and reads ``1e-6`` as a number."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        self._sizes: dict[int, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a value, counting what it holds; an alias counts as all that it stands for."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise self._too_large(f"it is nested more than {MAX_DEPTH} levels deep")
-        alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if node is None:
-            return node
-        if alias:
-            if id(node) not in self._sizes:
-                raise self._too_large("an alias stands for what it lies in")
-        else:
-            self._sizes[id(node)] = 1 + sum(self._sizes[id(inner)] for inner in _inside(node))
-        if self._sizes[id(node)] > MAX_VALUES:
-            raise self._too_large(f"it holds more than {MAX_VALUES:,} values, those of aliases counted")
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > MAX_DIGITS:
-            raise self._too_large(f"a number has {len(node.value):,} digits, and {MAX_DIGITS} are the most")
-        return node
-
-    def _too_large(self, problem: str) -> yaml.MarkedYAMLError:
-        return yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+    """A SafeLoader that refuses repeated keys, of which YAML's would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -67,15 +33,6 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
-
-
-def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Yield the values directly inside a composed one, keys too."""
-    if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
 
 
 class _Dumper(yaml.SafeDumper):
@@ -95,11 +52,8 @@ def parse_yaml(text: str, origin: str) -> object:
     Raises
     ------
     ConfigError
-        It is not YAML, a mapping repeats a key, or a limit is exceeded: `MAX_BYTES`, `MAX_DEPTH`,
-        `MAX_VALUES` or `MAX_DIGITS`.
+        It is not YAML, or a mapping repeats a key.
     """
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{origin} is longer than {MAX_BYTES:,} characters, the most that is read")
     try:
         return cast(object, yaml.load(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
@@ -121,14 +75,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path} is {kind}, not a run config (YAML). Give a file that names rows by data.path and the "
             "number of components by model.n_components; see configs/ for examples"
         )
+    stream = stream_at(str(path))
+    if stream not in (None, "a pipe"):
+        raise ConfigError(f"config {path} is {stream}; give a file")
     try:
         with open(path, encoding="utf-8", opener=_opened_at_once) as file:
-            text = file.read(MAX_BYTES + 1)
-            unwritten = not text and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"config {path} cannot be read: {reason}") from error
-    if unwritten:
+    if stream is not None and not text:
         raise ConfigError(f"config {path} is a pipe that nobody writes to; give a file")
     content = parse_yaml(text, f"config {path}")
     if not isinstance(content, dict):
@@ -156,13 +112,28 @@ def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
         The override has no ``=`` or no key, or the key leads through something that is not a mapping.
     """
     key, equals, text = override.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts) or len(parts) > MAX_DEPTH:
+    *sections, last = (part.strip() for part in key.split("."))
+    if not equals or not all((*sections, last)):
         raise ConfigError(
             f"--set {short(override)} must read section.key=value, for example model.n_components=8"
         )
-    value = parse_yaml(text, f"--set {key.strip()}")
-    return _with_value(content, parts, value, ".".join(parts))
+    changed = section = dict(content)
+    for name in sections:
+        inner = {} if section.get(name) is None else section[name]
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"--set {key}: {name} holds {_kind(inner)}, which has no such key; set {name} as a whole"
+            )
+        section[name] = dict(inner)
+        section = section[name]
+    section[last] = parse_yaml(text, f"--set {key.strip()}")
+    return changed
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return "a list" if isinstance(value, list) else short(value)
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:
@@ -187,23 +158,11 @@ def in_yaml(value: str) -> str:
     return f'"{"".join(map(escaped, value))}"'
 
 
-def _with_value(content: dict[str, Any], parts: Sequence[str], value: object, dotted: str) -> dict[str, Any]:
-    head, *rest = parts
-    if not rest:
-        return {**content, head: value}
-    inner = {} if content.get(head) is None else content[head]
-    if not isinstance(inner, dict):
-        raise ConfigError(
-            f"--set {dotted}: {head} holds {_kind(inner)}, which has no key {rest[0]!r}; "
-            f"set {head} as a whole"
-        )
-    return {**content, head: _with_value(inner, rest, value, dotted)}
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "nothing"
-    return "a list" if isinstance(value, list) else short(value)
+def setting(key: str, value: object) -> str:
+    """Return the text by which ``--set`` gives a key a string or a list of strings."""
+    if isinstance(value, list | tuple):
+        return f"{key}=[{', '.join(map(in_yaml, value))}]"
+    return f"{key}={in_yaml(str(value))}"
 
 
 def save_config(content: Mapping[str, Any], path: Path, *, overwrite: bool) -> None:

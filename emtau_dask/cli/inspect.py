@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from emtau_dask.checkpoint.state import CONFIG
+from emtau_dask.cli.console import text_table
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
@@ -28,16 +28,6 @@ from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
-
-
-def text_table(title: str, lines: Mapping[str, str]) -> Table:
-    """Return a table of names and texts, for a console without markup."""
-    table = Table(title=title, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, text in lines.items():
-        table.add_row(name, text)
-    return table
 
 
 def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:

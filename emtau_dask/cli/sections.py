@@ -17,7 +17,7 @@ from dask.utils import parse_bytes
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number
+from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number, text
 from emtau_dask.errors import short
 
 _YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
@@ -61,15 +61,6 @@ def allowed(constraint: Constraint) -> BeforeValidator:
 def optional(constraint: Constraint) -> BeforeValidator:
     """Return the validator of a constraint, with ``null`` allowed as well."""
     return allowed(either(constraint, NONE))
-
-
-def text(what: str) -> Constraint:
-    """Allow a text that is not empty, described as ``what``."""
-    return Constraint(
-        f"{what} as text",
-        lambda value: isinstance(value, str) and bool(value.strip()),
-        lambda value: f"'{value}'" if isinstance(value, int | float) else None,
-    )
 
 
 def names(what: str) -> Constraint:
@@ -220,8 +211,6 @@ def _nearest(steps: Steps, variant: int | str, keys: tuple[str, ...]) -> str:
         return f"the nearest valid key is {siblings[leaves.index(near[0])]}"
     if same := [name for name in keys if name.rpartition(".")[2] == leaf]:
         return f"the nearest valid key is {same[0]}"
-    if near := difflib.get_close_matches(key, keys, n=1):
-        return f"the nearest valid key is {near[0]}"
     return f"valid keys are {', '.join(siblings)}"
 
 

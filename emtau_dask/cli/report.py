@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from emtau_dask.config.schema import RunConfig, portable, resumed_config
-from emtau_dask.config.yaml import to_yaml
+from emtau_dask.cli.config import RunConfig, portable, resumed_config
+from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows
+from emtau_dask.cli.yaml import to_yaml
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
 from emtau_dask.em.history import FitObserver
@@ -22,8 +23,6 @@ from emtau_dask.process import numerical_environment, software
 from emtau_dask.progress import watching
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
-from emtau_dask.runs.inputs import Inputs, data_path, open_inputs, open_rows
-from emtau_dask.runs.permissions import demands
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import is_pattern, paths_at, place_text
 from emtau_dask.storage.publishing import check_writable, refuse_existing_page, run_that_wrote, write_page
@@ -36,24 +35,20 @@ SEED = 0
 AGAIN = "emtau fit fit.yaml --set output.directory=runs/again"
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What data a report shows: those at ``data``, or with ``recorded`` those that the run names.
-
-    ``array`` and ``columns`` are as for `open_rows`. With ``overwrite`` a report is replaced.
-    """
-
-    data: str | None = None
-    recorded: bool = False
-    array: str | None = None
-    columns: Sequence[str] | None = None
-    overwrite: bool = False
-
-
-def run_report(place: str, out: Path, options: ReportOptions, *, progress: TextIO) -> None:
+def run_report(
+    place: str,
+    out: Path,
+    *,
+    data: str | None,
+    recorded: bool,
+    array: str | None,
+    columns: Sequence[str] | None,
+    overwrite: bool,
+    progress: TextIO,
+) -> None:
     """Write the report of a stored fit.
 
-    What is read may come from others: data that it names are read only where ``options`` ask for it, and
+    What is read may come from others: data that it names are read only where ``recorded`` asks for it, and
     never by a URL.
 
     Parameters
@@ -62,7 +57,12 @@ def run_report(place: str, out: Path, options: ReportOptions, *, progress: TextI
         A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; a path or URL.
     out : Path
         The page to write.
-    options : ReportOptions
+    data : str or None
+        Rows to show, of which ``array`` and ``columns`` are as for `open_rows`.
+    recorded : bool
+        Show the rows that the run names.
+    overwrite : bool
+        Replace a report.
     progress : text stream
 
     Raises
@@ -72,21 +72,28 @@ def run_report(place: str, out: Path, options: ReportOptions, *, progress: TextI
     MissingPackageError
         matplotlib is not installed.
     """
-    if options.data is not None and options.recorded:
+    if data is not None and recorded:
         raise ConfigError("--data and --recorded-data name two sources of rows; give one of them")
-    if options.data is None and (options.array is not None or options.columns is not None):
+    if data is None and (array is not None or columns is not None):
         raise ConfigError("--array and --columns choose from the rows of --data; give that too")
     check_matplotlib()
-    read = [*_read_at(place), *(paths_at(options.data) if options.data is not None else ())]
-    refuse_existing_page(out, options.overwrite, inputs=read)
+    read = [*_read_at(place), *(paths_at(data) if data is not None else ())]
+    refuse_existing_page(out, overwrite, inputs=read)
     check_writable(out)
     subject, config = _stored(place)
     with watching(progress) as observer:
-        if options.data is not None:
-            subject = _with_given(subject, options, observer)
-        elif options.recorded:
-            subject = _with_recorded(subject, place, config, observer)
-    write_page(out, report_page(subject), overwrite=options.overwrite)
+        if data is not None:
+            names = getattr(subject.model, "feature_names_in_", None)
+            chosen = columns_of_fit(data, names) if columns is None else columns
+            rows = open_rows(data, array=array, columns=chosen, observer=observer)
+            drawn = _drawn(subject.model, rows, None, observer)
+            command = subject.command or _command(subject.model, data, array, columns)
+            subject = _with_notes(replace(subject, data=data, drawn=drawn, command=command))
+        elif recorded:
+            inputs = open_inputs(_recorded(place, config), overwrite=False, observer=observer)
+            drawn = _drawn(subject.model, inputs.rows, inputs.weights, observer)
+            subject = _with_notes(replace(subject, drawn=drawn))
+    write_page(out, report_page(subject), overwrite=overwrite)
 
 
 def report_of_fit(
@@ -97,7 +104,7 @@ def report_of_fit(
         model,
         name=Path(config.output.directory).name,
         place=config.output.directory,
-        data=place_text(paths_at(data_path(config))),
+        data=place_text(paths_at(config.place)),
         drawn=_drawn(model, inputs.rows, inputs.weights, observer),
         environment=software() | numerical_environment(),
         config=_repeating(portable(config)),
@@ -115,7 +122,7 @@ def _read_at(place: str) -> list[str]:
     return [str(path) for path in folder.iterdir() if path.is_dir()]
 
 
-def _stored(place: str) -> tuple[Subject, Mapping[str, Any] | None]:
+def _stored(place: str) -> tuple[Subject, RunConfig | None]:
     """Return what is at a path or URL, without data, and the config of its run where that is known."""
     if holds_run(object_store(place)):
         return _of_checkpoint(place)
@@ -133,7 +140,7 @@ def _stored(place: str) -> tuple[Subject, Mapping[str, Any] | None]:
     return replace(found, model=model, name=subject.name, place=subject.place), config
 
 
-def _of_checkpoint(place: str) -> tuple[Subject, Mapping[str, Any] | None]:
+def _of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
     saved = open_saved(place)
     content = saved.config.run_config
     subject = Subject(
@@ -149,8 +156,8 @@ def _of_checkpoint(place: str) -> tuple[Subject, Mapping[str, Any] | None]:
     if content is None:
         return subject, None
     config = resumed_config(content, place, ())
-    where = place_text(paths_at(data_path(config)))
-    return replace(subject, data=where, config=_repeating(content), command=AGAIN), content
+    where = place_text(paths_at(config.place))
+    return replace(subject, data=where, config=_repeating(content), command=AGAIN), config
 
 
 def _repeating(content: Mapping[str, Any]) -> str:
@@ -186,35 +193,19 @@ def _name(place: str) -> str:
     return parts[-1].removesuffix(".zarr") if parts else "fit"
 
 
-def _with_given(subject: Subject, options: ReportOptions, observer: FitObserver) -> Subject:
-    names = getattr(subject.model, "feature_names_in_", None)
-    assert options.data is not None
-    columns = columns_of_fit(options.data, names) if options.columns is None else options.columns
-    rows = open_rows(options.data, array=options.array, columns=columns, observer=observer)
-    drawn = _drawn(subject.model, rows, None, observer)
-    command = subject.command or _command(subject.model, options)
-    return _with_notes(replace(subject, data=options.data, drawn=drawn, command=command))
-
-
-def _with_recorded(
-    subject: Subject, place: str, content: Mapping[str, Any] | None, observer: FitObserver
-) -> Subject:
-    if content is None:
+def _recorded(place: str, config: RunConfig | None) -> RunConfig:
+    """Return the config of a run whose data are local and there; raises `EmtauError` for any other."""
+    if config is None:
         raise InvalidDataError(f"{place} does not say where its data are; give them: --data DATA")
-    config = resumed_config(dict(content), place, ())
-    urls = [each for each in demands(config, place, ()) if each.key.startswith("data.")]
-    if urls:
+    if urls := [f"{key} = {place_text(value)}" for key, value in config.data.urls]:
         raise ConfigError(
-            f"{place} names {'; '.join(map(str, urls))}. It may come from others, so that no URL of it is "
-            "opened; give the data yourself: --data URL"
+            f"{place} names {'; '.join(urls)}. It may come from others, so that no URL of it is opened; give "
+            "the data yourself: --data URL"
         )
-    where = data_path(config)
-    for path in paths_at(where):
+    for path in paths_at(config.place):
         if not is_pattern(path) and not Path(path).exists():
             raise InvalidDataError(f"{path}, the data of {place}, does not exist; give them: --data DATA")
-    inputs = open_inputs(config, overwrite=False, observer=observer)
-    drawn = _drawn(subject.model, inputs.rows, inputs.weights, observer)
-    return _with_notes(replace(subject, drawn=drawn))
+    return config
 
 
 def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observer: FitObserver) -> DrawnRows:
@@ -235,13 +226,13 @@ def _with_notes(subject: Subject) -> Subject:
     return replace(subject, notes=tuple(notes))
 
 
-def _command(model: GaussianMixture, options: ReportOptions) -> str:
+def _command(model: GaussianMixture, data: str, array: str | None, columns: Sequence[str] | None) -> str:
     """Return the command that fits a mixture of the same shape to the given data."""
     given = {
         "-k": str(len(model.weights_)),
         "--covariance": model.parameters_.covariance_type,
-        "--array": options.array,
-        "--columns": ",".join(options.columns) if options.columns else None,
+        "--array": array,
+        "--columns": ",".join(columns) if columns else None,
         "--tol": str(model.tol),
         "--max-iter": str(model.max_iter),
         "--seed": None if model.random_state is None else str(model.random_state),
@@ -251,4 +242,4 @@ def _command(model: GaussianMixture, options: ReportOptions) -> str:
     if isinstance(model.algorithm, str):
         given["--algorithm"] = model.algorithm
     arguments = [part for name, value in given.items() if value is not None for part in (name, value)]
-    return shlex.join(["emtau", "fit", str(options.data), *arguments])
+    return shlex.join(["emtau", "fit", data, *arguments])

@@ -1,0 +1,201 @@
+"""The rows that a config names, opened, with their weights and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from emtau_dask.cli.config import DataSection, DatasetOptions, RunConfig
+from emtau_dask.data.opening import as_source, column_names, has_columns, open_column, open_source
+from emtau_dask.data.source import Source
+from emtau_dask.data.zarr_arrays import group_source
+from emtau_dask.datasets import holds_dataset, make_dataset, outlined_dataset
+from emtau_dask.em.history import FitObserver
+from emtau_dask.errors import ConfigError, InvalidDataError
+from emtau_dask.storage.locations import Place, paths_at, place_text
+from emtau_dask.storage.urls import is_url, suffix_of
+
+PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq", ".csv", ".tsv")
+MAX_START_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given.
+
+    ``outlined`` says that they are an outline of a dataset that is not made yet.
+    """
+
+    rows: Source
+    weights: Source | None
+    labels: Source | None
+    outlined: bool
+
+
+def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
+    """Make the dataset that a run names, if any, and open the data; only CSV is read.
+
+    ``overwrite`` lets it replace a dataset that was made with other options.
+
+    Raises
+    ------
+    ConfigError
+        The format of the data has no such names as those of weights or labels.
+    InvalidDataError
+        Something does not exist, cannot be read, or has another number of rows.
+    """
+    place = config.place
+    missing = _missing_dataset(config.data, place, overwrite)
+    if missing is not None:
+        options, path = missing
+        make_dataset(options.dataset, path, overwrite=overwrite, observer=observer, **options.parameters)
+    return _opened(config.data, paths_at(place), None, observer)
+
+
+def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
+    """Open the data as `open_inputs` does, but make nothing: of a dataset to make it gives an outline.
+
+    Raises as `open_inputs`, and `InvalidDataError` for a dataset whose number of rows nobody knows before.
+    """
+    place = config.place
+    missing = _missing_dataset(config.data, place, overwrite)
+    if missing is None:
+        return _opened(config.data, paths_at(place), None)
+    options, path = missing
+    if options.dataset == "mnist":
+        raise InvalidDataError(
+            f"{path} does not hold the dataset, and its number of rows is not known before it is made; make "
+            f"it with: emtau dataset mnist {path} --source {options.parameters['source']}"
+        )
+    return _opened(config.data, (str(path),), outlined_dataset(options.dataset, options.parameters))
+
+
+def _opened(
+    data: DataSection, paths: Sequence[str], outline: zarr.Group | None, observer: FitObserver | None = None
+) -> Inputs:
+    """Open what a config reads; ``outline`` stands for a group that is not at the path yet."""
+    weights = _open_column(paths, "data.weights", data.weights, outline, observer)
+    labels = _open_column(paths, "data.labels", data.labels, outline, observer)
+    where = place_text(paths)
+    if outline is None:
+        columns = _feature_columns(data, paths)
+        stored = open_rows(paths, array=data.array, columns=columns, observer=observer)
+    else:
+        stored = group_source(outline, data.array, where)
+    rows = as_source(stored, ndim=2, what=where)
+    for key, column in (("data.weights", weights), ("data.labels", labels)):
+        if column is not None and column.shape != rows.shape[:1]:
+            raise InvalidDataError(
+                f"{key} has shape {column.shape}, but {where} has {rows.shape[0]:,} rows; "
+                "give one value for each row"
+            )
+    return Inputs(rows, weights, labels, outline is not None)
+
+
+def open_rows(
+    path: Place, *, array: str | None, columns: Sequence[str] | None, observer: FitObserver | None = None
+) -> Source:
+    """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of parquet or CSV.
+
+    Raises
+    ------
+    ConfigError
+        ``array`` or ``columns`` is given for a format that has none.
+    InvalidDataError
+        The path or URL holds nothing that can be read.
+    """
+    named = has_columns(path)
+    if array is not None and (named or _is_npy(path)):
+        raise ConfigError(
+            f"array {array!r} (data.array in a config) is a member of a zarr group, but "
+            f"{place_text(path)} is none; leave it out"
+        )
+    if columns is not None and not named:
+        raise ConfigError(
+            f"columns {', '.join(columns)} (data.columns in a config) are those of parquet or CSV, "
+            f"but {place_text(path)} is none; leave them out"
+        )
+    return open_source(path, array=array, columns=columns, observer=observer)
+
+
+def _is_npy(path: Place) -> bool:
+    return any(suffix_of(each) == ".npy" for each in paths_at(path))
+
+
+def _missing_dataset(data: DataSection, place: Place, overwrite: bool) -> tuple[DatasetOptions, Path] | None:
+    """Return the options and the path of the dataset that is to be made; None where there is none to make.
+
+    Raises `ConfigError` and `InvalidDataError` where it cannot be made, or something else is there.
+    """
+    options = data.dataset_options
+    if options is None or not isinstance(place, str):
+        return None
+    if is_url(place):
+        raise ConfigError(
+            f"data.path = {place!r} is a URL, but the dataset {options.dataset} is made in local folders "
+            "only; give a local data.path, or leave out data.dataset to read what is there"
+        )
+    path = Path(place)
+    if path.exists() and holds_dataset(options.dataset, options.parameters, path):
+        return None
+    if path.exists() and not overwrite:
+        raise InvalidDataError(
+            f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
+            "use --overwrite to make it anew, or another data.path"
+        )
+    if options.dataset == "mnist" and options.parameters["source"] is None:
+        raise InvalidDataError(
+            f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
+            "(or without --source, which downloads MNIST)"
+        )
+    return options, path
+
+
+def _open_column(
+    path: Place, key: str, name: str | None, outline: zarr.Group | None, observer: FitObserver | None
+) -> Source | None:
+    if name is None:
+        return None
+    if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
+        return open_column(name, None, observer) if has_columns(name) else open_source(name)
+    if outline is not None:
+        return group_source(outline, name, place_text(path))
+    if has_columns(path):
+        return open_column(path, name, observer)
+    if _is_npy(path):
+        raise ConfigError(
+            f"{key} = {name!r} is a name, but {place_text(path)} has no names; give the path of a file"
+        )
+    return open_source(path, array=name)
+
+
+def _feature_columns(data: DataSection, path: Place) -> tuple[str, ...] | None:
+    """Return the columns of parquet or CSV that are features: all but those of weights and labels."""
+    others = {data.weights, data.labels} - {None}
+    if data.columns is not None or not others or not has_columns(path):
+        return data.columns
+    return tuple(name for name in column_names(path) if name not in others)
+
+
+def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float64] | None:
+    """Return the responsibilities that `model.init` starts from, shape (rows, K), or None.
+
+    Raises
+    ------
+    ConfigError
+        They would take more than 1 GiB.
+    """
+    if config.model.init is None:
+        return None
+    k, seed = config.model.n_components, config.model.init.dirichlet_seed
+    if rows * k * 8 > MAX_START_BYTES:
+        raise ConfigError(
+            f"model.init.dirichlet_seed = {seed} needs {rows:,} × {k} responsibilities in memory, more than "
+            f"{MAX_START_BYTES // 2**30} GiB; use model.init_params for data of this size"
+        )
+    return np.random.default_rng(seed).dirichlet(np.ones(k), rows)

@@ -1,0 +1,126 @@
+"""Results of a run: the model, the labels, the report, and what programs are told of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.cli.config import RESULTS, RunConfig
+from emtau_dask.cli.inputs import Inputs
+from emtau_dask.cli.predict import LabelOptions, write_labels
+from emtau_dask.cli.report import report_of_fit
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.plot.drawing import check_matplotlib
+from emtau_dask.progress import watching
+from emtau_dask.storage.locations import paths_at
+from emtau_dask.storage.publishing import (
+    check_writable,
+    mark_as_of,
+    refuse_existing,
+    refuse_existing_page,
+    replacing,
+    run_of_page,
+    run_that_wrote,
+    write_page,
+)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the results of a run go: ``"model"``, ``"labels"`` and ``"report"``, those that are wanted."""
+
+    config: RunConfig
+    places: Mapping[str, Path]
+    overwrite: bool
+
+    def replaceable(self, name: str, run: str | None) -> bool:
+        """Return whether what is at a result's place may be replaced; that of the run itself always may."""
+        wrote = run_of_page if name == "report" else run_that_wrote
+        return self.overwrite or (run is not None and wrote(self.places[name]) == run)
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """The fitted model of a run, its data, and where its results are.
+
+    ``label_counts``, of shape (K,), has the rows of each label, where labels were written.
+    """
+
+    model: GaussianMixture
+    inputs: Inputs
+    outputs: Outputs
+    label_counts: NDArray[np.int64] | None
+
+
+def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = None) -> Outputs:
+    """Return where the results of a config go; ``run`` is the id of a checkpointed run.
+
+    Raises
+    ------
+    EmtauError
+        One of them may not or cannot be written.
+    """
+    data = config.data
+    outputs = Outputs(config, config.output.places, overwrite)
+    read = [*paths_at(config.place), *filter(None, (data.weights, data.labels, config.checkpoint.path))]
+    for name, place in outputs.places.items():
+        if name == "report":
+            check_matplotlib()
+        refuse = refuse_existing_page if name == "report" else refuse_existing
+        refuse(place, outputs.replaceable(name, run), inputs=read)
+        check_writable(place)
+        read.append(str(place))
+    return outputs
+
+
+def write_outputs(
+    outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
+) -> RunResult:
+    """Write the results that are wanted; they store ``run``, the id of a checkpointed run.
+
+    Labels are computed where dask computes; see `computing`.
+    """
+    config, counts = outputs.config, None
+    for name, place in outputs.places.items():
+        overwrite = outputs.replaceable(name, run)
+        if name == "model":
+            with replacing(place, overwrite=overwrite) as private:
+                model.save(str(private))
+                mark_as_of(private, run)
+            continue
+        with watching(progress) as observer:
+            if name == "labels":
+                options = LabelOptions(config.output.probabilities, config.output.scores, overwrite)
+                counts = write_labels(model, inputs.rows, place, options, run=run, observer=observer)
+            else:
+                page = report_of_fit(config, model, inputs, run=run, observer=observer)
+                write_page(place, page, overwrite=overwrite)
+    return RunResult(model, inputs, outputs, counts)
+
+
+def result_values(result: RunResult) -> dict[str, Any]:
+    """Return a result as plain values, for programs: None for what is not known and what was not written.
+
+    ``lower_bound`` and ``gap`` are in nats per row, ``work`` in passes over the rows.
+    """
+    model, outputs = result.model, result.outputs
+    rows, features = result.inputs.rows.shape
+    numbers = {"lower_bound": model.lower_bound_, "gap": model.gap_, "work": model.history_.work}
+    known = {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
+    places = {name: outputs.places.get(name) for name in RESULTS}
+    return {
+        "components": outputs.config.model.n_components,
+        "rows": rows,
+        "features": features,
+        **known,
+        "converged": bool(model.converged_),
+        "stop_reason": model.stop_reason_,
+        "iterations": model.n_iter_,
+        **{name: None if place is None else str(place) for name, place in places.items()},
+    }
