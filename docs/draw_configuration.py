@@ -67,7 +67,7 @@ def meanings(text: str) -> dict[str, str]:
     """Return what a numpydoc docstring says of each attribute or parameter, on one line."""
     found: dict[str, str] = {}
     names: list[str] = []
-    lines = re.split(r"^(?:Attributes|Parameters)\n-+\n", text, flags=re.MULTILINE)
+    lines = re.split(r"^Parameters\n-+\n", text, flags=re.MULTILINE)
     for line in lines[1].splitlines() if len(lines) > 1 else []:
         if re.match(r"-+$", line):
             break
@@ -80,14 +80,19 @@ def meanings(text: str) -> dict[str, str]:
 
 
 def meaning_of(model: type[BaseModel], key: str) -> str:
-    """Return what a key of a section means; raises `LookupError` where no docstring says it."""
+    """Return what a key of a section means; raises `LookupError` where nothing says it.
+
+    The text below it in the schema, or the docstring of the policy or dataset whose parameter it is.
+    """
+    for each in model.__mro__:
+        field = each.model_fields.get(key) if issubclass(each, BaseModel) else None
+        if field is not None and field.description:
+            return " ".join(field.description.split())
     variant = str(variant_of(model))
-    documented = [*model.__mro__, *filter(None, [ALGORITHMS.get(variant), DATASETS.get(variant)])]
-    for each in documented:
-        text = None if isinstance(each, type) and "__doc__" not in vars(each) else getdoc(each)
-        if key in (found := meanings(text or "")):
-            return found[key]
-    raise LookupError(f"no docstring says what {key} of {model.__name__} means")
+    found = meanings(getdoc(ALGORITHMS.get(variant, DATASETS.get(variant))) or "")
+    if key in found:
+        return found[key]
+    raise LookupError(f"nothing says what {key} of {model.__name__} means")
 
 
 def variant_of(model: type[BaseModel]) -> str | None:

@@ -63,57 +63,36 @@ def _setting(name: str) -> BeforeValidator:
 
 
 class PublishedFigures(Section):
-    """Figures that someone published for an algorithm, printed beside the measured ones.
-
-    Attributes
-    ----------
-    iterations : int or None
-        Iterations until it stopped.
-    membership_error : float or None
-        Distance of its responsibilities from traditional EM's, as the source defines it.
-    seconds : float or None
-        Running time on the source's machine.
-    classification_error : float or None
-        Fraction of rows whose label is not the most frequent one of their component.
-    weights : tuple of float, or None
-        Final weights of a mixture in one dimension, by component.
-    means : tuple of float, or None
-        Its final means.
-    variances : tuple of float, or None
-        Its final variances.
-    """
+    """Figures that someone published for an algorithm, printed beside the measured ones."""
 
     iterations: Annotated[int | None, optional(integer(0))] = None
+    """Iterations until it stopped."""
     membership_error: _Figure = None
+    """Distance of its responsibilities from traditional EM's, as the source defines it."""
     seconds: _Figure = None
+    """Running time on the source's machine."""
     classification_error: _Figure = None
+    """Fraction of rows whose label is not the most frequent one of their component."""
     weights: _Figures = None
+    """Final weights of a mixture in one dimension, by component."""
     means: _Figures = None
+    """Its final means."""
     variances: _Figures = None
+    """Its final variances."""
 
 
 class AlgorithmSettings(Section):
-    """An algorithm by its name; `algorithm_models` adds the parameters of a policy.
-
-    Attributes
-    ----------
-    name : str
-        The algorithm; its parameters are keys beside it.
-    """
+    """An algorithm by its name; `algorithm_models` adds the parameters of a policy."""
 
     name: str
+    """The algorithm; its parameters are keys beside it."""
 
 
 class ComparedSettings(AlgorithmSettings):
-    """An algorithm as a line of a comparison.
-
-    Attributes
-    ----------
-    published : PublishedFigures or None
-        Figures that someone published for it, printed beside the measured ones.
-    """
+    """An algorithm as a line of a comparison."""
 
     published: PublishedFigures | None = None
+    """Figures that someone published for it, printed beside the measured ones."""
 
 
 class KMeansSettings(ComparedSettings):
@@ -150,19 +129,13 @@ else:
 
 
 class RunSettings(AlgorithmSettings):
-    """The algorithm of a run, and those of a comparison.
-
-    Attributes
-    ----------
-    acceleration : str or None
-        Whether quasi-Newton steps replace EM's own between passes over all rows. ``auto``: with the
-        algorithms ``auto`` and ``em-sampled``.
-    compare : tuple of ComparedSettings
-        The algorithms that `emtau compare` runs, each with its name and its parameters.
-    """
+    """The algorithm of a run, and those of a comparison."""
 
     acceleration: Annotated[str | None, _setting("acceleration")] = _DEFAULTS["acceleration"]
+    """Whether quasi-Newton steps replace EM's own between passes over all rows. ``auto``: with the
+    algorithms ``auto`` and ``em-sampled``."""
     compare: tuple[ComparedAlgorithm, ...] = ()
+    """The algorithms that `emtau compare` runs, each with its name and its parameters."""
 
 
 class AutomaticSettings(RunSettings):
@@ -217,37 +190,26 @@ else:
 
 
 class DataSection(Section):
-    """Where the rows come from.
-
-    Attributes
-    ----------
-    path : str, tuple of str, or None
-        A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
-        fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
-        names; or a list of these, read in its order. With `dataset`, where the dataset is kept
-        (``<output.directory>/<dataset>.zarr`` if null).
-    dataset : str or None
-        A dataset that `emtau dataset` knows; made at `path` where that does not exist.
-    dataset_options : DatasetOptions or None
-        The options of that dataset.
-    array : str or None
-        Member of a zarr group that holds the rows.
-    columns : tuple of str, or None
-        Columns of parquet or CSV that are features, in this order; null: all but the index of a DataFrame.
-    weights : str or None
-        Weights of the rows: a member of the group or a column of the table that `path` names, or a path or
-        URL of their own.
-    labels : str or None
-        Known labels of the rows, for `emtau compare`; named as `weights` are.
-    """
+    """Where the rows come from."""
 
     path: OptionalPaths = None
+    """A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
+    fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
+    names; or a list of these, read in its order. With `dataset`, where the dataset is kept
+    (``<output.directory>/<dataset>.zarr`` if null)."""
     dataset: Annotated[str | None, optional(choice(*DATASETS))] = None
+    """A dataset that `emtau dataset` knows; made at `path` where that does not exist."""
     dataset_options: OptionsOfDataset | None = None
+    """The options of that dataset."""
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
+    """Member of a zarr group that holds the rows."""
     columns: Annotated[tuple[str, ...] | None, optional(names("column names"))] = None
+    """Columns of parquet or CSV that are features, in this order; null: all but the index of a DataFrame."""
     weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+    """Weights of the rows: a member of the group or a column of the table that `path` names, or a path or
+    URL of their own."""
     labels: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
+    """Known labels of the rows, for `emtau compare`; named as `weights` are."""
 
     @property
     def urls(self) -> list[tuple[str, str | tuple[str, ...]]]:
@@ -290,51 +252,34 @@ class DataSection(Section):
 
 
 class InitSection(Section):
-    """A start by given responsibilities, drawn from a flat Dirichlet distribution.
-
-    Attributes
-    ----------
-    dirichlet_seed : int
-        They are ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``.
-    """
+    """A start by given responsibilities, drawn from a flat Dirichlet distribution."""
 
     dirichlet_seed: Seed
+    """They are ``numpy.random.default_rng(dirichlet_seed).dirichlet(ones(n_components), rows)``."""
 
 
 class ModelSection(Section):
-    """The mixture and its start; the names are scikit-learn's.
-
-    Attributes
-    ----------
-    n_components : int
-        Components of the mixture.
-    covariance_type : str
-        What the components' covariances are: one full matrix each, one that all share (``tied``),
-        variances alone (``diag``, or ``tied_diag`` where all share them), or one variance (``spherical``,
-        ``tied_spherical``).
-    reg_covar : float
-        Added to the diagonal of each covariance.
-    n_init : int or str
-        Starts, of which the best is kept; ``auto`` is 1, but 4, 8 or 16 where a fit begins on a sample.
-    init_params : str
-        How the starts are made.
-    init : InitSection or None
-        A start by given responsibilities, in place of `init_params`.
-    random_state : int
-        Seed of all that is random.
-    missing : str
-        What NaN means: ``raise``, an error, or ``marginalise``, a missing value, over which fits by the
-        algorithm ``em``, labels and scores integrate.
-    """
+    """The mixture and its start; the names are scikit-learn's."""
 
     n_components: Annotated[int, _setting("n_components")]
+    """Components of the mixture."""
     covariance_type: Annotated[str, _setting("covariance_type")] = _DEFAULTS["covariance_type"]
+    """What the components' covariances are: one full matrix each, one that all share (``tied``),
+    variances alone (``diag``, or ``tied_diag`` where all share them), or one variance (``spherical``,
+    ``tied_spherical``)."""
     reg_covar: Annotated[float, _setting("reg_covar")] = _DEFAULTS["reg_covar"]
+    """Added to the diagonal of each covariance."""
     n_init: Annotated[int | str, _setting("n_init")] = _DEFAULTS["n_init"]
+    """Starts, of which the best is kept; ``auto`` is 1, but 4, 8 or 16 where a fit begins on a sample."""
     init_params: Annotated[str, _setting("init_params")] = _DEFAULTS["init_params"]
+    """How the starts are made."""
     init: InitSection | None = None
+    """A start by given responsibilities, in place of `init_params`."""
     random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
+    """Seed of all that is random."""
     missing: Annotated[str, _setting("missing")] = _DEFAULTS["missing"]
+    """What NaN means: ``raise``, an error, or ``marginalise``, a missing value, over which fits by the
+    algorithm ``em``, labels and scores integrate."""
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
@@ -344,36 +289,24 @@ class ModelSection(Section):
 
 
 class StopSection(Section):
-    """When a fit stops.
-
-    Attributes
-    ----------
-    tol : float or str
-        A fit stops where the lower bound changes by less, in nats per row; 0 never stops it.
-        ``statistical``: where the estimated gap is small beside what the sampling of the rows leaves open.
-        ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
-        1e-5.
-    max_iter : int
-        Iterations after which it stops all the same.
-    """
+    """When a fit stops."""
 
     tol: Annotated[float | str, _setting("tol")] = _DEFAULTS["tol"]
+    """A fit stops where the lower bound changes by less, in nats per row; 0 never stops it.
+    ``statistical``: where the estimated gap is small beside what the sampling of the rows leaves open.
+    ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
+    1e-5."""
     max_iter: Count = _DEFAULTS["max_iter"]
+    """Iterations after which it stops all the same."""
 
 
 class CheckpointSection(Section):
-    """Where and when a run is committed.
-
-    Attributes
-    ----------
-    path : str or None
-        A path or URL, from which the run can be resumed; null: nothing is kept of an interrupted fit.
-    every : int
-        Iterations between commits.
-    """
+    """Where and when a run is committed."""
 
     path: OptionalPath = None
+    """A path or URL, from which the run can be resumed; null: nothing is kept of an interrupted fit."""
     every: Annotated[int, _setting("checkpoint_every")] = _DEFAULTS["checkpoint_every"]
+    """Iterations between commits."""
 
 
 SCHEDULER = Constraint(
@@ -390,45 +323,29 @@ def _without_secrets(value: str) -> str:
 
 
 class TlsSection(Section):
-    """Files for TLS.
-
-    Attributes
-    ----------
-    ca_file : str
-        The certificate authority (PEM).
-    cert : str
-        This client's certificate (PEM).
-    key : str
-        The key of that certificate (PEM).
-    """
+    """Files for TLS."""
 
     ca_file: FilePath
+    """The certificate authority (PEM)."""
     cert: FilePath
+    """This client's certificate (PEM)."""
     key: FilePath
+    """The key of that certificate (PEM)."""
 
 
 class ClusterSection(Section):
-    """What computes.
-
-    Attributes
-    ----------
-    scheduler : str
-        ``threads``, ``processes`` (a dask cluster on this machine), or the address of a dask scheduler.
-    workers : int or None
-        Threads of the scheduler ``threads``; worker processes of ``processes``. Null: one for each core.
-    threads : int
-        Threads in each worker process of ``processes``.
-    memory_limit : str or None
-        Memory that each process may use, such as ``2GB``; a fit that is predicted to need more is refused.
-    tls : TlsSection or None
-        For ``tls://``; by default dask's own configuration.
-    """
+    """What computes."""
 
     scheduler: Annotated[str, BeforeValidator(_without_secrets), allowed(SCHEDULER)] = "threads"
+    """``threads``, ``processes`` (a dask cluster on this machine), or the address of a dask scheduler."""
     workers: Annotated[int | None, optional(integer(1))] = None
+    """Threads of the scheduler ``threads``; worker processes of ``processes``. Null: one for each core."""
     threads: Count = 1
+    """Threads in each worker process of ``processes``."""
     memory_limit: MemoryLimit = None
+    """Memory that each process may use, such as ``2GB``; a fit that is predicted to need more is refused."""
     tls: TlsSection | None = None
+    """For ``tls://``; by default dask's own configuration."""
 
     @model_validator(mode="after")
     def _fits_the_scheduler(self) -> ClusterSection:
@@ -449,31 +366,21 @@ class ClusterSection(Section):
 
 
 class OutputSection(Section):
-    """The results of a run.
-
-    Attributes
-    ----------
-    directory : str
-        Folder of the results; ``runs/<name of the config>`` unless given.
-    model : str or None
-        Where the fitted model is written, below `directory`; null: nowhere.
-    labels : str or None
-        Where the zarr group of the labels is written, below `directory`; null: nowhere.
-    probabilities : bool
-        Whether that group also holds each row's responsibilities.
-    scores : bool
-        Whether that group also holds each row's log-likelihood, in nats.
-    report : str or None
-        Where a report of the fit is written, one page of HTML, below `directory`; null: nowhere. It needs
-        the extra ``plot``.
-    """
+    """The results of a run."""
 
     directory: Annotated[str, allowed(text("a folder"))]
+    """Folder of the results; ``runs/<name of the config>`` unless given."""
     model: OptionalPath = "model.zarr"
+    """Where the fitted model is written, below `directory`; null: nowhere."""
     labels: OptionalPath = "labels.zarr"
+    """Where the zarr group of the labels is written, below `directory`; null: nowhere."""
     probabilities: Switch = False
+    """Whether that group also holds each row's responsibilities."""
     scores: Switch = False
+    """Whether that group also holds each row's log-likelihood, in nats."""
     report: OptionalPath = None
+    """Where a report of the fit is written, one page of HTML, below `directory`; null: nowhere. It needs
+    the extra ``plot``."""
 
     @model_validator(mode="after")
     def _has_a_place(self) -> OutputSection:

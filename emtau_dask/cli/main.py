@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,19 @@ from emtau_dask.cli.terminal import (
     ExitGroup,
     echo,
     echo_json,
-    remember_again,
-    remember_no_checkpoint,
+    remember,
     remember_resume,
     show_result,
 )
 from emtau_dask.errors import ConfigError
 
+WITHOUT_CHECKPOINT = (
+    "interrupted; without a checkpoint nothing of the fit was kept. To be able to resume, fit with "
+    "--set checkpoint.path=PATH"
+)
 CRITERIA = ("bic", "aic", "icl", "held-out")
 SHARED = ("data.columns", "data.array", "algorithm.name", "stop.tol", "stop.max_iter", "model.random_state")
 """Keys whose options `emtau fit` and `emtau select` share."""
-_seed_option = click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 
 
 @click.group()
@@ -54,59 +56,50 @@ def dataset() -> None:
     """Write a dataset to a zarr group with the arrays X and labels."""
 
 
-def _dataset_options(command: Command) -> Command:
-    """Add the options of every dataset."""
-    chunk_rows = click.option("--chunk-rows", type=click.IntRange(1), help="Rows in a chunk.")
-    return out_argument(chunk_rows(overwrite_option()(debug_option(command))))
-
-
 def _count_option(name: str, default: int) -> Callable[[Command], Command]:
     return click.option(name, type=click.IntRange(1), default=default, show_default=True)
 
 
-@dataset.command()
-@_dataset_options
-def digits(out: Path, overwrite: bool, **options: Any) -> None:
-    """Handwritten digits that come with scikit-learn (1797 × 64)."""
-    _make("digits", options, out, overwrite)
-
-
-@dataset.command()
-@_dataset_options
-@_seed_option
-def example1(out: Path, overwrite: bool, **options: Any) -> None:
-    """The EM-Tau paper's Example 1: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1)."""
-    _make("example1", options, out, overwrite)
-
-
-@dataset.command()
-@_dataset_options
-@click.option(
+_chunk_rows = click.option("--chunk-rows", type=click.IntRange(1), help="Rows in a chunk.")
+_seed = click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+_source = click.option(
     "--source", metavar="FILE.npz", help="MNIST images (X) and digits (y); else they are downloaded."
 )
-def mnist(out: Path, overwrite: bool, **options: Any) -> None:
-    """The EM-Tau paper's Example 2: MNIST digits 1, 2, 4, 5 and 6, by 42 principal components."""
-    _make("mnist", options, out, overwrite)
+_sizes = (
+    _count_option("--rows", 1_000_000),
+    _count_option("--features", 16),
+    _count_option("--components", 16),
+)
+DATASETS: dict[str, tuple[str, Sequence[Callable[[Command], Command]]]] = {
+    "digits": ("Handwritten digits that come with scikit-learn (1797 × 64).", ()),
+    "example1": ("The EM-Tau paper's Example 1: 1000 points of 0.3 N(-2, 1) + 0.7 N(2, 1).", (_seed,)),
+    "mnist": (
+        "The EM-Tau paper's Example 2: MNIST digits 1, 2, 4, 5 and 6, by 42 principal components.",
+        (_source,),
+    ),
+    "mixture": ("A synthetic Gaussian mixture of any size, streamed to disk.", (*_sizes, _seed)),
+}
+"""What is written, and the options of each."""
 
 
-@dataset.command()
-@_dataset_options
-@_count_option("--rows", 1_000_000)
-@_count_option("--features", 16)
-@_count_option("--components", 16)
-@_seed_option
-def mixture(out: Path, overwrite: bool, **options: Any) -> None:
-    """A synthetic Gaussian mixture of any size, streamed to disk."""
-    _make("mixture", options, out, overwrite)
+def _add_dataset(name: str, summary: str, options: Sequence[Callable[[Command], Command]]) -> None:
+    def made(out: Path, overwrite: bool, **parameters: Any) -> None:
+        from emtau_dask.datasets import make_dataset
+        from emtau_dask.progress import watching
+
+        with watching(sys.stderr) as observer:
+            rows, features = make_dataset(name, out, overwrite=overwrite, observer=observer, **parameters)
+        echo(f"{rows:,} rows × {features} features written to {out}")
+
+    command: Command = made
+    for option in reversed(options):
+        command = option(command)
+    command = out_argument(_chunk_rows(overwrite_option()(debug_option(command))))
+    dataset.command(name, help=summary)(command)
 
 
-def _make(name: str, options: dict[str, Any], out: Path, overwrite: bool) -> None:
-    from emtau_dask.datasets import make_dataset
-    from emtau_dask.progress import watching
-
-    with watching(sys.stderr) as observer:
-        rows, features = make_dataset(name, out, overwrite=overwrite, observer=observer, **options)
-    echo(f"{rows:,} rows × {features} features written to {out}")
+for _name, (_summary, _options) in DATASETS.items():
+    _add_dataset(_name, _summary, _options)
 
 
 @click.command()
@@ -201,7 +194,7 @@ def fit(
         check_memory(needed)
         return
     if run_config.checkpoint.path is None:
-        remember_no_checkpoint(ctx)
+        remember(ctx, WITHOUT_CHECKPOINT)
     else:
         again = "--overwrite" if overwrite else ""
         remember_resume(ctx, run_config.checkpoint.path, [resume_arguments(run_config), again])
@@ -373,7 +366,10 @@ def select(
     types = [name.strip() for name in asked.pop("covariance").split(",")]
     config = config_of_largest(sources, max(numbers), given, overrides, directory)
     settings = settings_of(config, numbers, types, **asked)
-    remember_again(ctx, config.checkpoint.path or directory)
+    if (place := config.checkpoint.path or directory) is None:
+        remember(ctx, "interrupted; without -o FOLDER nothing of what was done is kept")
+    else:
+        remember(ctx, f"interrupted; what is done is in {place}. The same command goes on from there")
     result = run_selection(
         config, settings, written=directory is not None, overwrite=overwrite, progress=sys.stderr
     )

@@ -27,9 +27,9 @@ Steps = list[int | str]
 
 
 class Section(BaseModel):
-    """A frozen part of a run config that refuses unknown keys."""
+    """A frozen part of a run config that refuses unknown keys; a text below a key says what it means."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def expected(what: str, nearest: object = None) -> PydanticCustomError:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
 STDERR = 2
-_DEBUG, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.checkpoint", "emtau.resume"
-_AGAIN = "emtau.again"
+_DEBUG, _SAID, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.said", "emtau.checkpoint", "emtau.resume"
 """Keys of the outermost context's ``meta``."""
 SIGNALS = signal.SIGINT, signal.SIGTERM
 SECOND_SECONDS = 1.0
@@ -113,9 +112,9 @@ def remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.find_root().meta[_DEBUG] = True
 
 
-def remember_no_checkpoint(ctx: click.Context) -> None:
-    """Remember that a fit commits nothing; that is said after an interrupt."""
-    ctx.find_root().meta[_CHECKPOINT] = None
+def remember(ctx: click.Context, said: str) -> None:
+    """Remember what is said after an interrupt."""
+    ctx.find_root().meta[_SAID] = said
 
 
 def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str]) -> None:
@@ -124,26 +123,11 @@ def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str
     ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
 
 
-def remember_again(ctx: click.Context, place: str | None) -> None:
-    """Remember that the same command goes on from a path or URL, or begins anew without one."""
-    ctx.find_root().meta[_AGAIN] = place
-
-
 def _interrupted(ctx: click.Context) -> str:
     """Return the message after an interrupt: how to resume, where that is possible."""
     meta = ctx.find_root().meta
-    if _AGAIN in meta:
-        place = meta[_AGAIN]
-        if place is None:
-            return "interrupted; without -o FOLDER nothing of what was done is kept"
-        return f"interrupted; what is done is in {place}. The same command goes on from there"
     if _CHECKPOINT not in meta:
-        return "interrupted"
-    if meta[_CHECKPOINT] is None:
-        return (
-            "interrupted; without a checkpoint nothing of the fit was kept. To be able to resume, fit with "
-            "--set checkpoint.path=PATH"
-        )
+        return str(meta.get(_SAID, "interrupted"))
     from emtau_dask.storage.commits import open_log
     from emtau_dask.storage.stores import object_store
 
