@@ -15,11 +15,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from emtau_dask.cli.config import DEFAULT, RunConfig
-from emtau_dask.cli.sections import Allowed
+from emtau_dask.cli.sections import Allowed, Section, sections_in
 from emtau_dask.cli.yaml import in_yaml
 from emtau_dask.datasets import DATASETS
 from emtau_dask.policies.registry import ALGORITHMS
@@ -79,13 +78,13 @@ def meanings(text: str) -> dict[str, str]:
     return found
 
 
-def meaning_of(model: type[BaseModel], key: str) -> str:
+def meaning_of(model: type[Section], key: str) -> str:
     """Return what a key of a section means; raises `LookupError` where nothing says it.
 
     The text below it in the schema, or the docstring of the policy or dataset whose parameter it is.
     """
     for each in model.__mro__:
-        field = each.model_fields.get(key) if issubclass(each, BaseModel) else None
+        field = each.model_fields.get(key) if issubclass(each, Section) else None
         if field is not None and field.description:
             return " ".join(field.description.split())
     variant = str(variant_of(model))
@@ -95,31 +94,21 @@ def meaning_of(model: type[BaseModel], key: str) -> str:
     raise LookupError(f"nothing says what {key} of {model.__name__} means")
 
 
-def variant_of(model: type[BaseModel]) -> str | None:
+def variant_of(model: type[Section]) -> str | None:
     """Return the name by which a section is chosen among others; None where there are no others."""
-    for field in model.model_fields.values():
-        if get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1:
-            return str(get_args(field.annotation)[0])
-    return None
-
-
-def sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the sections that a value may be or hold."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for inner in get_args(annotation) for model in sections_in(inner)]
+    return next((name for name, each in model.variants.items() if each is model), None)
 
 
 def keys(
     prefix: str,
-    models: list[type[BaseModel]],
+    models: list[type[Section]],
     described: frozenset[tuple[str, tuple[str, ...]]] = frozenset(),
 ) -> Iterator[Key]:
     """Yield the keys of a section, which is one of some variants, in their order; sections inside last.
 
     Keys of variants that are ``described``, by name and variants, are left out.
     """
-    owners: dict[str, list[type[BaseModel]]] = {}
+    owners: dict[str, list[type[Section]]] = {}
     for model in models:
         for name in model.model_fields:
             owners.setdefault(name, []).append(model)
@@ -133,8 +122,6 @@ def keys(
         field, variants = having[0].model_fields[name], variants_of[name]
         if (name, variants) in described:
             continue
-        if name == "dataset" and having == models and len(models) > 1:
-            continue  # Chosen by data.dataset; the schema adds it here.
         inner = sections_in(field.annotation)
         yield Key(f"{prefix}.{name}", variants, merged(name, having), meaning_of(having[0], name))
         entry = "[]" if get_origin(field.annotation) is tuple else ""
@@ -142,7 +129,7 @@ def keys(
     yield from inside
 
 
-def merged(name: str, models: list[type[BaseModel]]) -> FieldInfo:
+def merged(name: str, models: list[type[Section]]) -> FieldInfo:
     """Return the field of a key; of one that tells variants apart, with all their names."""
     fields = [model.model_fields[name] for model in models]
     if len(fields) == 1 or get_origin(fields[0].annotation) is not Literal:

@@ -5,15 +5,22 @@ Relative paths are relative to the working directory, those of `output` to `outp
 
 from __future__ import annotations
 
-import functools
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from emtau_dask.cli.sections import (
     NUMBERS,
@@ -26,8 +33,10 @@ from emtau_dask.cli.sections import (
     Seed,
     Switch,
     allowed,
+    as_variant,
     expected,
     explain,
+    named,
     names,
     optional,
 )
@@ -101,31 +110,24 @@ class KMeansSettings(ComparedSettings):
     name: Literal["kmeans"] = "kmeans"
 
 
-def algorithm_models(base: type[Section]) -> dict[str, Any]:
-    """Return, for each policy's name, a model that adds the policy's parameters to ``base``."""
+def algorithm_models(kind: type[Section]) -> dict[str, Any]:
+    """Return, for each policy's name, a model that adds the policy's parameters to those of ``kind``."""
     return {
-        name: _model(base, "name", name, policy, policy.constraints) for name, policy in ALGORITHMS.items()
+        name: _model(kind, policy, policy.constraints, name=(Literal[name], name))
+        for name, policy in ALGORITHMS.items()
     }
 
 
 def _model(
-    base: type[Section], tag: str, name: str, made: Callable[..., Any], constraints: Mapping[str, Constraint]
+    kind: type[Section], made: Callable[..., Any], constraints: Mapping[str, Constraint], **fields: Any
 ) -> Any:
-    """Return a model that adds to ``base`` the key ``tag``, which says ``name``, and what ``made`` takes."""
-    fields: dict[str, Any] = {tag: (Literal[name], name)}
+    """Return a model that adds to ``kind`` some fields, and what ``made`` takes."""
     for key, parameter in inspect.signature(made, eval_str=True).parameters.items():
         fields[key] = (Annotated[parameter.annotation, allowed(constraints[key])], parameter.default)
-    return create_model(f"{name}{base.__name__}", __base__=base, **fields)
+    return create_model(kind.__name__, __base__=kind, **fields)
 
 
-def _any_of(*models: Any, tag: str = "name") -> Any:
-    return Annotated[functools.reduce(operator.or_, models), Field(discriminator=tag)]
-
-
-if TYPE_CHECKING:
-    ComparedAlgorithm = ComparedSettings
-else:
-    ComparedAlgorithm = _any_of(*algorithm_models(ComparedSettings).values(), KMeansSettings)
+ComparedSettings.variants = {**algorithm_models(ComparedSettings), "kmeans": KMeansSettings}
 
 
 class RunSettings(AlgorithmSettings):
@@ -134,7 +136,7 @@ class RunSettings(AlgorithmSettings):
     acceleration: Annotated[str | None, _setting("acceleration")] = _DEFAULTS["acceleration"]
     """Whether quasi-Newton steps replace EM's own between passes over all rows. ``auto``: with the
     algorithms ``auto`` and ``em-sampled``."""
-    compare: tuple[ComparedAlgorithm, ...] = ()
+    compare: tuple[Annotated[SerializeAsAny[ComparedSettings], named(ComparedSettings)], ...] = ()
     """The algorithms that `emtau compare` runs, each with its name and its parameters."""
 
 
@@ -144,17 +146,7 @@ class AutomaticSettings(RunSettings):
     name: Literal["auto"] = "auto"
 
 
-RUN_ALGORITHMS: dict[str, type[RunSettings]] = {DEFAULT: AutomaticSettings, **algorithm_models(RunSettings)}
-
-
-def _with_default_name(value: Any) -> Any:
-    return {"name": DEFAULT, **value} if isinstance(value, dict) else value
-
-
-if TYPE_CHECKING:
-    RunAlgorithm = RunSettings
-else:
-    RunAlgorithm = Annotated[_any_of(*RUN_ALGORITHMS.values()), BeforeValidator(_with_default_name)]
+RunSettings.variants = {DEFAULT: AutomaticSettings, **algorithm_models(RunSettings)}
 
 
 def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
@@ -171,22 +163,10 @@ def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
 class DatasetOptions(Section):
     """The parameters of a dataset, for `make_dataset`."""
 
-    dataset: str
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """All but the dataset's name."""
-        return self.model_dump(exclude={"dataset"})
-
-
-DATASET_OPTIONS = {
-    name: _model(DatasetOptions, "dataset", name, made, DATASET_CONSTRAINTS)
-    for name, made in DATASETS.items()
+DatasetOptions.variants = {
+    name: _model(DatasetOptions, made, DATASET_CONSTRAINTS) for name, made in DATASETS.items()
 }
-if TYPE_CHECKING:
-    OptionsOfDataset = DatasetOptions
-else:
-    OptionsOfDataset = _any_of(*DATASET_OPTIONS.values(), tag="dataset")
 
 
 class DataSection(Section):
@@ -199,7 +179,7 @@ class DataSection(Section):
     (``<output.directory>/<dataset>.zarr`` if null)."""
     dataset: Annotated[str | None, optional(choice(*DATASETS))] = None
     """A dataset that `emtau dataset` knows; made at `path` where that does not exist."""
-    dataset_options: OptionsOfDataset | None = None
+    dataset_options: SerializeAsAny[DatasetOptions] | None = Field(None, validate_default=True)
     """The options of that dataset."""
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
     """Member of a zarr group that holds the rows."""
@@ -221,24 +201,20 @@ class DataSection(Section):
             if any(is_url(plain_path(each)) for each in ([value] if isinstance(value, str) else value or ()))
         ]
 
-    @model_validator(mode="before")
+    @field_validator("dataset_options", mode="before")
     @classmethod
-    def _name_the_options(cls, content: Any) -> Any:
-        """Add the dataset's name to its options, by which pydantic finds their model."""
-        if not isinstance(content, dict):
-            return content
-        dataset, options = content.get("dataset"), content.get("dataset_options")
-        if dataset is None and options is not None:
-            raise expected("given a dataset where dataset_options are set")
-        if dataset not in DATASETS:
-            return {**content, "dataset_options": None}
-        if options is None:
-            options = {}
-        if not isinstance(options, dict):
-            return content
-        if options.get("dataset", dataset) != dataset:
-            raise expected(f"without dataset_options.dataset, which says {options['dataset']!r}")
-        return {**content, "dataset_options": {**options, "dataset": dataset}}
+    def _options_of_the_dataset(cls, options: Any, found: ValidationInfo) -> Any:
+        dataset = found.data.get("dataset")
+        if dataset is None:
+            if options is not None and "dataset" in found.data:
+                raise expected("given a dataset where dataset_options are set")
+            return None
+        options = {} if options is None else options
+        if not isinstance(options, Mapping):
+            return options
+        # A config that an earlier version stored says it there too.
+        own = {key: value for key, value in options.items() if (key, value) != ("dataset", dataset)}
+        return as_variant(DatasetOptions, dataset, own)
 
     @model_validator(mode="after")
     def _needs_a_source(self) -> DataSection:
@@ -411,7 +387,7 @@ class RunConfig(Section):
 
     data: DataSection
     model: ModelSection
-    algorithm: RunAlgorithm = RUN_ALGORITHMS[DEFAULT](name=DEFAULT)
+    algorithm: Annotated[SerializeAsAny[RunSettings], named(RunSettings, DEFAULT)] = AutomaticSettings()
     stop: StopSection = StopSection()
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
@@ -470,7 +446,7 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(explain(error, content, RunConfig, names)) from None
+        raise ConfigError(explain(error, RunConfig, names)) from None
 
 
 def estimator_of(config: RunConfig) -> GaussianMixture:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from emtau_dask.cli.config import DataSection, DatasetOptions, RunConfig
+from emtau_dask.cli.config import DataSection, RunConfig
 from emtau_dask.data.opening import as_source, column_names, has_columns, open_column, open_source
 from emtau_dask.data.source import Source
 from emtau_dask.data.zarr_arrays import group_source
@@ -52,8 +53,8 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     place = config.place
     missing = _missing_dataset(config.data, place, overwrite)
     if missing is not None:
-        options, path = missing
-        make_dataset(options.dataset, path, overwrite=overwrite, observer=observer, **options.parameters)
+        name, options, path = missing
+        make_dataset(name, path, overwrite=overwrite, observer=observer, **options)
     return _opened(config.data, paths_at(place), None, observer)
 
 
@@ -66,13 +67,13 @@ def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
     missing = _missing_dataset(config.data, place, overwrite)
     if missing is None:
         return _opened(config.data, paths_at(place), None)
-    options, path = missing
-    if options.dataset == "mnist":
+    name, options, path = missing
+    if name == "mnist":
         raise InvalidDataError(
             f"{path} does not hold the dataset, and its number of rows is not known before it is made; make "
-            f"it with: emtau dataset mnist {path} --source {options.parameters['source']}"
+            f"it with: emtau dataset mnist {path} --source {options['source']}"
         )
-    return _opened(config.data, (str(path),), outlined_dataset(options.dataset, options.parameters))
+    return _opened(config.data, (str(path),), outlined_dataset(name, options))
 
 
 def _opened(
@@ -127,33 +128,35 @@ def _is_npy(path: Place) -> bool:
     return any(suffix_of(each) == ".npy" for each in paths_at(path))
 
 
-def _missing_dataset(data: DataSection, place: Place, overwrite: bool) -> tuple[DatasetOptions, Path] | None:
-    """Return the options and the path of the dataset that is to be made; None where there is none to make.
+def _missing_dataset(
+    data: DataSection, place: Place, overwrite: bool
+) -> tuple[str, dict[str, Any], Path] | None:
+    """Return name, options and path of the dataset that is to be made; None where there is none to make.
 
     Raises `ConfigError` and `InvalidDataError` where it cannot be made, or something else is there.
     """
-    options = data.dataset_options
-    if options is None or not isinstance(place, str):
+    name, options = data.dataset, {} if data.dataset_options is None else data.dataset_options.model_dump()
+    if name is None or not isinstance(place, str):
         return None
     if is_url(place):
         raise ConfigError(
-            f"data.path = {place!r} is a URL, but the dataset {options.dataset} is made in local folders "
+            f"data.path = {place!r} is a URL, but the dataset {name} is made in local folders "
             "only; give a local data.path, or leave out data.dataset to read what is there"
         )
     path = Path(place)
-    if path.exists() and holds_dataset(options.dataset, options.parameters, path):
+    if path.exists() and holds_dataset(name, options, path):
         return None
     if path.exists() and not overwrite:
         raise InvalidDataError(
-            f"{path} is not the dataset {options.dataset} with these data.dataset_options; "
+            f"{path} is not the dataset {name} with these data.dataset_options; "
             "use --overwrite to make it anew, or another data.path"
         )
-    if options.dataset == "mnist" and options.parameters["source"] is None:
+    if name == "mnist" and options["source"] is None:
         raise InvalidDataError(
             f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
             "(or without --source, which downloads MNIST)"
         )
-    return options, path
+    return name, options, path
 
 
 def _open_column(

@@ -11,11 +11,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, get_args
 
 from dask.utils import parse_bytes
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number, text
 from emtau_dask.errors import short
@@ -23,13 +24,14 @@ from emtau_dask.errors import short
 _YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 MOST = 10
 """The most errors that are described; a file that is no config may have a million."""
-Steps = list[int | str]
 
 
 class Section(BaseModel):
     """A frozen part of a run config that refuses unknown keys; a text below a key says what it means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    variants: ClassVar[Mapping[str, type[Section]]] = MappingProxyType({})
+    """By name, what a section of this kind may be."""
 
 
 def expected(what: str, nearest: object = None) -> PydanticCustomError:
@@ -102,19 +104,46 @@ MemoryLimit = Annotated[
 """In dask's notation; a number is one of bytes."""
 
 
-def explain(
-    error: ValidationError, content: Mapping[str, Any], model: type[BaseModel], names: Mapping[str, str]
-) -> str:
+def as_variant(kind: type[Section], name: str, content: Mapping[Any, Any]) -> Section:
+    """Return a section as the variant of that name; raises pydantic's error."""
+    variant, keys = kind.variants[name], {key for each in kind.variants.values() for key in each.model_fields}
+    foreign = [
+        InitErrorDetails(
+            type=PydanticCustomError("foreign", "{name}", {"name": name}), loc=(key,), input=content[key]
+        )
+        for key in content
+        if key in keys and key not in variant.model_fields
+    ]
+    if foreign:
+        raise ValidationError.from_exception_data(name, foreign)
+    return variant.model_validate(content)
+
+
+def named(kind: type[Section], default: str | None = None) -> BeforeValidator:
+    """Return the validator of sections whose key `name` says which variant they are."""
+
+    def made(content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        name, names = content.get("name", default), choice(*kind.variants)
+        if names.holds(name):
+            return as_variant(kind, name, {"name": name, **content})
+        refusal = expected(names.words, names.nearest(name)) if "name" in content else "missing"
+        raise ValidationError.from_exception_data(
+            kind.__name__, [InitErrorDetails(type=refusal, loc=("name",), input=name)]
+        )
+
+    return BeforeValidator(made)
+
+
+def explain(error: ValidationError, model: type[Section], names: Mapping[str, str]) -> str:
     """Return the first errors in one line, separated by semicolons.
 
-    ``content`` is the config as read; ``names`` are what keys are called where it is not by themselves.
+    ``names`` are what keys are called where it is not by themselves.
     """
     keys = tuple(dict.fromkeys(valid_keys(model)))
-    tags = frozenset(_tags(model))
     findings = error.errors(include_url=False)
-    described = [
-        _describe(finding, _steps(finding["loc"], content, tags), keys, names) for finding in findings[:MOST]
-    ]
+    described = [_describe(finding, keys, names) for finding in findings[:MOST]]
     more = [f"and {len(findings) - MOST:,} more"] if len(findings) > MOST else []
     return "; ".join(described + more)
 
@@ -124,64 +153,38 @@ def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
-        for inner in _models(field.annotation):
+        for inner in sections_in(field.annotation):
             yield from valid_keys(inner, f"{key}.")
 
 
-def _models(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models(argument)
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """Return the sections that a value may be or hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [*annotation.variants.values()] or [annotation]
+    return [section for inner in get_args(annotation) for section in sections_in(inner)]
 
 
-def _tags(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the values by which pydantic tells the variants of a section apart."""
-    for field in model.model_fields.values():
-        values = get_args(field.annotation)
-        if get_origin(field.annotation) is Literal and len(values) == 1:
-            yield values[0]
-        for inner in _models(field.annotation):
-            yield from _tags(inner)
-
-
-def _steps(loc: tuple[int | str, ...], content: object, tags: frozenset[str]) -> Steps:
-    """Return the keys that lead to an error, without the tags that pydantic puts between them."""
-    steps: Steps = []
-    for step in loc:
-        if isinstance(content, Mapping):
-            if step in tags and step not in content:
-                continue
-            content = content.get(step)
-        elif isinstance(content, list) and isinstance(step, int):
-            content = content[step]
-        steps.append(step)
-    return steps
-
-
-def _describe(finding: ErrorDetails, steps: Steps, keys: tuple[str, ...], names: Mapping[str, str]) -> str:
-    path, value = _dotted(steps), finding["input"]
+def _describe(finding: ErrorDetails, keys: tuple[str, ...], names: Mapping[str, str]) -> str:
+    steps, value = finding["loc"], finding["input"]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
+    plain = ".".join(step for step in steps if isinstance(step, str))
     key = names.get(path, path) or "the config"
     context, setting = finding.get("ctx", {}), f"{key} = {short(value)}"
+    unknown = f"{key} is not a known key (its value is {short(value)})"
     match finding["type"]:
         case "expected":
             message = f"{key if isinstance(value, Mapping) else setting} {context['message']}"
         case "extra_forbidden":
-            variant = ("", *finding["loc"])[-2]
+            message = f"{unknown}; {_nearest(plain, keys)}"
+        case "foreign":
+            section = path.rpartition(".")[0]
             message = (
-                f"{key} is not a known key (its value is {short(value)}); {_nearest(steps, variant, keys)}"
+                f"{unknown}; {context['name']} does not take it: leave it out, or set {section} as a whole"
             )
         case "missing":
             message = f"{key} is missing; give it a value"
-        case "union_tag_not_found":
-            message = f"{key}.{_bare(context['discriminator'])} is missing; give it a value"
-        case "union_tag_invalid":
-            tags = choice(*map(_bare, context["expected_tags"].split(",")))
-            refusal = expected(tags.words, tags.nearest(context["tag"]))
-            named = f"{path}.{_bare(context['discriminator'])}"
-            message = f"{names.get(named, named)} = {short(context['tag'])} {refusal.message()}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            inside = ", ".join(_siblings(f"{_plain(steps)}.", keys))
+            inside = ", ".join(_siblings(f"{plain}.", keys))
             message = f"{setting} must be a section with keys of its own: {inside}"
         case "tuple_type":
             message = f"{setting} must be a list"
@@ -190,22 +193,9 @@ def _describe(finding: ErrorDetails, steps: Steps, keys: tuple[str, ...], names:
     return message
 
 
-def _dotted(steps: Steps) -> str:
-    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
-    return "".join(parts).lstrip(".")
-
-
-def _plain(steps: Steps) -> str:
-    return ".".join(step for step in steps if isinstance(step, str))
-
-
-def _nearest(steps: Steps, variant: int | str, keys: tuple[str, ...]) -> str:
-    """Say which valid key is nearest to an unknown one of a section's `variant`."""
-    key = _plain(steps)
-    section, _, leaf = key.rpartition(".")
-    if key in keys:
-        return f"{variant} does not take it: leave it out, or set {section} as a whole"
-    siblings = _siblings(key, keys)
+def _nearest(key: str, keys: tuple[str, ...]) -> str:
+    """Say which valid key is nearest to an unknown one."""
+    leaf, siblings = key.rpartition(".")[2], _siblings(key, keys)
     leaves = [name.rpartition(".")[2] for name in siblings]
     if near := difflib.get_close_matches(leaf, leaves, n=1) or [name for name in leaves if leaf in name]:
         return f"the nearest valid key is {siblings[leaves.index(near[0])]}"
@@ -218,7 +208,3 @@ def _siblings(key: str, keys: tuple[str, ...]) -> list[str]:
     """Return the keys of the section that ``key`` lies in."""
     section = key.rpartition(".")[0]
     return [name for name in keys if name.rpartition(".")[0] == section]
-
-
-def _bare(name: str) -> str:
-    return name.strip(" '")

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from emtau_dask import EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.cli.config import (
-    DATASET_OPTIONS,
-    RUN_ALGORITHMS,
+    DatasetOptions,
     KMeansSettings,
     RunConfig,
     RunSettings,
@@ -65,7 +64,7 @@ def test_shipped_configs_are_valid_and_survive_their_own_dump(name: str) -> None
 
 def test_defaults_are_the_estimators(minimal: Path) -> None:
     config = load_config(minimal)
-    assert config.algorithm == RUN_ALGORITHMS["auto"](acceleration="auto")
+    assert config.algorithm == RunSettings.variants["auto"](acceleration="auto")
     estimator = estimator_of(config)
     given = {"n_components": 3, "random_state": 0}
     assert estimator.get_params() == GaussianMixture(**given).get_params()
@@ -131,13 +130,13 @@ def test_a_number_in_scientific_notation_is_a_number(minimal: Path) -> None:
 
 def test_overrides_are_yaml_and_the_last_one_wins(minimal: Path) -> None:
     config = load_config(minimal, ["algorithm={name: em}", "model.n_components=5", "model.n_components=7"])
-    assert config.algorithm == RUN_ALGORITHMS["em"]()
+    assert config.algorithm == RunSettings.variants["em"]()
     assert config.model.n_components == 7
 
 
 def test_dataset_options_follow_the_dataset(minimal: Path) -> None:
     config = load_config(minimal, ["data={dataset: mixture, dataset_options: {rows: 10}}"])
-    assert config.data.dataset_options == DATASET_OPTIONS["mixture"](rows=10)
+    assert config.data.dataset_options == DatasetOptions.variants["mixture"](rows=10)
 
 
 @pytest.mark.parametrize("figure", ["-.inf", ".inf", ".nan"])
