@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -13,23 +13,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.dask_config import read_settings
 from emtau_dask.data.chunk import ChunkContents, ChunkLoader, LoadedChunk
+from emtau_dask.data.opening import as_source
 from emtau_dask.data.source import ChunkRange, ChunkReader, Source
 from emtau_dask.em.assignment import NearestCentre
-from emtau_dask.em.compiling import check_compiler
+from emtau_dask.em.compiling import check_compiler, worth_compiling
 from emtau_dask.em.contents import NotingTask
+from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import row_fields, temporary_journal
 from emtau_dask.em.loop import iterate
-from emtau_dask.em.problem import SCAN_ROWS, Problem
-from emtau_dask.em.settings import EmSettings
-from emtau_dask.em.starts import lloyd
+from emtau_dask.em.problem import SCAN_ROWS, Context, Problem, first_unusable_row_named, make_problem
+from emtau_dask.em.settings import EmSettings, tolerances
+from emtau_dask.em.starts import (
+    STARTS,
+    GivenParameters,
+    StartRequest,
+    lloyd,
+    start_from_responsibilities,
+    starting_parameters,
+)
 from emtau_dask.em.state import RunState
 from emtau_dask.em.task import EStepItem
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import Seeds
+from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import NO_SOURCE, Pass
 from emtau_dask.kernels.dispatch import RowKernels, Scorer, scoring_kernels
+from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.linalg import Floats, Ints
-from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.policies.policy import SCORED_AT
+from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
+from emtau_dask.policies.full import FullEM
+from emtau_dask.policies.policy import SCORED_AT, ActivityPolicy, Traced
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.row_state import SlotState
 
@@ -113,44 +128,6 @@ class FinishedFit:
     summary: FitSummary
     held: Held
     states: Mapping[int, SlotState]
-
-
-@contextmanager
-def fitted(
-    problem: Problem, start: MixtureParameters, settings: EmSettings, name: str
-) -> Iterator[FinishedFit]:
-    """Yield the fit of a problem from a start; its row state exists until the block ends."""
-    fields = row_fields(problem.rows, problem.n_components, settings.policy, settings.max_iter)
-    scored_under = [start]
-    problem.context.observer.note(name)
-    with temporary_journal(fields, len(problem.rows.chunk_rows)) as journal:
-
-        def after(state: RunState) -> None:
-            journal.retain(state)
-            scored_under.append(state.parameters)
-
-        began = time.perf_counter()
-        with journal.watched():
-            state = iterate(problem, RunState(start, None), settings, journal.writer, after)
-        seconds = time.perf_counter() - began
-        e_steps = tuple(
-            partial(posterior, scoring_kernels(parameters, compiled=problem.compiled))
-            for parameters in scored_under[:-1]
-        )
-        work, stop_reason = state.history.work, state.stop_reason or ""
-        summary = FitSummary(name, state.iteration, work, seconds, stop_reason, state.parameters)
-        yield FinishedFit(summary, Held(e_steps, journal.objects), state.slots)
-
-
-def clustered(problem: Problem, seed: int) -> FinishedFit:
-    """Return Lloyd's k-means of a problem's rows, from a seed of its own."""
-    problem.context.observer.note("kmeans")
-    began = time.perf_counter()
-    outcome = lloyd(problem, seed)
-    seconds = time.perf_counter() - began
-    stop_reason = "tol" if outcome.converged else "max-iter"
-    summary = FitSummary("kmeans", outcome.n_iter, float(outcome.n_iter), seconds, stop_reason, None)
-    return FinishedFit(summary, Held((NearestCentre.of(outcome.centres).responsibilities,)), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,6 +271,132 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
     )
     assert evaluation is not None
     return evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class ComparisonLine:
+    """One fit of a comparison, evaluated against traditional EM."""
+
+    fit: FitSummary
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The fits in the order of their algorithms, and the distinct known labels; None where there are none."""
+
+    lines: tuple[ComparisonLine, ...]
+    classes: NDArray[Any] | None
+
+
+def compare(
+    estimator: GaussianMixture,
+    algorithms: Sequence[tuple[str, ActivityPolicy | None]],
+    rows: Source,
+    *,
+    sample_weight: Source | None,
+    labels: Source | None,
+    responsibilities_init: NDArray[np.float64] | None,
+    observer: FitObserver,
+) -> Comparison:
+    """Return the fits of several algorithms from one start, each evaluated against traditional EM.
+
+    Parameters
+    ----------
+    estimator : GaussianMixture
+        Whose settings all fits have, but for the algorithm.
+    algorithms : sequence of (str, policy or None)
+        With the names that they are given in the result; None is Lloyd's k-means.
+    rows : Source
+        Of shape (N, d).
+    sample_weight, labels : Source or None
+        Of shape (N,).
+    responsibilities_init : ndarray of shape (N, K), or None
+        The start; by default that of ``init_params``.
+    observer : FitObserver
+
+    Raises
+    ------
+    EmtauError
+        The data or settings cannot be used, or a component collapsed.
+    """
+    executor, shape = choose_executor(), rows.shape
+    n_components, covariance_type = estimator.n_components, estimator.covariance_type
+    problem = make_problem(
+        rows,
+        sample_weight,
+        n_components,
+        structure_named(covariance_type),
+        executor,
+        Context(observer, read_ahead=read_settings().read_ahead_bytes),
+        compiled=worth_compiling(executor.client, shape, covariance_type, n_components),
+    )
+    seed, lines = Seeds(estimator.random_state).draw(), []
+    with first_unusable_row_named(problem):
+        if responsibilities_init is None:
+            statistics = STARTS[estimator.init_params](StartRequest(problem, seed))
+        else:
+            given = as_source(responsibilities_init, ndim=2, what="responsibilities_init")
+            statistics = start_from_responsibilities(problem, given)
+        start = starting_parameters(problem, GivenParameters(), statistics, estimator.reg_covar)
+        known = known_labels(problem, labels)
+        with _fitted(problem, start, _settings(estimator, problem, FullEM()), "em") as em:
+            pass  # It keeps no row state.
+        for name, policy in algorithms:
+            fit: AbstractContextManager[FinishedFit]
+            if policy is None:
+                fit = nullcontext(_clustered(problem, seed))
+            elif isinstance(policy, FullEM):
+                fit = nullcontext(em)
+            else:
+                fit = _fitted(problem, start, _settings(estimator, problem, Traced(policy)), name)
+            with fit as finished:
+                lines.append(ComparisonLine(finished.summary, evaluate(problem, finished, em.held, known)))
+    return Comparison(tuple(lines), None if known.source is None else known.classes)
+
+
+def _settings(estimator: GaussianMixture, problem: Problem, policy: ActivityPolicy) -> EmSettings:
+    p = free_parameters(problem.structure, problem.n_components, problem.n_features)
+    tol, gap_tol = tolerances(estimator.tol, problem.rows.shape[0], p, auto=False)
+    return EmSettings(policy, tol, estimator.max_iter, estimator.reg_covar, gap_tol)
+
+
+@contextmanager
+def _fitted(
+    problem: Problem, start: MixtureParameters, settings: EmSettings, name: str
+) -> Iterator[FinishedFit]:
+    """Yield the fit of a problem from a start; its row state exists until the block ends."""
+    fields = row_fields(problem.rows, problem.n_components, settings.policy, settings.max_iter)
+    scored_under = [start]
+    problem.context.observer.note(name)
+    with temporary_journal(fields, len(problem.rows.chunk_rows)) as journal:
+
+        def after(state: RunState) -> None:
+            journal.retain(state)
+            scored_under.append(state.parameters)
+
+        began = time.perf_counter()
+        with journal.watched():
+            state = iterate(problem, RunState(start, None), settings, journal.writer, after)
+        seconds = time.perf_counter() - began
+        e_steps = tuple(
+            partial(posterior, scoring_kernels(parameters, compiled=problem.compiled))
+            for parameters in scored_under[:-1]
+        )
+        work, stop_reason = state.history.work, state.stop_reason or ""
+        summary = FitSummary(name, state.iteration, work, seconds, stop_reason, state.parameters)
+        yield FinishedFit(summary, Held(e_steps, journal.objects), state.slots)
+
+
+def _clustered(problem: Problem, seed: int) -> FinishedFit:
+    """Return Lloyd's k-means of a problem's rows, from a seed of its own."""
+    problem.context.observer.note("kmeans")
+    began = time.perf_counter()
+    outcome = lloyd(problem, seed)
+    seconds = time.perf_counter() - began
+    stop_reason = "tol" if outcome.converged else "max-iter"
+    summary = FitSummary("kmeans", outcome.n_iter, float(outcome.n_iter), seconds, stop_reason, None)
+    return FinishedFit(summary, Held((NearestCentre.of(outcome.centres).responsibilities,)), {})
 
 
 def classification_error(table: Ints) -> float:

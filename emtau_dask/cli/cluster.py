@@ -36,12 +36,8 @@ def computing(
 ) -> Iterator[None]:
     """Let dask compute where a section `cluster` says, and by further settings, until the block ends.
 
-    The observer is told where the dashboard of a cluster is that is started for it.
-
-    Raises
-    ------
-    ClusterError
-        The cluster cannot be started or reached.
+    The observer is told where the dashboard of a cluster is that is started for it. Raises `ClusterError`
+    for one that cannot be started or reached.
     """
     if cluster.scheduler == "threads":
         threads = {} if cluster.workers is None else {"num_workers": cluster.workers}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,40 +19,15 @@ from emtau_dask.cli.config import (
     KMeansSettings,
     PublishedFigures,
     RunConfig,
+    estimator_of,
     policy_of,
 )
 from emtau_dask.cli.inputs import open_inputs, starting_responsibilities
-from emtau_dask.compare import (
-    Evaluation,
-    FinishedFit,
-    FitSummary,
-    classification_error,
-    clustered,
-    confusion,
-    evaluate,
-    fitted,
-    known_labels,
-)
-from emtau_dask.dask_config import read_settings
-from emtau_dask.data.opening import as_source
-from emtau_dask.em.compiling import worth_compiling
+from emtau_dask.compare import Comparison, ComparisonLine, classification_error, compare, confusion
 from emtau_dask.em.history import FitObserver
-from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
-from emtau_dask.em.settings import EmSettings, marginalises, tolerances
-from emtau_dask.em.starts import (
-    STARTS,
-    GivenParameters,
-    StartRequest,
-    start_from_responsibilities,
-    starting_parameters,
-)
+from emtau_dask.em.settings import marginalises
 from emtau_dask.errors import ConfigError
-from emtau_dask.estimator.inputs import Seeds
-from emtau_dask.execution.choice import choose_executor
-from emtau_dask.mixture.covariance_types import structure_named
-from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
-from emtau_dask.policies.full import FullEM
-from emtau_dask.policies.policy import Traced, WeightedPolicy
+from emtau_dask.policies.policy import WeightedPolicy
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.progress import watching
 
@@ -62,62 +35,36 @@ PUBLISHED = "  published"
 _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
 
-@dataclass(frozen=True, eq=False)
-class ComparisonLine:
-    """One fit of a comparison, evaluated against traditional EM."""
-
-    fit: FitSummary
-    evaluation: Evaluation
-    published: PublishedFigures | None
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The fits in the config's order, and the distinct known labels; None where no labels are known."""
-
-    lines: tuple[ComparisonLine, ...]
-    classes: NDArray[Any] | None
-
-
 def run_compare(config: RunConfig, console: Console) -> None:
-    """Print tables of the algorithms that ``algorithm.compare`` lists; progress goes to standard error.
-
-    Raises
-    ------
-    EmtauError
-        The data or settings cannot be used, or a component collapsed.
-    """
+    """Print tables of the algorithms that ``algorithm.compare`` lists."""
     with watching(sys.stderr) as observer, computing(config.cluster, observer), threads_side_by_side():
-        comparison = compare(config, observer)
-    print_comparison(comparison, console)
+        comparison = comparison_of(config, observer)
+    published = [settings.published for settings in config.algorithm.compare]
+    print_comparison(comparison, published, console)
 
 
-def compare(config: RunConfig, observer: FitObserver) -> Comparison:
-    """Return the evaluated fits of a config; see `run_compare`."""
+def comparison_of(config: RunConfig, observer: FitObserver) -> Comparison:
+    """Return the evaluated fits of a config; see `emtau_dask.compare.compare`."""
+    listed = config.algorithm.compare
     _check_comparable(config)
     inputs = open_inputs(config, overwrite=False, observer=observer)
-    model = config.model
-    executor, shape = choose_executor(), inputs.rows.shape
-    problem = make_problem(
+    return compare(
+        estimator_of(config),
+        [
+            (_name(settings), None if isinstance(settings, KMeansSettings) else policy_of(settings))
+            for settings in listed
+        ],
         inputs.rows,
-        inputs.weights,
-        model.n_components,
-        structure_named(model.covariance_type),
-        executor,
-        Context(observer, read_ahead=read_settings().read_ahead_bytes),
-        compiled=worth_compiling(executor.client, shape, model.covariance_type, model.n_components),
+        sample_weight=inputs.weights,
+        labels=inputs.labels,
+        responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
+        observer=observer,
     )
-    with first_unusable_row_named(problem):
-        start = _start(config, problem)
-        labels = known_labels(problem, inputs.labels)
-        with fitted(problem, start, _em_settings(config, problem, FullEM()), "em") as em:
-            pass  # It keeps no row state.
-        lines = []
-        for settings in config.algorithm.compare:
-            with _fit_of(config, problem, start, settings, em) as fit:
-                evaluation = evaluate(problem, fit, em.held, labels)
-            lines.append(ComparisonLine(fit.summary, evaluation, settings.published))
-    return Comparison(tuple(lines), None if labels.source is None else labels.classes)
+
+
+def _name(settings: ComparedSettings) -> str:
+    values = settings.model_dump(exclude={"name", "published"}).values()
+    return f"{settings.name}({', '.join(map(str, values))})" if values else settings.name
 
 
 def _check_comparable(config: RunConfig) -> None:
@@ -135,63 +82,30 @@ def _check_comparable(config: RunConfig) -> None:
             )
 
 
-def _start(config: RunConfig, problem: Problem) -> MixtureParameters:
-    given = starting_responsibilities(config, problem.rows.shape[0])
-    if given is None:
-        seed = Seeds(config.model.random_state).draw()
-        statistics = STARTS[config.model.init_params](StartRequest(problem, seed))
-    else:
-        responsibilities = as_source(given, ndim=2, what="responsibilities_init")
-        statistics = start_from_responsibilities(problem, responsibilities)
-    return starting_parameters(problem, GivenParameters(), statistics, config.model.reg_covar)
+def print_comparison(
+    comparison: Comparison, published: Sequence[PublishedFigures | None], console: Console
+) -> None:
+    """Print how the algorithms went and what they got, then confusion tables where labels are known.
 
-
-def _em_settings(config: RunConfig, problem: Problem, policy: Any) -> EmSettings:
-    p = free_parameters(problem.structure, problem.n_components, problem.n_features)
-    tol, gap_tol = tolerances(config.stop.tol, problem.rows.shape[0], p, auto=False)
-    return EmSettings(policy, tol, config.stop.max_iter, config.model.reg_covar, gap_tol)
-
-
-@contextmanager
-def _fit_of(
-    config: RunConfig,
-    problem: Problem,
-    start: MixtureParameters,
-    settings: ComparedSettings,
-    em: FinishedFit,
-) -> Iterator[FinishedFit]:
-    """Yield the fit of an entry of ``algorithm.compare``; traditional EM is fitted once for all."""
-    if isinstance(settings, KMeansSettings):
-        yield clustered(problem, Seeds(config.model.random_state).draw())
-    elif settings.name == "em":
-        yield em
-    else:
-        values = settings.model_dump(exclude={"name", "published"}).values()
-        name = f"{settings.name}({', '.join(map(str, values))})"
-        chosen = _em_settings(config, problem, Traced(policy_of(settings)))
-        with fitted(problem, start, chosen, name) as fit:
-            yield fit
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print how the algorithms went and what they got, then confusion tables where labels are known."""
-    console.print(_courses(comparison))
-    console.print(_errors(comparison))
+    ``published`` are the figures to be shown below each line.
+    """
+    console.print(_courses(comparison, published))
+    console.print(_errors(comparison, published))
     if all(line.fit.parameters is None or line.fit.parameters.n_features == 1 for line in comparison.lines):
-        console.print(_parameters(comparison))
+        console.print(_parameters(comparison, published))
     if comparison.classes is not None:
         console.print("\nRows by class of their component (its most frequent label) and known label, held:\n")
         tables = [_confusion_table(line, comparison.classes) for line in comparison.lines]
         console.print(Columns(tables, padding=(1, 3)))
 
 
-def _courses(comparison: Comparison) -> Table:
+def _courses(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("algorithm", overflow="fold")
     for heading in ("iter-\nations", "passes", "seconds", "stopped", "log-likelihood\nper row"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for line in comparison.lines:
-        fit, published = line.fit, line.published
+    for line, figures in zip(comparison.lines, published, strict=True):
+        fit = line.fit
         table.add_row(
             fit.name,
             f"{fit.iterations:,}",
@@ -203,13 +117,13 @@ def _courses(comparison: Comparison) -> Table:
                 ".9f",
             ),
         )
-        if published is not None:
-            cells = _cell(published.iterations, ","), "", _cell(published.seconds, ".4g")
+        if figures is not None:
+            cells = _cell(figures.iterations, ","), "", _cell(figures.seconds, ".4g")
             table.add_row(PUBLISHED, *cells, style="dim")
     return table
 
 
-def _errors(comparison: Comparison) -> Table:
+def _errors(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
     labelled = comparison.classes is not None
     table = Table(
         box=SIMPLE_HEAD,
@@ -220,13 +134,13 @@ def _errors(comparison: Comparison) -> Table:
     headings = ["classification error\nheld", "\nfinal"] if labelled else []
     for heading in ["membership error", *headings]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for line in comparison.lines:
-        fit, evaluation, published = line.fit, line.evaluation, line.published
+    for line, figures in zip(comparison.lines, published, strict=True):
+        fit, evaluation = line.fit, line.evaluation
         distance = None if fit.parameters is None else evaluation.squared_distance / evaluation.rows
         errors = [classification_error(t) for t in (evaluation.held, evaluation.final)] if labelled else []
         table.add_row(fit.name, *(_cell(value, ".6f") for value in (distance, *errors)))
-        if published is not None:
-            theirs = [published.membership_error, published.classification_error][: 1 + labelled]
+        if figures is not None:
+            theirs = [figures.membership_error, figures.classification_error][: 1 + labelled]
             table.add_row(PUBLISHED, *(_cell(value, ".6f") for value in theirs), style="dim")
     return table
 
@@ -235,18 +149,17 @@ def _cell(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _parameters(comparison: Comparison) -> Table:
+def _parameters(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
     table = Table(box=SIMPLE_HEAD, title="parameters, components in order of their means")
     for heading in ("algorithm", "weights", "means", "variances"):
         table.add_column(heading)
-    for line in comparison.lines:
+    for line, figures in zip(comparison.lines, published, strict=True):
         theta = line.fit.parameters
         if theta is not None:
             order = np.argsort(theta.means[:, 0])
             variances = np.broadcast_to(theta.covariances.reshape(-1), len(order))
             ours = (theta.weights, theta.means[:, 0], variances)
             table.add_row(line.fit.name, *(_numbers(values[order]) for values in ours))
-        figures = line.published
         if figures is not None:
             theirs = (figures.weights, figures.means, figures.variances)
             table.add_row(PUBLISHED, *(_numbers(values or ()) for values in theirs), style="dim")

@@ -450,13 +450,7 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
 
 
 def estimator_of(config: RunConfig) -> GaussianMixture:
-    """Return the estimator of a run, not fitted.
-
-    Raises
-    ------
-    ConfigError
-        Rows with missing values are to be fitted in a way that cannot do so.
-    """
+    """Return the estimator of a run; raises `ConfigError` where missing values ask for another one."""
     model, algorithm = config.model, algorithm_of(config.algorithm)
     policy = EMSampled() if isinstance(algorithm, str) else algorithm
     given = model.init is not None
@@ -494,19 +488,8 @@ def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) 
 
     A dataset is read, not made. A scheduler among the overrides replaces the whole section `cluster`.
 
-    Parameters
-    ----------
-    content : dict
-        As `portable` returned it.
-    run : str
-        Where the checkpoint is now.
-    overrides : sequence of str
-        ``key=value`` for keys of `RESUMABLE` and of the sections of `RESUMABLE_SECTIONS`.
-
-    Raises
-    ------
-    ConfigError
-        Another key is set, or a value is not allowed.
+    ``content`` is as `portable` returned it, ``run`` where the checkpoint is now. Raises `ConfigError` for
+    a value that is not allowed, and for keys but those of `RESUMABLE` and `RESUMABLE_SECTIONS`.
     """
     keys = override_keys(overrides)
     if "cluster.scheduler" in keys:

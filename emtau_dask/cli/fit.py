@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, estimator_of, override_keys, portable, resumed_config
@@ -25,23 +25,17 @@ from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import is_url, plain_path
 
 
-def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResult:
+def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
     """Fit what a config describes, and write what its `output` asks for.
 
-    ``overwrite`` lets it replace the results and the checkpoint of an earlier run. Progress is
-    written to ``progress``.
-
-    Raises
-    ------
-    EmtauError
-        Results exist and may not be replaced, or the data or the settings cannot be used.
+    ``overwrite`` lets it replace the results and the checkpoint of an earlier run.
     """
     model = estimator_of(config)
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
-    inputs, plan = affordable_inputs(config, overwrite=overwrite, progress=progress)
-    with watching(progress) as observer, computing(config.cluster, observer, plan.settings):
+    inputs, plan = affordable_inputs(config, overwrite=overwrite)
+    with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         run = fit_estimator(
             model,
             inputs.rows,
@@ -51,7 +45,7 @@ def run_fit(config: RunConfig, *, overwrite: bool, progress: TextIO) -> RunResul
             overwrite=overwrite,
             observer=observer,
         )
-        return write_outputs(outputs, model, inputs, run=run, progress=progress)
+        return write_outputs(outputs, model, inputs, run=run)
 
 
 def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
@@ -60,23 +54,10 @@ def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
     return plan_of(config, planned_inputs(config, overwrite=overwrite))
 
 
-def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool, progress: TextIO) -> RunResult:
-    """Resume an interrupted run of the command line, and write what its `output` asks for.
+def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunResult:
+    """Resume the interrupted run at a path or URL, and write what its `output` asks for.
 
-    Parameters
-    ----------
-    run : str
-        The path or URL of its checkpoint.
-    overrides : sequence of str
-        See `resumed_config`.
-    overwrite : bool
-        Replace results of other runs.
-    progress : text stream
-
-    Raises
-    ------
-    EmtauError
-        As for `run_fit`, or there is no run, or a setting is refused.
+    ``overrides`` are as for `resumed_config`; ``overwrite`` lets it replace results of other runs.
     """
     saved = open_saved(run)
     content = saved.config.run_config
@@ -98,8 +79,8 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool, progress:
         GaussianMixture, saved, run, max_iter=config.stop.max_iter, checkpoint_every=config.checkpoint.every
     )
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
-    inputs, plan = affordable_inputs(config, overwrite=False, progress=progress)
-    with watching(progress) as observer, computing(config.cluster, observer, plan.settings):
+    inputs, plan = affordable_inputs(config, overwrite=False)
+    with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         resume_estimator(
             model,
             saved,
@@ -108,7 +89,7 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool, progress:
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
             observer=observer,
         )
-        return write_outputs(outputs, model, inputs, run=saved.log.run, progress=progress)
+        return write_outputs(outputs, model, inputs, run=saved.log.run)
 
 
 _HIDDEN_PARTS = f" In place of {HIDDEN} write the user, password or query, which a checkpoint does not keep."
@@ -117,14 +98,8 @@ _HIDDEN_PARTS = f" In place of {HIDDEN} write the user, password or query, which
 def to_repeat(config: RunConfig, run: str, given: Collection[str] = ()) -> list[str]:
     """Return the settings, as ``key=value``, that a resume obeys only where the command line gives them.
 
-    Parameters
-    ----------
-    config : RunConfig
-        As `resumed_config` returned it.
-    run : str
-        The path or URL of the checkpoint.
-    given : collection of str
-        The keys that the command line gives.
+    ``config`` is what `resumed_config` returned for the checkpoint ``run``; ``given`` are the keys that the
+    command line gives.
     """
     found = (*_server_of(config), *config.data.urls, *_places_elsewhere(config, run))
     return [setting(key, value) for key, value in found if key not in given]
@@ -187,9 +162,9 @@ def resume_arguments(config: RunConfig) -> str:
     return as_arguments(to_repeat(resumed_config(portable(config), run, ()), run))
 
 
-def affordable_inputs(config: RunConfig, *, overwrite: bool, progress: TextIO) -> tuple[Inputs, Plan]:
+def affordable_inputs(config: RunConfig, *, overwrite: bool) -> tuple[Inputs, Plan]:
     """Open a run's data, and plan it; raises `ConfigError` where the fit would exceed the memory limit."""
-    with watching(progress) as observer:
+    with watching(sys.stderr) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
     plan = plan_of(config, inputs)
     check_memory(plan)

@@ -41,14 +41,9 @@ class Inputs:
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
     """Make the dataset that a run names, if any, and open the data; only CSV is read.
 
-    ``overwrite`` lets it replace a dataset that was made with other options.
-
-    Raises
-    ------
-    ConfigError
-        The format of the data has no such names as those of weights or labels.
-    InvalidDataError
-        Something does not exist, cannot be read, or has another number of rows.
+    ``overwrite`` lets it replace a dataset that was made with other options. Raises `InvalidDataError` for
+    what does not exist, cannot be read or has another number of rows, `ConfigError` for names where the
+    format has none.
     """
     place = config.place
     missing = _missing_dataset(config.data, place, overwrite)
@@ -103,12 +98,7 @@ def open_rows(
 ) -> Source:
     """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of parquet or CSV.
 
-    Raises
-    ------
-    ConfigError
-        ``array`` or ``columns`` is given for a format that has none.
-    InvalidDataError
-        The path or URL holds nothing that can be read.
+    Raises `ConfigError` where one is given for a format that has none, and as `open_source`.
     """
     named = has_columns(path)
     if array is not None and (named or _is_npy(path)):
@@ -188,10 +178,7 @@ def _feature_columns(data: DataSection, path: Place) -> tuple[str, ...] | None:
 def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float64] | None:
     """Return the responsibilities that `model.init` starts from, shape (rows, K), or None.
 
-    Raises
-    ------
-    ConfigError
-        They would take more than 1 GiB.
+    Raises `ConfigError` where they would take more than 1 GiB.
     """
     if config.model.init is None:
         return None

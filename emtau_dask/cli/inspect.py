@@ -73,12 +73,8 @@ class Inspected:
 def inspected(place: str) -> Inspected:
     """Return what is at a path or URL, after verifying all of it.
 
-    Raises
-    ------
-    CheckpointError
-        It is a checkpoint, but none of its commits is whole.
-    InvalidDataError
-        It is neither a checkpoint nor a model, which is named, or a damaged model.
+    Raises `CheckpointError` where no commit of a checkpoint is whole, `InvalidDataError` for a damaged model,
+    and for anything else, which is named.
     """
     kind = _kind(place)
     if kind == MODEL:

@@ -124,7 +124,7 @@ def report(run_or_model: str, out: Path, **options: Any) -> None:
     """
     from emtau_dask.cli.report import run_report
 
-    run_report(run_or_model, out, **options, progress=sys.stderr)
+    run_report(run_or_model, out, **options)
     echo(f"report written to {out}")
 
 
@@ -198,7 +198,7 @@ def fit(
     else:
         again = "--overwrite" if overwrite else ""
         remember_resume(ctx, run_config.checkpoint.path, [resume_arguments(run_config), again])
-    show_result(ctx, run_fit(run_config, overwrite=overwrite, progress=sys.stderr), as_json=as_json)
+    show_result(ctx, run_fit(run_config, overwrite=overwrite), as_json=as_json)
 
 
 @main.command()
@@ -219,7 +219,7 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, 
 
     arguments = [f"--set {shlex.quote(override)}" for override in overrides]
     remember_resume(ctx, run, [*arguments, "--overwrite" if overwrite else ""])
-    result = run_resume(run, overrides, overwrite=overwrite, progress=sys.stderr)
+    result = run_resume(run, overrides, overwrite=overwrite)
     show_result(ctx, result, as_json=as_json)
 
 
@@ -300,7 +300,6 @@ def predict(
         array=array,
         columns=columns,
         workers=workers,
-        progress=sys.stderr,
     )
     echo(f"{counts.sum():,} rows labelled in {out}")
 
@@ -370,9 +369,7 @@ def select(
         remember(ctx, "interrupted; without -o FOLDER nothing of what was done is kept")
     else:
         remember(ctx, f"interrupted; what is done is in {place}. The same command goes on from there")
-    result = run_selection(
-        config, settings, written=directory is not None, overwrite=overwrite, progress=sys.stderr
-    )
+    result = run_selection(config, settings, written=directory is not None, overwrite=overwrite)
     if as_json:
         echo_json(selection_values(result))
     else:

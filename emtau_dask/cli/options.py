@@ -212,11 +212,7 @@ def config_of(
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Return the config that `emtau fit` is given, or that data and options amount to, and its plain values.
 
-    Raises
-    ------
-    ConfigError
-        A config is given with options or with data, it cannot be read, or a value is not allowed; of data
-        the message names the option.
+    Raises `ConfigError` for a value that is not allowed, and for a config beside options or data.
     """
     from emtau_dask.cli.config import checked_config, config_values
     from emtau_dask.cli.yaml import ENDINGS

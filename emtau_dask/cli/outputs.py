@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +60,9 @@ class RunResult:
 
 
 def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = None) -> Outputs:
-    """Return where the results of a config go; ``run`` is the id of a checkpointed run.
+    """Return where the results of a config go; raises `EmtauError` where one may not or cannot be written.
 
-    Raises
-    ------
-    EmtauError
-        One of them may not or cannot be written.
+    ``run`` is the id of a checkpointed run.
     """
     data = config.data
     outputs = Outputs(config, config.output.places, overwrite)
@@ -79,9 +77,7 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
     return outputs
 
 
-def write_outputs(
-    outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None, progress: TextIO
-) -> RunResult:
+def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None) -> RunResult:
     """Write the results that are wanted; they store ``run``, the id of a checkpointed run.
 
     Labels are computed where dask computes; see `computing`.
@@ -94,7 +90,7 @@ def write_outputs(
                 model.save(str(private))
                 mark_as_of(private, run)
             continue
-        with watching(progress) as observer:
+        with watching(sys.stderr) as observer:
             if name == "labels":
                 options = LabelOptions(config.output.probabilities, config.output.scores, overwrite)
                 counts = write_labels(model, inputs.rows, place, options, run=run, observer=observer)

@@ -11,17 +11,26 @@ from dask.system import CPU_COUNT
 from dask.utils import format_bytes, parse_bytes
 from rich.table import Table
 
-from emtau_dask.cli.config import ClusterSection, RunConfig, algorithm_of
+from emtau_dask.cli.config import ClusterSection, RunConfig, estimator_of
 from emtau_dask.cli.console import text_table
 from emtau_dask.cli.inputs import Inputs
 from emtau_dask.dask_config import AUTO, read_settings
 from emtau_dask.data.source import Source
-from emtau_dask.em.compiling import worth_compiling
-from emtau_dask.em.journal import row_fields
-from emtau_dask.em.memory import LEAST_BYTES, FitDemand, FitOutline, automatic_cache, demand, largest_chunk
-from emtau_dask.em.settings import automatic, marginalises
+from emtau_dask.em.fit import FitSources
+from emtau_dask.em.memory import (
+    LEAST_BYTES,
+    FitDemand,
+    FitOutline,
+    automatic_cache,
+    demand,
+    largest_chunk,
+    outline_of,
+)
 from emtau_dask.errors import ConfigError
-from emtau_dask.execution.scheduler import active_client, memory_of_worker
+from emtau_dask.estimator.fitting import fit_settings
+from emtau_dask.estimator.inputs import Seeds
+from emtau_dask.execution.choice import choose_executor
+from emtau_dask.execution.scheduler import memory_of_worker
 from emtau_dask.storage.direct_reads import usable_memory
 
 
@@ -54,35 +63,21 @@ class Plan:
 
 def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     """Return the plan of a config's run on opened data."""
-    cluster, model = config.cluster, config.model
+    cluster, rows = config.cluster, inputs.rows
     threads = cluster.threads
     if cluster.scheduler != "processes":
         threads = cluster.workers or os.cpu_count() or 1
-    sources: dict[str, Source] = {"X": inputs.rows}
-    if inputs.weights is not None:
-        sources["sample_weight"] = inputs.weights.aligned(inputs.rows.chunk_rows)
-    settings, client, shape = read_settings(), active_client(), inputs.rows.shape
-    policy, missing = algorithm_of(config.algorithm), marginalises(model.missing)
-    shares: tuple[float, ...] = ()
-    if isinstance(policy, str):
-        chosen = automatic(shape[0], model.n_components, shape[1], model.covariance_type)
-        policy, shares = chosen.policy, chosen.shares
-    outline = FitOutline(
-        n_components=model.n_components,
-        covariance_type=model.covariance_type,
-        fields=row_fields(inputs.rows, model.n_components, policy, config.stop.max_iter),
-        threads=threads,
-        cache_limit=0,
-        read_ahead_limit=settings.read_ahead_bytes if cluster.scheduler == "threads" else 0,
-        compiled=not missing and worth_compiling(client, shape, model.covariance_type, model.n_components),
-        sampled=sum(shares),
-        missing=missing,
-    )
+    weights = None if inputs.weights is None else inputs.weights.aligned(rows.chunk_rows)
+    fitted = FitSources(rows, weights)
+    seeds = Seeds(config.model.random_state)
+    settings = fit_settings(estimator_of(config), seeds, fitted, choose_executor())
+    outline = outline_of(settings, rows, threads=threads, in_process=cluster.scheduler == "threads")
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
+    sources = fitted.named()
     cache = _cache_limit(cluster, limit, sources, outline)
     outline = replace(outline, cache_limit=sys.maxsize if cache is None else cache)
     found = demand(sources, outline)
-    longest = fitting = max(inputs.rows.chunk_rows, default=0)
+    longest = fitting = max(rows.chunk_rows, default=0)
     if limit is not None and found.memory > limit:
         fitting = largest_chunk(sources, outline, limit)
     chosen_here = {} if cache is None else {"emtau.cache-bytes": cache}

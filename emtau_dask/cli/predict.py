@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import dask
 import numpy as np
@@ -65,27 +66,11 @@ def run_predict(
     array: str | None,
     columns: Sequence[str] | None,
     workers: int | None,
-    progress: TextIO,
 ) -> NDArray[np.int64]:
     """Label stored rows with a stored model; return the rows of each label, shape (K,).
 
-    Parameters
-    ----------
-    model : str
-        A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint.
-    data, array, columns
-        As for `open_rows`; by default the columns that the model was fitted to.
-    out : Path
-        The zarr group to write; see `write_labels`.
-    options : LabelOptions
-    workers : int or None
-        Threads; None for one for each core.
-    progress : text stream
-
-    Raises
-    ------
-    EmtauError
-        The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
+    ``model`` is a saved one, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as for
+    `open_rows`, by default with the columns of the fit; ``workers`` are threads.
     """
     if options.outliers is not None:
         check_contamination(options.outliers)
@@ -97,7 +82,7 @@ def run_predict(
         columns = columns_of_fit(data, names)
     threads = {} if workers is None else {"num_workers": workers}
     with (
-        watching(progress) as observer,
+        watching(sys.stderr) as observer,
         features_named(names),
         dask.config.set(scheduler="threads", **threads),
     ):
@@ -124,26 +109,9 @@ def write_labels(
 ) -> NDArray[np.int64]:
     """Write the label of every row, and more if asked, to a zarr group; return the rows of each label, (K,).
 
-    Parameters
-    ----------
-    model : GaussianMixture
-        Fitted.
-    rows : Source
-        An addressable source of shape (N, d).
-    path : Path
-        The group to write, with the arrays `labels` (N,) int32, `probabilities` (N, K) float64,
-        `scores` (N,) float64, in nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows.
-    options : LabelOptions
-    observer : FitObserver
-    run : str or None
-        Id of the checkpointed run whose result this is; stored in the group.
-
-    Raises
-    ------
-    InvalidDataError
-        The rows do not fit the model, or hold NaN or infinity.
-    EmtauError
-        What is at ``path`` may not be replaced.
+    The group has the arrays `labels` (N,) int32, `probabilities` (N, K) float64, `scores` (N,) float64, in
+    nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows. ``rows`` is an addressable source
+    (N, d), ``run`` the id of the checkpointed run whose result this is.
     """
     checked_lazy(model, rows)
     missing = marginalises(model.missing)

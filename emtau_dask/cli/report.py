@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from emtau_dask.cli.config import RunConfig, portable, resumed_config
 from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows
@@ -44,33 +45,14 @@ def run_report(
     array: str | None,
     columns: Sequence[str] | None,
     overwrite: bool,
-    progress: TextIO,
 ) -> None:
     """Write the report of a stored fit.
 
     What is read may come from others: data that it names are read only where ``recorded`` asks for it, and
     never by a URL.
 
-    Parameters
-    ----------
-    place : str
-        A saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; a path or URL.
-    out : Path
-        The page to write.
-    data : str or None
-        Rows to show, of which ``array`` and ``columns`` are as for `open_rows`.
-    recorded : bool
-        Show the rows that the run names.
-    overwrite : bool
-        Replace a report.
-    progress : text stream
-
-    Raises
-    ------
-    EmtauError
-        The model or the data cannot be read or do not fit, or ``out`` may not be replaced.
-    MissingPackageError
-        matplotlib is not installed.
+    ``place`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; ``data`` are
+    rows to show, as for `open_rows`.
     """
     if data is not None and recorded:
         raise ConfigError("--data and --recorded-data name two sources of rows; give one of them")
@@ -81,7 +63,7 @@ def run_report(
     refuse_existing_page(out, overwrite, inputs=read)
     check_writable(out)
     subject, config = _stored(place)
-    with watching(progress) as observer:
+    with watching(sys.stderr) as observer:
         if data is not None:
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -44,13 +45,7 @@ _RANGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}))?")
 
 
 def numbers_of(text: str) -> list[int]:
-    """Return the numbers of ``2:20``, of ``2:20:3`` and of ``2,4,8``; both ends of a range are meant.
-
-    Raises
-    ------
-    ConfigError
-        It is neither, or nothing.
-    """
+    """Return the numbers of ``2:20``, of ``2:20:3`` and of ``2,4,8``, ends included; raises `ConfigError`."""
     found: list[int] = []
     for part in text.split(","):
         within = _RANGE.fullmatch(part.strip())
@@ -91,10 +86,7 @@ def config_of_largest(
 ) -> RunConfig:
     """Return the config of a fit of the largest candidate, whose other settings are those of all.
 
-    Raises
-    ------
-    ConfigError
-        A value is not allowed, or a key is set that candidates do not share.
+    Raises `ConfigError` for a value that is not allowed, and a key that candidates do not share.
     """
     for source in sources:
         if suffix_of(source).lower() in ENDINGS:
@@ -123,15 +115,9 @@ def settings_of(
 
 
 def run_selection(
-    config: RunConfig, settings: SelectionSettings, *, written: bool, overwrite: bool, progress: TextIO
+    config: RunConfig, settings: SelectionSettings, *, written: bool, overwrite: bool
 ) -> SelectionResult:
-    """Select, and write the best model, its labels and the table to the folder of the results, if wanted.
-
-    Raises
-    ------
-    EmtauError
-        Results exist and may not be replaced, or the data or the settings cannot be used.
-    """
+    """Select, and write the best model, its labels and the table to the folder of the results, if wanted."""
     directory = Path(config.output.directory)
     checkpoint = selection_checkpoint(config.checkpoint.path or (directory / FOLDER if written else None))
     if checkpoint is not None and overwrite:
@@ -144,14 +130,14 @@ def run_selection(
             raise EmtauError(
                 f"{place} already exists; use --overwrite to replace it, or choose another folder"
             )
-    inputs, plan = affordable_inputs(config, overwrite=False, progress=progress)
-    with watching(progress) as observer, computing(config.cluster, observer, plan.settings):
+    inputs, plan = affordable_inputs(config, overwrite=False)
+    with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         data = {"X": inputs.rows, "sample_weight": inputs.weights, "columns": None}
         found = select(settings, data, checkpoint=checkpoint, observer=observer)
     if outputs is None:
         return SelectionResult(found, None, None)
     best, run = found.best_estimator_, _id_of(checkpoint)
-    result = SelectionResult(found, write_outputs(outputs, best, inputs, run=run, progress=progress), place)
+    result = SelectionResult(found, write_outputs(outputs, best, inputs, run=run), place)
     _write(place, selection_values(result))
     return result
 
@@ -230,7 +216,7 @@ def _places(result: SelectionResult) -> list[str]:
     if result.run is None:
         return ["no results are written without -o FOLDER"]
     places = {**result.run.outputs.places, "table": result.place}
-    return [f"{what} saved in {place}" for what, place in places.items() if what != "report"]
+    return [f"{what} saved in {place}" for what, place in places.items()]
 
 
 COLUMNS = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}

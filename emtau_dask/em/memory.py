@@ -304,32 +304,35 @@ def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: 
     return max(LEAST_BYTES, min(memory // SHARE, memory - least.memory + least.cache))
 
 
+def outline_of(settings: FitSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
+    """Return the outline of a fit, with nothing kept between passes."""
+    em, K = settings.em, settings.n_components
+    return FitOutline(
+        n_components=K,
+        covariance_type=settings.structure.name,
+        fields=row_fields(rows, K, em.policy, em.max_iter),
+        threads=threads,
+        cache_limit=0,
+        read_ahead_limit=read_settings().read_ahead_bytes if in_process else 0,
+        compiled=settings.compiled,
+        sampled=sum(em.acceleration.samples.shares) if em.acceleration is not None else 0.0,
+        missing=settings.missing,
+    )
+
+
 def cache_bytes(settings: FitSettings, sources: FitSources, executor: Executor) -> int:
     """Return the bytes that each process may keep for a fit; 0 where it keeps nothing.
 
     As dask's ``emtau.cache-bytes`` says; with "auto", see `automatic_cache`.
     """
-    limits, em = read_settings(), settings.em
-    rows, K = sources.rows, settings.n_components
-    fields = row_fields(rows, K, em.policy, em.max_iter)
-    sampled = sum(em.acceleration.samples.shares) if em.acceleration is not None else 0.0
-    if fields is None and not sampled:
+    setting = read_settings().cache_bytes
+    outline = outline_of(settings, sources.rows, threads=1, in_process=executor.in_process)
+    if outline.fields is None and not outline.sampled:
         return 0
-    if limits.cache_bytes != AUTO:
-        return limits.cache_bytes
+    if setting != AUTO:
+        return setting
     found = task_processes(executor.client)
     if found is None:
         return UNKNOWN_BYTES
     memory, threads = found
-    outline = FitOutline(
-        n_components=K,
-        covariance_type=settings.structure.name,
-        fields=fields,
-        threads=threads,
-        cache_limit=0,
-        read_ahead_limit=limits.read_ahead_bytes if executor.in_process else 0,
-        compiled=settings.compiled,
-        sampled=sampled,
-        missing=settings.missing,
-    )
-    return automatic_cache(sources.named(), outline, memory)
+    return automatic_cache(sources.named(), replace(outline, threads=threads), memory)

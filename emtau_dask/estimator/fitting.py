@@ -144,7 +144,9 @@ def _last_fit(estimator: FittedMixture, n_features: int) -> GivenParameters:
     return GivenParameters(parameters.weights, parameters.means, precisions)
 
 
-def _settings(estimator: FittedMixture, seeds: Seeds, sources: FitSources, executor: Executor) -> FitSettings:
+def fit_settings(
+    estimator: FittedMixture, seeds: Seeds, sources: FitSources, executor: Executor
+) -> FitSettings:
     """Return the settings of a fit, those in words resolved by the data's shape."""
     shape, n_components = sources.rows.shape, int(estimator.n_components)
     covariance_type = estimator.covariance_type
@@ -295,7 +297,7 @@ def fit_estimator(
             responsibilities_init,
         ) as sources,
     ):
-        settings = _settings(estimator, seeds, sources, executor)
+        settings = fit_settings(estimator, seeds, sources, executor)
         compile_beside(settings, sources, executor, observer)
         log_beginning("begins", settings, sources, executor)
         with (

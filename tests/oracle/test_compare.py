@@ -10,7 +10,7 @@ from counting import plans_counted
 from oracles import naive, policies, starts
 from rich.console import Console
 
-from emtau_dask.cli.compare import compare, print_comparison
+from emtau_dask.cli.compare import comparison_of, print_comparison
 from emtau_dask.cli.config import load_config
 from emtau_dask.compare import classification_error, confusion
 from emtau_dask.em.history import SilentObserver
@@ -56,7 +56,7 @@ def compared(data, tmp_path_factory):
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     with plans_counted() as planned:
-        return compare(load_config(folder / "config.yaml"), SilentObserver()), planned
+        return comparison_of(load_config(folder / "config.yaml"), SilentObserver()), planned
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_tables_of_components_by_class():
 def test_every_algorithm_is_named_and_printed(comparison):
     assert [line.fit.name for line in comparison.lines] == [*NAMES, "kmeans"]
     printed = io.StringIO()
-    print_comparison(comparison, Console(file=printed, width=160))
+    print_comparison(comparison, [None] * len(comparison.lines), Console(file=printed, width=160))
     assert all(name in printed.getvalue() for name in NAMES)
 
 
@@ -132,5 +132,5 @@ def test_rows_that_stand_for_others_hold_no_responsibilities_to_compare(tmp_path
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(ConfigError, match=r"'em-sampled'.* stand for others"):
-        compare(load_config(tmp_path / "config.yaml"), SilentObserver())
+        comparison_of(load_config(tmp_path / "config.yaml"), SilentObserver())
     assert not (tmp_path / "digits.zarr").exists()

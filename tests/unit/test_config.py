@@ -135,8 +135,9 @@ def test_overrides_are_yaml_and_the_last_one_wins(minimal: Path) -> None:
 
 
 def test_dataset_options_follow_the_dataset(minimal: Path) -> None:
-    config = load_config(minimal, ["data={dataset: mixture, dataset_options: {rows: 10}}"])
-    assert config.data.dataset_options == DatasetOptions.variants["mixture"](rows=10)
+    for options in ("{rows: 10}", "{rows: 10, dataset: mixture}"):
+        config = load_config(minimal, [f"data={{dataset: mixture, dataset_options: {options}}}"])
+        assert config.data.dataset_options == DatasetOptions.variants["mixture"](rows=10)
 
 
 @pytest.mark.parametrize("figure", ["-.inf", ".inf", ".nan"])

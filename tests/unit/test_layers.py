@@ -16,8 +16,8 @@ FLOORS = (
     {"execution"},
     {"em"},
     {"checkpoint", "progress", "sources"},
-    {"compare", "datasets", "estimator"},
-    {"plot", "selection"},
+    {"datasets", "estimator"},
+    {"compare", "plot", "selection"},
     {"report"},
     {"cli"},
 )
