@@ -45,7 +45,7 @@ from emtau_dask.constraints import Constraint, choice, integer, number, text
 from emtau_dask.datasets import CONSTRAINTS as DATASET_CONSTRAINTS
 from emtau_dask.datasets import DATASETS
 from emtau_dask.em.settings import CONSTRAINTS, check_missing
-from emtau_dask.errors import HIDDEN, ConfigError, masked_url, masked_values
+from emtau_dask.errors import ConfigError, masked_url
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.policies.policy import ActivityPolicy
 from emtau_dask.policies.registry import ALGORITHMS
@@ -62,8 +62,6 @@ _DEFAULTS = {name: each.default for name, each in inspect.signature(GaussianMixt
 """Of the estimator, and so of the keys that stand for its settings."""
 RESULTS = ("model", "labels", "report")
 """Keys of the section `output` that say where a result goes."""
-RESUMABLE = ("stop.max_iter", "checkpoint.every", "data.path", "data.weights", "data.labels")
-RESUMABLE_SECTIONS = ("cluster.", "output.")
 
 
 def _setting(name: str) -> BeforeValidator:
@@ -463,56 +461,3 @@ def estimator_of(config: RunConfig) -> GaussianMixture:
         **model.model_dump(exclude={"init"}),
         **config.stop.model_dump(),
     )
-
-
-def portable(config: RunConfig) -> dict[str, Any]:
-    """Return the config as a checkpoint stores it: plain values, paths absolute, URLs without secrets."""
-    content = config.model_dump(mode="json", exclude_unset=True)
-    data, checkpoint = content["data"], content.get("checkpoint", {})
-    paths = [(data, "path"), (checkpoint, "path"), (content["output"], "directory")]
-    paths += [(data, key) for key in ("weights", "labels") if "/" in (data.get(key) or "")]
-    for section, key in paths:
-        if isinstance(path := section.get(key), list):
-            section[key] = [_absolute(each) for each in path]
-        elif path is not None:
-            section[key] = _absolute(path)
-    return dict(masked_values(content))
-
-
-def _absolute(path: str) -> str:
-    return path if is_url(path) else str(Path(path).absolute())
-
-
-def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:
-    """Return the config of a checkpointed run, changed by overrides.
-
-    A dataset is read, not made. A scheduler among the overrides replaces the whole section `cluster`.
-
-    ``content`` is as `portable` returned it, ``run`` where the checkpoint is now. Raises `ConfigError` for
-    a value that is not allowed, and for keys but those of `RESUMABLE` and `RESUMABLE_SECTIONS`.
-    """
-    keys = override_keys(overrides)
-    if "cluster.scheduler" in keys:
-        content = {**content, "cluster": {}}
-    stored = checked_config(content)
-    data = {key: value for key, value in content["data"].items() if not key.startswith("dataset")}
-    data["path"] = stored.data.path or str(stored.output.place(f"{stored.data.dataset}.zarr"))
-    checkpoint = {"path": run, "every": stored.checkpoint.every}
-    content = {**content, "data": data, "checkpoint": checkpoint}
-    for key, override in zip(keys, overrides, strict=True):
-        if key not in RESUMABLE and not key.startswith(RESUMABLE_SECTIONS):
-            raise ConfigError(
-                f"--set {key} cannot be changed when a run is resumed; these can: "
-                f"{', '.join(RESUMABLE)}, cluster.* and output.*"
-            )
-        if HIDDEN in override and is_url(override):
-            raise ConfigError(
-                f"--set {override}: {HIDDEN} stands for what a checkpoint does not keep; write it out"
-            )
-        content = apply_override(content, override)
-    return checked_config(content)
-
-
-def override_keys(overrides: Sequence[str]) -> list[str]:
-    """Return the keys that overrides set, in their order."""
-    return [override.partition("=")[0].strip() for override in overrides]

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emtau_dask.cli.config import RunConfig, portable, resumed_config
+from emtau_dask.cli.config import RunConfig
 from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows
+from emtau_dask.cli.resuming import portable, resumed_config
 from emtau_dask.cli.yaml import to_yaml
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source

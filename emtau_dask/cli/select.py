@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from emtau_dask.cli.cluster import computing
-from emtau_dask.cli.config import RunConfig, checked_config, estimator_of, override_keys
+from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import affordable_inputs
 from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
 from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs
+from emtau_dask.cli.resuming import override_keys
 from emtau_dask.cli.terminal import echo
 from emtau_dask.cli.yaml import ENDINGS
 from emtau_dask.errors import CheckpointCorruptError, ConfigError, EmtauError, short
