@@ -183,9 +183,9 @@ def fit(
     run_config, values = config_of(sources, given, overrides)
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.fit import run_fit, run_plan
+    from emtau_dask.cli.outputs import save_config
     from emtau_dask.cli.plan import check_memory, plan_table
     from emtau_dask.cli.resuming import resume_arguments
-    from emtau_dask.cli.yaml import save_config
 
     if saved is not None:
         save_config(values, saved, overwrite=overwrite)

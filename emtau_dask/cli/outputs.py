@@ -1,9 +1,10 @@
-"""Results of a run: the model, the labels, the report, and what programs are told of them."""
+"""What commands write: model, labels and report of a run, what programs are told of it, and configs."""
 
 from __future__ import annotations
 
 import math
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,12 @@ from emtau_dask.cli.config import RESULTS, RunConfig
 from emtau_dask.cli.inputs import Inputs
 from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.cli.report import report_of_fit
+from emtau_dask.cli.yaml import ENDINGS, to_yaml
+from emtau_dask.errors import ConfigError, EmtauError, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.plot.drawing import check_matplotlib
 from emtau_dask.progress import watching
+from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import (
     check_writable,
@@ -120,3 +124,35 @@ def result_values(result: RunResult) -> dict[str, Any]:
         "iterations": model.n_iter_,
         **{name: None if place is None else str(place) for name, place in places.items()},
     }
+
+
+def save_config(content: Mapping[str, Any], path: Path, *, overwrite: bool) -> None:
+    """Write the plain values of a config to a YAML file; one that holds the same may be there.
+
+    Raises `ConfigError` for a name that is not a config's, and for values with the secrets of a URL,
+    `EmtauError` where another file is there and ``overwrite`` is not set.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(
+            f"{path} must end in {' or '.join(ENDINGS)}, so that emtau fit takes it for a config"
+        )
+    if masked_values(content) != content:
+        raise ConfigError(
+            f"{path} would hold a secret: the user, password or query of a URL. Give credentials by the "
+            "environment, or save no config"
+        )
+    text = to_yaml(content)
+    with writing_errors("the config", path):
+        if path.exists() and not overwrite and path.read_bytes() != text.encode():
+            raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another name")
+    write_text(path, text, "the config")
+
+
+def write_text(path: Path, text: str, what: str) -> None:
+    """Write a text file whole, also in place of another; raises `EmtauError`, which says ``what`` it was."""
+    with writing_errors(what, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".emtau-", dir=path.parent) as folder:
+            private = Path(folder) / path.name
+            private.write_text(text, encoding="utf-8")
+            private.replace(path)

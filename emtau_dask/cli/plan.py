@@ -104,19 +104,19 @@ def check_memory(plan: Plan) -> None:
     """Raise `ConfigError` for a plan that exceeds its limit, with the chunk size that would fit."""
     if plan.limit is None or plan.demand.memory <= plan.limit:
         return
-    remedy = (
-        f"Write the data in chunks of at most {plan.fitting:,} rows (they have {plan.longest:,})"
-        if plan.fitting
-        else "What does not depend on the chunks needs about as much: raise it"
-    )
     needed = {"cache-bytes": plan.demand.cache, "read-ahead-bytes": plan.demand.read_ahead}
-    for name, size in needed.items():
-        if size > LEAST_BYTES:
-            remedy += f", lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
+    remedies = [
+        f"lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
+        for name, size in needed.items()
+        if size > LEAST_BYTES
+    ]
+    chunks = "Smaller chunks would not help:"
+    if plan.fitting:
+        chunks = f"Write the data in chunks of at most {plan.fitting:,} rows (they have {plan.longest:,}),"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
         f"{format_bytes(plan.demand.memory)} that a process with {plan.threads} thread(s) is predicted to "
-        f"need. {remedy}, use fewer threads, or raise the limit."
+        f"need. {chunks} {', '.join([*remedies, 'use fewer threads'])}, or raise the limit."
     )
 
 

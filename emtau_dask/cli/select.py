@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +18,7 @@ from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import affordable_inputs
 from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
-from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs
+from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs, write_text
 from emtau_dask.cli.resuming import override_keys
 from emtau_dask.cli.terminal import echo
 from emtau_dask.cli.yaml import ENDINGS
@@ -29,7 +28,6 @@ from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_check
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
 from emtau_dask.selection.table import CandidateRecord, ComponentSelection, SelectionTable
-from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.urls import suffix_of
 
 FOLDER, RESULT = "selection", "selection.json"
@@ -139,7 +137,8 @@ def run_selection(
         return SelectionResult(found, None, None)
     best, run = found.best_estimator_, _id_of(checkpoint)
     result = SelectionResult(found, write_outputs(outputs, best, inputs, run=run), place)
-    _write(place, selection_values(result))
+    text = json.dumps(selection_values(result), indent=2, allow_nan=False)
+    write_text(place, f"{text}\n", "the table")
     return result
 
 
@@ -156,16 +155,6 @@ def _remove(checkpoint: SelectionCheckpoint) -> None:
         known = True
     if known:
         checkpoint.remove()
-
-
-def _write(place: Path, values: dict[str, Any]) -> None:
-    with (
-        writing_errors("the table", place),
-        tempfile.TemporaryDirectory(prefix=".emtau-", dir=place.parent) as private,
-    ):
-        made = Path(private) / place.name
-        made.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        made.replace(place)
 
 
 def selection_values(result: SelectionResult) -> dict[str, Any]:

@@ -1,18 +1,16 @@
-"""YAML read, overridden and written."""
+"""YAML read, overridden and spelt."""
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-from emtau_dask.errors import ConfigError, EmtauError, masked_values, short
-from emtau_dask.storage.errors import writing_errors
+from emtau_dask.errors import ConfigError, short
 from emtau_dask.storage.files import stream_at
 from emtau_dask.storage.locations import kind_of
 
@@ -163,33 +161,3 @@ def setting(key: str, value: object) -> str:
     if isinstance(value, list | tuple):
         return f"{key}=[{', '.join(map(in_yaml, value))}]"
     return f"{key}={in_yaml(str(value))}"
-
-
-def save_config(content: Mapping[str, Any], path: Path, *, overwrite: bool) -> None:
-    """Write the plain values of a config to a YAML file, whole; a file that holds the same may be there.
-
-    Raises
-    ------
-    ConfigError
-        The name does not end as that of a config, or the values hold the password or the query of a URL.
-    EmtauError
-        Another file is there and ``overwrite`` is not set, or nothing can be written there.
-    """
-    if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(
-            f"{path} must end in {' or '.join(ENDINGS)}, so that emtau fit takes it for a config"
-        )
-    if masked_values(content) != content:
-        raise ConfigError(
-            f"{path} would hold a secret: the user, password or query of a URL. Give credentials by the "
-            "environment, or save no config"
-        )
-    text = to_yaml(content)
-    with writing_errors("the config", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not overwrite and path.read_bytes() != text.encode():
-            raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another name")
-        with tempfile.TemporaryDirectory(prefix=".emtau-", dir=path.parent) as folder:
-            private = Path(folder) / path.name
-            private.write_text(text, encoding="utf-8")
-            private.replace(path)
