@@ -29,8 +29,6 @@ from emtau_dask.storage.zarr_check import own_group
 DIGITS = (1, 2, 4, 5, 6)
 FEATURES = 42
 TRAINING_ROWS = 60_000
-MOST_BYTES = 2**30
-"""Twice the size of all images as float64."""
 DESCRIPTION = (
     "MNIST training images of the digits 1, 2, 4, 5 and 6: pixels/255, then their first 42 principal "
     "components (Example 2 of the EM-Tau paper); labels: the digit. MNIST: Y. LeCun, C. Cortes, "
@@ -70,9 +68,6 @@ def _read(source: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         check_regular(source)
         with np.load(source, allow_pickle=False) as archive:
-            size = sum(member.file_size for member in archive.zip.infolist())
-            if size > MOST_BYTES:
-                raise ValueError(f"its arrays have {size:,} bytes, at most {MOST_BYTES:,} are read")
             arrays = {name: archive[name] for name in ("X", "y") if name in archive}
             names = list(archive)
     except EmtauError:

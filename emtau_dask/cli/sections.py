@@ -106,7 +106,8 @@ MemoryLimit = Annotated[
 
 def as_variant(kind: type[Section], name: str, content: Mapping[Any, Any]) -> Section:
     """Return a section as the variant of that name; raises pydantic's error."""
-    variant, keys = kind.variants[name], {key for each in kind.variants.values() for key in each.model_fields}
+    variant = kind.variants[name]
+    keys = {key for each in kind.variants.values() for key in each.model_fields}
     foreign = [
         InitErrorDetails(
             type=PydanticCustomError("foreign", "{name}", {"name": name}), loc=(key,), input=content[key]
@@ -125,10 +126,10 @@ def named(kind: type[Section], default: str | None = None) -> BeforeValidator:
     def made(content: Any) -> Any:
         if not isinstance(content, Mapping):
             return content
-        name, names = content.get("name", default), choice(*kind.variants)
-        if names.holds(name):
+        name, known = content.get("name", default), choice(*kind.variants)
+        if known.holds(name):
             return as_variant(kind, name, {"name": name, **content})
-        refusal = expected(names.words, names.nearest(name)) if "name" in content else "missing"
+        refusal = expected(known.words, known.nearest(name)) if "name" in content else "missing"
         raise ValidationError.from_exception_data(
             kind.__name__, [InitErrorDetails(type=refusal, loc=("name",), input=name)]
         )
