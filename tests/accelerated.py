@@ -38,7 +38,7 @@ class Iteration:
     kind: str
     level: int
     in_cycle: bool
-    heat: int
+    annealed_passes: int
     chosen: bool
     state: Any
 
@@ -49,7 +49,7 @@ class Iteration:
             return "cycle"
         if self.record.full_pass:
             return "all rows" if self.record.accepted else "refused"
-        if self.heat:
+        if self.annealed_passes:
             return "annealed"
         return f"sample {self.level}" if self.chosen else "contest"
 
@@ -69,7 +69,7 @@ def iterations():
                 progress.ascent.trial.kind.value,
                 progress.level,
                 progress.cycle is not None,
-                progress.heat,
+                progress.annealed_passes,
                 progress.chosen,
                 after,
             )

@@ -156,10 +156,8 @@ NAMES: Mapping[type, Mapping[str, str]] = MappingProxyType(
         GivenParameters: _named("weights means precisions"),
         KMeansProgress: _named("centres tolerance", n_iter="passes"),
         RunState: _named(  # and the arrays of `TABLES`
-            "parameters bound frozen stop_reason progress",
+            "parameters bound frozen stop_reason progress since_full_pass full_pass_next",
             records="history",
-            since_reset="since_full_pass",
-            afresh="full_pass_next",
         ),
         MixtureParameters: _named("weights means covariances precisions_cholesky"),
         IterationRecord: _named(
@@ -171,14 +169,10 @@ NAMES: Mapping[type, Mapping[str, str]] = MappingProxyType(
             "", weights="frozen_weights", means="frozen_means", scatter="frozen_scatter"
         ),
         Progress: _named(
-            "ascent cycle damping chosen",
+            "ascent cycle damping chosen failed_cycles uncertainty gap_margin gap_of_all_rows",
             level="sample",
             level_began="sample_began",
-            failures="failed_cycles",
-            unsure="uncertainty",
-            heat="annealed_passes_left",
-            doubt="gap_margin",
-            measure_all="gap_of_all_rows",
+            annealed_passes="annealed_passes_left",
         ),
         Cycle: _named("outer held gap"),
         HeldMoments: _named("origins moments entropy"),

@@ -127,7 +127,7 @@ def write_rows(
     CheckpointError
         The store failed.
     """
-    rows = CommittedRows(objects, number, fields, ScoredNext() if state.afresh else None)
+    rows = CommittedRows(objects, number, fields, ScoredNext() if state.full_pass_next else None)
     longest = max(chunk_rows)
     length = longest * max(1, min(ARRAY_ROWS, sum(chunk_rows)) // longest)
     layouts = {

@@ -129,7 +129,7 @@ def _scored_next(config: FitConfig, state: RunState | None) -> ScoredNext | None
         made = 0 if state is None else state.iteration
         if level < len(samples.shares) and made < most_on_samples(config.max_iter):
             return ScoredNext(samples, level)
-    return ScoredNext() if state is None or state.afresh else None
+    return ScoredNext() if state is None or state.full_pass_next else None
 
 
 def _arrays(saved: SavedFit, state: RunState | None) -> dict[str, da.Array]:

@@ -116,11 +116,11 @@ def _decode_run(plain: Any, arrays: Any) -> RunState:
     n_iter = len(fields["records"])
     if [record.iteration for record in fields["records"]] != list(range(1, n_iter + 1)):
         raise FormatError("has iterations that are not numbered from 1")
-    if any(record.rows < 1 for record in fields["records"]) or fields["since_reset"] > n_iter:
+    if any(record.rows < 1 for record in fields["records"]) or fields["since_full_pass"] > n_iter:
         raise FormatError("has an impossible history")
     run = RunState(**fields, remaining=remaining, slots=slots)
     cycle = run.progress is not None and run.progress.cycle is not None
-    if not (run.afresh or run.frozen or remaining or cycle):
+    if not (run.full_pass_next or run.frozen or remaining or cycle):
         raise FormatError("has neither active nor inactive rows")
     return run
 

@@ -248,8 +248,10 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
     if fixed.settings.em.acceleration is not None:
         records = () if state.best is None or not fixed.contested else state.best.records
         chosen = not fixed.contested
-        heat = fixed.settings.em.acceleration.heat(state.run)
-        progress = Progress(Ascent(parameters.means), level_began=len(records), heat=heat, chosen=chosen)
+        annealed = fixed.settings.em.acceleration.annealed_passes(state.run)
+        progress = Progress(
+            Ascent(parameters.means), level_began=len(records), annealed_passes=annealed, chosen=chosen
+        )
         run = replace(run, records=records, progress=progress)
     begun = replace(state, start=None, current=run)
     journal.save(begun, commit=True)
@@ -266,7 +268,7 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
     acceleration = fixed.settings.em.acceleration
-    annealed = acceleration is not None and acceleration.heat(state.run) > 0
+    annealed = acceleration is not None and acceleration.annealed_passes(state.run) > 0
     iterations = AFTER_ANNEALING if annealed else STARTING_ITERATIONS
 
     def left(run: RunState) -> bool:
@@ -299,7 +301,7 @@ def _start_judged(run: RunState, iterations: int, best: RunState | None, same: f
     """Return whether a start has gone far enough on its sample to be compared, or cannot reach the best."""
     progress = run.progress
     assert progress is not None
-    if progress.heat:
+    if progress.annealed_passes:
         return False
     made = len(run.records) - progress.level_began
     if progress.level > 0 or made >= iterations:

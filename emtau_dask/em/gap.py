@@ -185,11 +185,11 @@ def gap_measured(
     if point is None or not point.known or not every:
         return Measured(state, gap, True)
     if gap <= rounding(point.objective):
-        return Measured(state, gap if progress.doubt == 1.0 else math.nan, True)
-    if gap * progress.doubt >= settings.gap_tol:
+        return Measured(state, gap if progress.gap_margin == 1.0 else math.nan, True)
+    if gap * progress.gap_margin >= settings.gap_tol:
         return Measured(state, gap, False)
     space = MomentSpace(problem.structure, progress.ascent.origins)
-    staying = totals.staying if settings.weighted and not progress.measure_all else None
+    staying = totals.staying if settings.weighted and not progress.gap_of_all_rows else None
     few = staying is not None
     here = totals.statistics if staying is None else staying.statistics
     assert here is not None
@@ -212,8 +212,8 @@ def gap_measured(
     found = newton_decrement(space, point, products, least, most)
     ends = found.most < settings.gap_tol
     if not ends:
-        doubt = LESS * settings.gap_tol / gap
-        state = replace(state, progress=replace(progress, doubt=doubt, measure_all=True))
+        gap_margin = LESS * settings.gap_tol / gap
+        state = replace(state, progress=replace(progress, gap_margin=gap_margin, gap_of_all_rows=True))
     return Measured(state, found.gap, ends, rows, bytes_read)
 
 
@@ -221,9 +221,9 @@ def gap_margin_reset(state: RunState, settings: EmSettings, gap: float) -> RunSt
     """Return the state in which a gap is measured as at first, if the estimated ``gap`` has grown."""
     progress = state.progress
     assert progress is not None
-    if progress.doubt == 1.0 or not gap >= LESS * settings.gap_tol:
+    if progress.gap_margin == 1.0 or not gap >= LESS * settings.gap_tol:
         return state
-    return replace(state, progress=replace(progress, doubt=1.0))
+    return replace(state, progress=replace(progress, gap_margin=1.0))
 
 
 def _no_writer() -> None:

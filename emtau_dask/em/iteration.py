@@ -125,7 +125,7 @@ def next_pass(problem: Problem, state: RunState, settings: EmSettings) -> Pass:
     sample = sample_of(state, settings)
     if sample is not None:
         return Pass.over(problem, sample)
-    if state.afresh:
+    if state.full_pass_next:
         return Pass.full(problem)
     cycle = None if state.progress is None else state.progress.cycle
     return Pass.partial(state, state.frozen if cycle is None else cycle.held)
@@ -175,8 +175,8 @@ def score(
         found = statistics(totals)
         return None if found is None else m_step(found, structure, settings.reg_covar, threads)
 
-    heat = 0 if state.progress is None else state.progress.heat
-    parameters = tempered(state.parameters, Acceleration.inverse_temperature(heat))
+    annealed_passes = 0 if state.progress is None else state.progress.annealed_passes
+    parameters = tempered(state.parameters, Acceleration.inverse_temperature(annealed_passes))
     if problem.compiled:  # Never with missing values.
         plan = plan_tiles(parameters, problem.rows.dtype, this.rows_per_chunk)
     else:
@@ -232,7 +232,9 @@ def _e_step(
         tracking = RowTracking(settings.policy, writer, problem.context.cache)
         if settings.acceleration is not None and state.progress is not None:
             samples = settings.acceleration.samples
-            tracking = replace(tracking, seed=samples.seed, unsure=state.progress.unsure, left=samples.names)
+            tracking = replace(
+                tracking, seed=samples.seed, uncertainty=state.progress.uncertainty, left=samples.names
+            )
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     iteration = state.iteration + 1
     kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)

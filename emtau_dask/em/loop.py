@@ -79,7 +79,7 @@ def advance(problem: Problem, state: RunState, settings: EmSettings, writer: Wri
     state = step.state
     if this.sample is not None:
         problem.context.observer.iteration(record, state.parameters)
-        return replace(state, records=(*before.records, record), afresh=True)
+        return replace(state, records=(*before.records, record), full_pass_next=True)
     # The policy says what the next pass scores, and whether this one may end the run.
     change = _change(before, record)
     schedule = _schedule(problem, state, record, settings, steps, change)
@@ -94,7 +94,7 @@ def advance(problem: Problem, state: RunState, settings: EmSettings, writer: Wri
         state,
         records=(*before.records, record),
         bound=record.lower_bound if comparable else bound,
-        afresh=schedule.next_pass is NextPass.ALL,
+        full_pass_next=schedule.next_pass is NextPass.ALL,
         stop_reason="tol" if ends or small else "no-active-rows" if none_left else None,
     )
     return steps.onwards(state, scored.totals, estimated)
@@ -110,11 +110,11 @@ def _steps_of(problem: Problem, settings: EmSettings) -> EmSteps:
 def _rows_left(problem: Problem, state: RunState, settings: EmSettings, totals: PassTotals) -> RunState:
     """Return the state with the active rows that a pass left, and the statistics of the others."""
     written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
-    frozen = None if state.afresh else state.frozen
+    frozen = None if state.full_pass_next else state.frozen
     return replace(
         state,
         frozen=None if settings.weighted else merge_frozen(problem.structure, frozen, totals.leaving),
-        since_reset=1 if state.afresh else state.since_reset + 1,
+        since_full_pass=1 if state.full_pass_next else state.since_full_pass + 1,
         remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
         slots={**state.slots, **written},
     )
@@ -161,7 +161,7 @@ def _schedule(
         remaining,
         change,
         settings.tol,
-        state.since_reset,
+        state.since_full_pass,
         record.accepted,
         record.gap,
         *steps.cycle(state, record.gap),

@@ -66,7 +66,7 @@ class AcceleratedSteps(EmSteps):
         if state.iteration < most_on_samples(self.settings.max_iter) or progress.level >= level:
             return state
         ascent = progress.ascent.elsewhere()
-        left = replace(progress, level=level, level_began=state.iteration, heat=0, ascent=ascent)
+        left = replace(progress, level=level, level_began=state.iteration, annealed_passes=0, ascent=ascent)
         return replace(state, progress=left)
 
     def step(self, state: RunState, this: Pass, scored: Scored) -> Step:
@@ -108,13 +108,13 @@ class AcceleratedSteps(EmSteps):
         progress = _progress(state)
         cycle, now = progress.cycle, progress.ascent.point
         if cycle is None or now is None:
-            return math.nan, progress.failures
+            return math.nan, progress.failed_cycles
         began = cycle.outer.point
         assert began is not None
         gained = now.objective - began.objective / (1.0 + progress.damping)
         if gained <= rounding(now.objective):
-            return cycle.gap, progress.failures
-        return float(np.fmin(cycle.gap, gained + gap)), progress.failures
+            return cycle.gap, progress.failed_cycles
+        return float(np.fmin(cycle.gap, gained + gap)), progress.failed_cycles
 
     def verified(
         self, state: RunState, record: IterationRecord, totals: PassTotals, writer: Writer, *, ends: bool
@@ -143,12 +143,12 @@ class AcceleratedSteps(EmSteps):
         """
         progress, max_iter = _progress(state), self.settings.max_iter
         if state.stop_reason is not None or state.iteration >= max_iter:
-            return replace(self._without_extrapolation(state, progress), afresh=True)
-        full_pass_next = state.afresh or state.iteration + 1 >= max_iter
+            return replace(self._without_extrapolation(state, progress), full_pass_next=True)
+        full_pass_next = state.full_pass_next or state.iteration + 1 >= max_iter
         if full_pass_next:
             if progress.cycle is not None:
                 state = self._cycle_ended(state, progress, progress.cycle)
-            return replace(state, afresh=True)
+            return replace(state, full_pass_next=True)
         if progress.cycle is not None:
             return state
         if self.settings.weighted:
@@ -166,9 +166,11 @@ class AcceleratedSteps(EmSteps):
         """Where the sample determines no mixture, or has little left to gain, the next one follows."""
         totals = scored.totals
         if scored.weight > 0:
-            progress = replace(progress, unsure=totals.unsure / scored.weight)
-        if progress.heat and scored.plain is not None:
-            cooler = replace(progress, heat=progress.heat - 1, level_began=state.iteration + 1)
+            progress = replace(progress, uncertainty=totals.uncertainty / scored.weight)
+        if progress.annealed_passes and scored.plain is not None:
+            cooler = replace(
+                progress, annealed_passes=progress.annealed_passes - 1, level_began=state.iteration + 1
+            )
             return Step(replace(state, parameters=scored.plain, progress=cooler), True, math.nan)
         step = self._climb(state, progress, scored.bound, scored)
         progress = replace(progress, ascent=step.ascent)
@@ -180,7 +182,7 @@ class AcceleratedSteps(EmSteps):
                 progress,
                 level=progress.level + 1,
                 level_began=state.iteration + 1,
-                heat=0,
+                annealed_passes=0,
                 ascent=step.ascent.elsewhere(),
             )
         return _taken(state, progress, step)
@@ -190,11 +192,13 @@ class AcceleratedSteps(EmSteps):
         if scored.collapse is not None and trial.kind not in REFUSABLE:
             raise scored.collapse
         step = self._climb(state, progress, scored.bound, scored)
-        progress = replace(progress, ascent=step.ascent, unsure=scored.totals.unsure / scored.weight)
+        progress = replace(
+            progress, ascent=step.ascent, uncertainty=scored.totals.uncertainty / scored.weight
+        )
         if trial.kind is Kind.CYCLE and not step.accepted:
             progress = _failed(progress)
         elif trial.kind is Kind.CYCLE and _crawls(state.records, scored.bound):
-            progress = replace(progress, failures=progress.failures + 1)
+            progress = replace(progress, failed_cycles=progress.failed_cycles + 1)
         return _taken(state, progress, step)
 
     def _after_weighted_pass(self, state: RunState, progress: Progress, cycle: Cycle, scored: Scored) -> Step:
@@ -261,7 +265,7 @@ def _crawls(records: Sequence[IterationRecord], bound: float) -> bool:
 
 def _failed(progress: Progress) -> Progress:
     damping = max(MORE * progress.damping, LEAST_DAMPING)
-    return replace(progress, damping=damping, failures=progress.failures + 1)
+    return replace(progress, damping=damping, failed_cycles=progress.failed_cycles + 1)
 
 
 def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:

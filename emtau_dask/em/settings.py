@@ -63,21 +63,21 @@ class Acceleration:
     samples: Samples
     annealed: bool = False
 
-    def heat(self, run: int) -> int:
+    def annealed_passes(self, run: int) -> int:
         """Return how many annealed passes a run begins with, by its number."""
         anneals = self.annealed and len(self.samples.shares) > 0 and run % RUNS_EACH == 0
         return len(TEMPERATURES) * PASSES_EACH if anneals else 0
 
     @staticmethod
-    def inverse_temperature(heat: int) -> float:
+    def inverse_temperature(annealed_passes: int) -> float:
         """Return the power of the densities by which rows are given to components in the next pass.
 
         Parameters
         ----------
-        heat : int
+        annealed_passes : int
             Annealed passes to come, that one included.
         """
-        return TEMPERATURES[-(-heat // PASSES_EACH) - 1] if heat else 1.0
+        return TEMPERATURES[-(-annealed_passes // PASSES_EACH) - 1] if annealed_passes else 1.0
 
 
 @dataclass(frozen=True)

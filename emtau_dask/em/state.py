@@ -71,17 +71,17 @@ class Progress:
         None where all rows are scored next, or a sample.
     damping : float
         See `em.acceleration.begin_cycle`.
-    failures : int
+    failed_cycles : int
         Cycles that led to a lower bound of all rows, or gained hardly less than the one before.
-    unsure : float
+    uncertainty : float
         See `Evidence`.
-    heat : int
+    annealed_passes : int
         Annealed passes to come.
     chosen : bool
         Whether the run is no longer one of several starts that are compared on the first sample.
-    doubt : float
+    gap_margin : float
         By how much an estimated gap must be below the tolerance before it is measured.
-    measure_all : bool
+    gap_of_all_rows : bool
         Whether the next gap is measured over all rows, since rows that stand for all did not end the run.
     """
 
@@ -90,12 +90,12 @@ class Progress:
     level_began: int = 0
     cycle: Cycle | None = None
     damping: float = 0.0
-    failures: int = 0
-    unsure: float = math.nan
-    heat: int = 0
+    failed_cycles: int = 0
+    uncertainty: float = math.nan
+    annealed_passes: int = 0
     chosen: bool = True
-    doubt: float = 1.0
-    measure_all: bool = False
+    gap_margin: float = 1.0
+    gap_of_all_rows: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +111,9 @@ class RunState:
     records : tuple of IterationRecord
     frozen : FrozenRows or None
         Of the inactive rows.
-    since_reset : int
+    since_full_pass : int
         Iterations since every row was last made active.
-    afresh : bool
+    full_pass_next : bool
         Whether the next iteration scores every row, with new row state.
     remaining : mapping of int to int
         Rows left active, by chunk; chunks without any may be absent.
@@ -129,8 +129,8 @@ class RunState:
     bound: float | None
     records: tuple[IterationRecord, ...] = ()
     frozen: FrozenRows | None = None
-    since_reset: int = 0
-    afresh: bool = True
+    since_full_pass: int = 0
+    full_pass_next: bool = True
     remaining: Mapping[int, int] = field(default_factory=dict)
     slots: Mapping[int, SlotState] = field(default_factory=dict)
     stop_reason: StopReason | None = None

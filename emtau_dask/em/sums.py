@@ -77,7 +77,7 @@ class PassSums(NamedTuple):
         Rows that were scored again for ``staying``.
     chunks : tuple of ChunkOutcome
     bytes_read : int
-    unsure : float
+    uncertainty : float
         ``Σ s_n (1 − max_k w_nk)`` over the rows scored, where it is measured.
     """
 
@@ -88,14 +88,14 @@ class PassSums(NamedTuple):
     rescored: int = 0
     chunks: tuple[ChunkOutcome, ...] = ()
     bytes_read: int = 0
-    unsure: float = 0.0
+    uncertainty: float = 0.0
 
 
 def merge_passes(structure: CovarianceStructure, parts: Iterable[PassSums]) -> PassSums:
     """Return what all parts of a pass sum up to; one is held at a time."""
     rows, leaving, staying = _RowsMerger(structure), _RowsMerger(structure), _RowsMerger(structure)
     scored = rescored = bytes_read = 0
-    unsure = 0.0
+    uncertainty = 0.0
     chunks: list[ChunkOutcome] = []
     for part in parts:
         rows.push(part.rows)
@@ -105,9 +105,16 @@ def merge_passes(structure: CovarianceStructure, parts: Iterable[PassSums]) -> P
         rescored += part.rescored
         chunks += part.chunks
         bytes_read += part.bytes_read
-        unsure += part.unsure
+        uncertainty += part.uncertainty
     return PassSums(
-        rows.total(), leaving.total(), staying.total(), scored, rescored, tuple(chunks), bytes_read, unsure
+        rows.total(),
+        leaving.total(),
+        staying.total(),
+        scored,
+        rescored,
+        tuple(chunks),
+        bytes_read,
+        uncertainty,
     )
 
 
@@ -141,7 +148,7 @@ class PassTotals:
     rescored : int
     chunks : tuple of ChunkOutcome
     bytes_read : int
-    unsure : float
+    uncertainty : float
     """
 
     statistics: SufficientStatistics | None = None
@@ -152,7 +159,7 @@ class PassTotals:
     rescored: int = 0
     chunks: tuple[ChunkOutcome, ...] = ()
     bytes_read: int = 0
-    unsure: float = 0.0
+    uncertainty: float = 0.0
 
 
 def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
@@ -175,7 +182,7 @@ def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
         found.rescored,
         found.chunks,
         found.bytes_read,
-        found.unsure,
+        found.uncertainty,
     )
 
 

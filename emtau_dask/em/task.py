@@ -41,7 +41,7 @@ not those that become inactive."""
 class RowTracking:
     """A policy and where its row state is stored.
 
-    ``seed`` is that of the numbers that are drawn for rows, and ``unsure`` what `Evidence` has of the data.
+    ``seed`` is that of the numbers that are drawn for rows, and ``uncertainty`` that of `Evidence`.
     ``left`` are the names of the samples that the run has left, under which rows are cached.
     """
 
@@ -49,7 +49,7 @@ class RowTracking:
     writer: RowStateWriter
     cache: RowCache | None
     seed: int = 0
-    unsure: float = math.nan
+    uncertainty: float = math.nan
     left: tuple[str, ...] = ()
 
     @cached_property
@@ -144,9 +144,9 @@ def _times(weights: Floats | None, factors: Floats | None) -> Floats | None:
     return weights * factors
 
 
-def _unsure(evidence: Evidence, weights: Floats | None) -> float:
-    unsure = 1.0 - evidence.responsibilities
-    return float(unsure.sum() if weights is None else weights @ unsure)
+def _uncertainty(evidence: Evidence, weights: Floats | None) -> float:
+    uncertainty = 1.0 - evidence.responsibilities
+    return float(uncertainty.sum() if weights is None else weights @ uncertainty)
 
 
 def _differ(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> bool:
@@ -182,7 +182,7 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
     tracking : RowTracking or None
         None where every row is always active.
     sample : SampleLevel or None
-        Which rows alone are scored, and how unsure they are is measured.
+        Which rows alone are scored, and how uncertain they are is measured.
     """
 
     loader: ChunkLoader
@@ -220,13 +220,15 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
     def _scored(self, found: FoundRows) -> PassSums:
         """Return the sums over rows that all stay active."""
         loaded, positions = found.loaded, found.positions
-        n, unsure = len(positions), 0.0
+        n, uncertainty = len(positions), 0.0
         evidence = None if self.sample is None else self._evidence(n, None, math.nan)
         rows = self._score(loaded, positions, evidence, None)
         if evidence is not None:
-            unsure = _unsure(evidence, loaded.weights_at(positions))
+            uncertainty = _uncertainty(evidence, loaded.weights_at(positions))
         outcome = ChunkOutcome(loaded.chunk, n, None)
-        return PassSums(rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read, unsure=unsure)
+        return PassSums(
+            rows, scored=n, chunks=(outcome,), bytes_read=loaded.bytes_read, uncertainty=uncertainty
+        )
 
     def _tracked(
         self, item: EStepItem, found: FoundRows, state: Mapping[str, NDArray[Any]], tracking: RowTracking
@@ -235,7 +237,7 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
         loaded, positions = found.loaded, found.positions
         n = len(positions)
         draws = tracking.draws(self.iteration, item.chunk_range, positions)
-        evidence = self._evidence(n, draws, tracking.unsure)
+        evidence = self._evidence(n, draws, tracking.uncertainty)
         before = {name: values[positions] for name, values in state.items() if name != ACTIVE}
         factors = None if item.state is None else tracking.row_weights(before, n)
         rows = self._score(loaded, positions, evidence, factors)
@@ -256,9 +258,9 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
         kept = checked_weights(
             tracking.weighted, {name: values[stays] for name, values in after.items()}, remaining
         )
-        unsure = _unsure(evidence, _times(loaded.weights_at(positions), factors))
+        uncertainty = _uncertainty(evidence, _times(loaded.weights_at(positions), factors))
         if rows is None or (remaining == n and factors is not None and np.array_equal(kept, factors)):
-            return PassSums(rows, scored=n, chunks=chunks, bytes_read=bytes_read, unsure=unsure)
+            return PassSums(rows, scored=n, chunks=chunks, bytes_read=bytes_read, uncertainty=uncertainty)
         staying = self._score(loaded, active, None, kept)
         return PassSums(
             rows,
@@ -268,7 +270,7 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
             rescored=remaining,
             chunks=chunks,
             bytes_read=bytes_read,
-            unsure=unsure,
+            uncertainty=uncertainty,
         )
 
     def finish(self, result: PassSums) -> PassSums:
@@ -281,9 +283,9 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
         """Return what the chunk holds, where it was read whole."""
         return found.loaded.contents()
 
-    def _evidence(self, n_rows: int, draws: Floats | None, unsure: float) -> Evidence:
+    def _evidence(self, n_rows: int, draws: Floats | None, uncertainty: float) -> Evidence:
         labels = np.empty(n_rows, self._label_dtype)
-        return Evidence(self.iteration, labels, np.empty(n_rows), np.empty(n_rows), draws, unsure)
+        return Evidence(self.iteration, labels, np.empty(n_rows), np.empty(n_rows), draws, uncertainty)
 
     @cached_property
     def _label_dtype(self) -> np.dtype[Any]:

@@ -68,7 +68,7 @@ class Evidence:
     draws : ndarray of shape (n,), float64, or None
         Uniform in [0, 1): a function of the fit's seed, the iteration and the
         row's number. None unless the policy is a `WeightedPolicy`.
-    unsure : float
+    uncertainty : float
         Mean of ``1 − responsibilities`` over the data, as last known: from a
         sample, or from the last pass over all rows. NaN where it is not known.
     """
@@ -78,7 +78,7 @@ class Evidence:
     responsibilities: NDArray[np.float64]
     log_likelihoods: NDArray[np.float64]
     draws: NDArray[np.float64] | None = None
-    unsure: float = math.nan
+    uncertainty: float = math.nan
 
 
 class NextPass(Enum):

@@ -21,7 +21,7 @@ from emtau_dask.policies.policy import (
 STEPS = 256
 """Of a row's probability, which is rounded up to a multiple of 1/256: a row stands for 256 at most."""
 SURE = 0.01
-"""Added to how unsure a row is, so that sure rows are drawn too."""
+"""Added to how uncertain a row is, so that sure rows are drawn too."""
 CLOSE = 0.03
 """A cycle of partial passes ends when this part of the gap is left that it began with."""
 MOST_FAILURES = 4
@@ -30,7 +30,7 @@ MOST_FAILURES = 4
 class EMSampled(BuiltInPolicy):
     """EM with sampled partial E-steps.
 
-    After a pass over all rows, a row stays active with a probability that grows with how unsure its most
+    After a pass over all rows, a row stays active with a probability that grows with how uncertain its most
     probable component is, and then stands for as many rows as that probability's inverse. What the others
     contribute is held, less what the active rows stand for beyond themselves: a control variate, under which
     partial and full passes agree where the cycle began (Chen, Zhu, Teh and Zhang 2018, "Stochastic
@@ -67,9 +67,9 @@ class EMSampled(BuiltInPolicy):
         before = state["probability"]
         if before.any() or evidence.draws is None:
             return state, np.ones(len(before), dtype=np.bool_)
-        unsure = 1.0 - evidence.responsibilities
-        mean = evidence.unsure if np.isfinite(evidence.unsure) else 0.5
-        wanted = self.share * (unsure + SURE) / (mean + SURE)
+        uncertainty = 1.0 - evidence.responsibilities
+        mean = evidence.uncertainty if np.isfinite(evidence.uncertainty) else 0.5
+        wanted = self.share * (uncertainty + SURE) / (mean + SURE)
         steps = np.clip(np.ceil(STEPS * wanted), 1, STEPS)
         return {"probability": steps.astype(before.dtype)}, evidence.draws < steps / STEPS
 

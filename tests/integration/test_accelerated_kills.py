@@ -87,7 +87,7 @@ def test_a_gap_is_measured_twice_in_one_case():
     """Over the rows that are active, in vain, and over all rows; both count as work."""
     with iterations() as made:
         model = quiet_fit(rows(), **CASES["measured"])
-    in_vain = [one for one in made if one.state.progress.measure_all]
+    in_vain = [one for one in made if one.state.progress.gap_of_all_rows]
     assert 0 < len(in_vain) < len(made)
     first = in_vain[0].record
     assert first.full_pass

@@ -86,7 +86,7 @@ class NaiveSampled:
         self.X, self.s, self.type, self.share, self.most = X, s, covariance_type, share, most
         self.seed = seed
         self.scored, self.bounds, self.active, self.accepted = [], [], [], []
-        self.unsure = None
+        self.uncertainty = None
         self.theta = naive.theta_of(start, covariance_type)
 
     def _noted(self, bound, active, accepted=True):
@@ -100,12 +100,12 @@ class NaiveSampled:
         X, s = self.X, self.s
         r = naive.e_step(X, self.theta)
         bound = np.average(naive.log_likelihoods(X, self.theta), weights=s)
-        unsure = 1 - r.max(axis=1)
-        mean = 0.5 if self.unsure is None else self.unsure
-        wanted = self.share * (unsure + 0.01) / (mean + 0.01)
+        uncertainty = 1 - r.max(axis=1)
+        mean = 0.5 if self.uncertainty is None else self.uncertainty
+        wanted = self.share * (uncertainty + 0.01) / (mean + 0.01)
         chances = np.clip(np.ceil(256 * wanted), 1, 256) / 256
         drawn = uniforms(self.seed, len(self.scored) + 1, len(X)) < chances
-        self.unsure = np.average(unsure, weights=s)
+        self.uncertainty = np.average(uncertainty, weights=s)
         refused = before is not None and bound < before - 1e-13 * max(1, abs(before))
         self._noted(bound, len(X) + drawn.sum(), not refused)
         if refused:
@@ -203,7 +203,7 @@ def packed(run, covariance_type):
 
 
 def test_three_cycles_are_those_of_sums_over_all_rows():
-    """The second and the third weigh rows by how unsure all were in the pass over all rows before."""
+    """The second and the third weigh rows by how uncertain all were in the pass over all rows before."""
     start = starts.start(ROWS, K, "full")
     run = NaiveSampled(ROWS, start, "full", np.ones(N), share=0.5, most=3)
     for _ in range(3):
