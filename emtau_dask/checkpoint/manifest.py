@@ -191,7 +191,7 @@ NOT_FINITE: Mapping[tuple[type, str], float] = MappingProxyType(
     {
         (IterationRecord, "gap"): math.nan,
         (Cycle, "gap"): math.nan,
-        (Progress, "unsure"): math.nan,
+        (Progress, "uncertainty"): math.nan,
         (Trial, "predicted"): math.nan,
         (Ascent, "radius"): math.inf,
     }

@@ -12,6 +12,7 @@ import pytest
 
 from emtau_dask.checkpoint.codec import MAX_COUNT, Codec, FormatError
 from emtau_dask.checkpoint.manifest import (
+    NOT_FINITE,
     Algorithm,
     Attempt,
     ChunkDigests,
@@ -159,9 +160,10 @@ RUN = (
     f"parameters({ARRAYS}) bound frozen(statistics(frozen_weights(<frozen_weights>) "
     "frozen_means(<frozen_means>) frozen_scatter(<frozen_scatter>)) entropy) stop_reason "
     f"progress(ascent({ASCENT}) cycle(outer({ASCENT}) held(origins moments entropy) gap) damping chosen "
-    "sample sample_began failed_cycles uncertainty annealed_passes_left gap_margin gap_of_all_rows) "
+    "failed_cycles uncertainty gap_margin gap_of_all_rows sample sample_began annealed_passes_left) "
+    "since_full_pass full_pass_next "
     "history(iteration lower_bound active_rows full_pass chunks_processed chunks_skipped bytes_read seconds "
-    "rows accepted gap repeated) since_full_pass full_pass_next chunks(<chunks>) digests(<digests>) "
+    "rows accepted gap repeated) chunks(<chunks>) digests(<digests>) "
     "origins(<origins>) moments(<moments>)"
 )
 
@@ -182,6 +184,11 @@ def test_the_names_on_disk_are_those_of_the_format():
         "contents(source made_on contents(<contents>))"
     )
     assert [kind.value for kind in Kind] == ["given", "plain", "extrapolated", "cycle"]
+
+
+def test_values_that_may_not_be_finite_are_of_fields_that_there_are():
+    """Else a state with NaN could not be committed."""
+    assert all(name in {field.name for field in fields(record)} for record, name in NOT_FINITE)
 
 
 class Colour(Enum):
