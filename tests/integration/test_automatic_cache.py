@@ -163,7 +163,7 @@ class TestPlans:
         refused = plan(wide, "100MB")
         assert refused.exit_code == 2
         assert "emtau.cache-bytes" not in refused.stderr
-        assert "chunks of at most" in refused.stderr or "raise it" in refused.stderr
+        assert "chunks of at most" in refused.stderr or "raise the limit" in refused.stderr
 
 
 @pytest.mark.parametrize("scheduler", ["threads", pytest.param("processes", marks=pytest.mark.cluster)])
