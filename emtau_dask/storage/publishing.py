@@ -12,6 +12,7 @@ import math
 import os
 import re
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +33,9 @@ from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
 NEW, OLD, OUTDATED = "new", "old", "outdated"
+LATE_SECONDS = 0.1
+"""Wait before the folder of a block that failed is removed. Where one write of zarr fails, its threads end
+others that have begun, and make the folders of these once more."""
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 CHUNK_BYTES = 4 * 2**20
 ENDINGS = (".html", ".htm")
@@ -70,6 +74,9 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
     try:
         yield folder.path / NEW
         _publish(folder.path, target, replaceable)
+    except BaseException:
+        time.sleep(LATE_SECONDS)
+        raise
     finally:
         try:
             folder.remove()

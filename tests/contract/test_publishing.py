@@ -2,7 +2,9 @@
 
 import errno
 import shutil
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 from reliability.boundaries import At
@@ -121,6 +123,31 @@ class TestAlone:
             written(folder, "new")
         assert word_at(folder.parent / "old") == "old"
         assert str(folder.parent / "old") in str(raised.value)
+
+    def test_where_the_block_fails_nothing_stays_of_what_its_threads_still_write(self, tmp_path):
+        """As zarr's do: where one write fails, others have begun, and make their folders."""
+        failed, writers = threading.Event(), []
+
+        def write(folder):
+            failed.wait()
+            end = time.monotonic() + 0.03
+            while time.monotonic() < end:
+                with suppress(OSError):
+                    (folder / "x" / "y").mkdir(parents=True, exist_ok=True)
+                    (folder / "x" / "y" / "z").write_text("late")
+
+        def failing():
+            with published(tmp_path / "q") as folder:
+                folder.mkdir()
+                writers.append(threading.Thread(target=write, args=[folder]))
+                writers[0].start()
+                failed.set()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            failing()
+        writers[0].join()
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_place_that_cannot_be_written_is_refused_at_once(self, tmp_path):
         (tmp_path / "file").write_text("in the way")
