@@ -172,8 +172,8 @@ class DataSection(Section):
 
     path: OptionalPaths = None
     """A zarr array or group, an ``.npy`` or CSV file, a parquet file or folder; a local path or an
-    fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in the order of their
-    names; or a list of these, read in its order. With `dataset`, where the dataset is kept
+    fsspec URL; a pattern such as ``data/*.parquet``, whose matches are read in dask's natural order
+    (part-9 before part-10); or a list of these, read in its order. With `dataset`, where the dataset is kept
     (``<output.directory>/<dataset>.zarr`` if null)."""
     dataset: Annotated[str | None, optional(choice(*DATASETS))] = None
     """A dataset that `emtau dataset` knows; made at `path` where that does not exist."""

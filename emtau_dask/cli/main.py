@@ -289,7 +289,7 @@ def predict(
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
     model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
-    or a pattern in quotes, such as 'data/*.parquet', whose matches are read in the order of their names.
+    or a pattern in quotes, such as 'data/*.parquet', of which part-9 is read before part-10.
     """
     from emtau_dask.cli.predict import LabelOptions, run_predict
 
