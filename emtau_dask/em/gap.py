@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from emtau_dask.em.acceleration import Maximiser, Point, rounding
-from emtau_dask.em.iteration import Pass, score
+from emtau_dask.em.iteration import Pass, Scored, score
 from emtau_dask.em.moments import MomentSpace
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
 from emtau_dask.em.steps import Writer
-from emtau_dask.em.sums import PassTotals
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import DOUBLE
@@ -167,7 +166,7 @@ def gap_measured(
     state: RunState,
     settings: EmSettings,
     maximiser: Maximiser,
-    totals: PassTotals,
+    scored: Scored,
     gap: float,
     writer: Writer,
 ) -> Measured:
@@ -189,9 +188,9 @@ def gap_measured(
     if gap * progress.gap_margin >= settings.gap_tol:
         return Measured(state, gap, False)
     space = MomentSpace(problem.structure, progress.ascent.origins)
-    staying = totals.staying if settings.weighted and not progress.gap_of_all_rows else None
+    staying = scored.staying if settings.weighted and not progress.gap_of_all_rows else None
     few = staying is not None
-    here = totals.statistics if staying is None else staying.statistics
+    here = scored.own if staying is None else staying.statistics
     assert here is not None
     this = Pass.partial(state, None) if few else Pass.full(problem)
     rows = bytes_read = 0
@@ -199,9 +198,10 @@ def gap_measured(
     def response(parameters: MixtureParameters) -> Floats | None:
         nonlocal rows, bytes_read
         there = replace(state, parameters=parameters)
-        again = score(problem, there, settings, this, writer if few else _no_writer).totals
-        rows, bytes_read = rows + again.scored + again.rescored, bytes_read + again.bytes_read
-        return None if again.statistics is None else _mean(space, again.statistics, weight)
+        again = score(problem, there, settings, this, writer if few else _no_writer)
+        rows += again.sums.scored + again.sums.rescored
+        bytes_read += again.sums.bytes_read
+        return None if again.own is None else _mean(space, again.own, weight)
 
     dtype = DOUBLE if problem.missing else problem.rows.dtype
     width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))

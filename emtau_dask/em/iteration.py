@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.em.sums import PassTotals, merge_passes, totals_of
+from emtau_dask.em.sums import FrozenRows, PassSums, frozen_rows, merge_passes
 from emtau_dask.em.task import EStepItem, EStepTask, RowTracking, SampleLevel
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
 from emtau_dask.kernels.dispatch import Kernels
@@ -92,32 +92,39 @@ class Pass:
 
 
 class Scored(NamedTuple):
-    """A pass: its totals, and what follows from them for all rows that it stands for.
+    """A pass, and what follows from it for all rows that it stands for.
 
     Attributes
     ----------
-    totals : PassTotals
+    sums : PassSums
+    own : SufficientStatistics or None
+        Of the rows scored; None where there were none.
+    leaving, staying : FrozenRows or None
+        What those of `PassSums` contribute from now on.
     weight : float
         Of the rows that it stands for: those of the sample, or all.
     statistics : SufficientStatistics or None
-        None where they are those of no mixture.
+        Of these rows; None where they are those of no mixture.
     plain : MixtureParameters or None
         Their M-step; None where there is none, and where a component collapsed.
-    bound : float
-        Neal and Hinton's free energy F(Θ, q), nats per row of ``weight``.
     collapse : SingularComponentError or None
         Which component collapsed.
+    bound : float
+        Neal and Hinton's free energy F(Θ, q), nats per row of ``weight``.
     repeated : bool
         Whether the rows were scored again, since the first pass lost too many digits.
     """
 
-    totals: PassTotals
+    sums: PassSums
+    own: SufficientStatistics | None
+    leaving: FrozenRows | None
+    staying: FrozenRows | None
     weight: float
     statistics: SufficientStatistics | None
     plain: MixtureParameters | None
-    bound: float
     collapse: SingularComponentError | None
-    repeated: bool
+    bound: float
+    repeated: bool = False
 
 
 def next_pass(problem: Problem, state: RunState, settings: EmSettings) -> Pass:
@@ -157,66 +164,76 @@ def score(
     InvalidDataError
         A row holds NaN or infinity, or is beyond the range of float64.
     """
-    structure, threads = problem.structure, problem.executor.threads
-
-    def totals_by(plan: KernelPlan) -> PassTotals:
-        return _e_step(problem, state, plan, settings, this, None if this.sample else writer())
-
-    def statistics(totals: PassTotals) -> SufficientStatistics | None:
-        if this.remembered is not None:
-            return this.remembered.total(structure, totals.statistics)
-        if totals.statistics is None and this.sample is None:
-            raise CheckpointCorruptError(
-                "row state has no active row where the checkpoint says that there are some."
-            )
-        return totals.statistics
-
-    def maximise(totals: PassTotals) -> MixtureParameters | None:
-        found = statistics(totals)
-        return None if found is None else m_step(found, structure, settings.reg_covar, threads)
-
     annealed_passes = 0 if state.progress is None else state.progress.annealed_passes
     parameters = tempered(state.parameters, Acceleration.inverse_temperature(annealed_passes))
     if problem.compiled:  # Never with missing values.
         plan = plan_tiles(parameters, problem.rows.dtype, this.rows_per_chunk)
     else:
         plan = plan_kernel(parameters)
-    totals, plain, collapse, repeated = _with_enough_digits(totals_by, maximise, plan)
-    if collapse is not None and settings.acceleration is None:
-        raise collapse
-    weight, log_likelihood = problem.total_weight, totals.log_likelihood
-    if this.sample is not None:
-        weight = 0.0 if totals.statistics is None else float(totals.statistics.weights.sum())
-    if this.remembered is not None:
-        log_likelihood += this.remembered.bound(structure, state.parameters)
-    bound = log_likelihood / weight if weight else -math.inf
-    found = None if plain is None else statistics(totals)
-    return Scored(totals, weight, found, plain, bound, collapse, repeated)
+
+    def scored_by(plan: KernelPlan) -> Scored:
+        sums = _e_step(problem, state, plan, settings, this, None if this.sample else writer())
+        return _scored(problem, state, plan, settings, this, sums)
+
+    scored = _with_enough_digits(scored_by, plan)
+    if scored.collapse is not None and settings.acceleration is None:
+        raise scored.collapse
+    return scored
 
 
-def _with_enough_digits(
-    score: Callable[[KernelPlan], PassTotals],
-    maximise: Callable[[PassTotals], MixtureParameters | None],
+def _with_enough_digits(score: Callable[[KernelPlan], Scored], plan: KernelPlan) -> Scored:
+    """Return a pass by ``plan``; where too many digits were lost, one that kept them."""
+    scored = score(plan)
+    if scored.collapse is not None:
+        kept = plan.exact
+    else:
+        kept = scored.plain is None or plan.kept_digits(scored.plain)
+    if kept:
+        return scored
+    again = score(plan.centred)
+    bytes_read = scored.sums.bytes_read + again.sums.bytes_read
+    return again._replace(sums=again.sums._replace(bytes_read=bytes_read), repeated=True)
+
+
+def _scored(
+    problem: Problem,
+    state: RunState,
     plan: KernelPlan,
-) -> tuple[PassTotals, MixtureParameters | None, SingularComponentError | None, bool]:
-    """Return the totals of a pass by ``plan``, and Θ; where too many digits were lost, of one that kept them.
-
-    In place of Θ there may be the collapse of a component, or neither where ``maximise`` finds no mixture.
-    The last of what is returned says whether there was another pass.
-    """
-    bytes_read, repeated = 0, False
-    while True:
-        totals = score(plan)
-        bytes_read += totals.bytes_read
-        parameters, collapse = None, None
+    settings: EmSettings,
+    this: Pass,
+    sums: PassSums,
+) -> Scored:
+    """Return what follows from the sums of a pass that was scored under ``plan``."""
+    structure = problem.structure
+    own = None if sums.rows is None else plan.statistics(sums.rows)
+    log_likelihood = 0.0 if sums.rows is None else sums.rows.log_likelihood
+    statistics, weight = own, problem.total_weight
+    if this.sample is not None:
+        weight = 0.0 if own is None else float(own.weights.sum())
+    elif this.remembered is not None:
+        statistics = this.remembered.total(structure, own)
+        log_likelihood += this.remembered.bound(structure, state.parameters)
+    elif own is None:
+        raise CheckpointCorruptError(
+            "row state has no active row where the checkpoint says that there are some."
+        )
+    plain, collapse = None, None
+    if statistics is not None:
         try:
-            parameters = maximise(totals)
-            kept = parameters is None or plan.kept_digits(parameters)
+            plain = m_step(statistics, structure, settings.reg_covar, problem.executor.threads)
         except SingularComponentError as error:
-            collapse, kept = error, plan.exact
-        if kept:
-            return replace(totals, bytes_read=bytes_read), parameters, collapse, repeated
-        plan, repeated = plan.centred, True
+            collapse = error
+    return Scored(
+        sums,
+        own,
+        frozen_rows(plan, sums.leaving),
+        frozen_rows(plan, sums.staying),
+        weight,
+        None if plain is None else statistics,
+        plain,
+        collapse,
+        log_likelihood / weight if weight else -math.inf,
+    )
 
 
 def _e_step(
@@ -226,7 +243,8 @@ def _e_step(
     settings: EmSettings,
     this: Pass,
     writer: RowStateWriter | None,
-) -> PassTotals:
+) -> PassSums:
+    """Return what the chunks of a pass sum up to, scored under ``plan``."""
     tracking = None
     if writer is not None:
         tracking = RowTracking(settings.policy, writer, problem.context.cache)
@@ -238,7 +256,7 @@ def _e_step(
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     iteration = state.iteration + 1
     kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)
-    found = problem.map_reduce(
+    sums = problem.map_reduce(
         EStepTask(problem.loader, kernels, iteration, tracking, this.sample),
         partial(merge_passes, problem.structure),
         name="estep",
@@ -246,4 +264,4 @@ def _e_step(
         items={chunk: EStepItem(ranges[chunk], this.slots.get(chunk)) for chunk in this.rows_by_chunk},
         costs={chunk: rows * width + sizes[chunk] / 16 for chunk, rows in this.rows_by_chunk.items()},
     )
-    return PassTotals() if found is None else totals_of(plan, found)
+    return PassSums() if sums is None else sums

@@ -13,7 +13,7 @@ from emtau_dask.em.schedule import AcceleratedSteps
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
 from emtau_dask.em.steps import EmSteps, Step, Writer
-from emtau_dask.em.sums import PassTotals, merge_frozen
+from emtau_dask.em.sums import merge_frozen
 from emtau_dask.policies.policy import NextPass, PassSummary, Schedule, checked_schedule
 
 
@@ -71,7 +71,7 @@ def advance(problem: Problem, state: RunState, settings: EmSettings, writer: Wri
     # The E-step over the rows that this pass scores, the M-step of all rows, and the lower bound.
     this = next_pass(problem, before, settings)
     scored = score(problem, before, settings, this, writer)
-    left = before if this.sample else _rows_left(problem, before, settings, scored.totals)
+    left = before if this.sample else _rows_left(problem, before, settings, scored)
     # The parameters that are scored next: the M-step, or what a longer step leads to.
     step = steps.step(left, this, scored)
     record = _record(problem, before, this, scored, step, began)
@@ -85,7 +85,7 @@ def advance(problem: Problem, state: RunState, settings: EmSettings, writer: Wri
     schedule = _schedule(problem, state, record, settings, steps, change)
     comparable, estimated = steps.comparable(record), record.gap
     ends = comparable and schedule.test_tol and estimated < settings.gap_tol
-    state, record, ends = steps.verified(state, record, scored.totals, writer, ends=ends)
+    state, record, ends = steps.verified(state, record, scored, writer, ends=ends)
     problem.context.observer.iteration(record, state.parameters)
     small = comparable and schedule.test_tol and change is not None and abs(change) < settings.tol
     none_left = schedule.next_pass is NextPass.STOP
@@ -97,7 +97,7 @@ def advance(problem: Problem, state: RunState, settings: EmSettings, writer: Wri
         full_pass_next=schedule.next_pass is NextPass.ALL,
         stop_reason="tol" if ends or small else "no-active-rows" if none_left else None,
     )
-    return steps.onwards(state, scored.totals, estimated)
+    return steps.onwards(state, scored, estimated)
 
 
 def _steps_of(problem: Problem, settings: EmSettings) -> EmSteps:
@@ -107,15 +107,16 @@ def _steps_of(problem: Problem, settings: EmSettings) -> EmSteps:
     return AcceleratedSteps(problem, settings, settings.acceleration)
 
 
-def _rows_left(problem: Problem, state: RunState, settings: EmSettings, totals: PassTotals) -> RunState:
+def _rows_left(problem: Problem, state: RunState, settings: EmSettings, scored: Scored) -> RunState:
     """Return the state with the active rows that a pass left, and the statistics of the others."""
-    written = {outcome.chunk: outcome.state for outcome in totals.chunks if outcome.state is not None}
+    chunks = scored.sums.chunks
+    written = {outcome.chunk: outcome.state for outcome in chunks if outcome.state is not None}
     frozen = None if state.full_pass_next else state.frozen
     return replace(
         state,
-        frozen=None if settings.weighted else merge_frozen(problem.structure, frozen, totals.leaving),
+        frozen=None if settings.weighted else merge_frozen(problem.structure, frozen, scored.leaving),
         since_full_pass=1 if state.full_pass_next else state.since_full_pass + 1,
-        remaining={outcome.chunk: outcome.remaining for outcome in totals.chunks},
+        remaining={outcome.chunk: outcome.remaining for outcome in chunks},
         slots={**state.slots, **written},
     )
 
@@ -123,15 +124,15 @@ def _rows_left(problem: Problem, state: RunState, settings: EmSettings, totals: 
 def _record(
     problem: Problem, before: RunState, this: Pass, scored: Scored, step: Step, began: float
 ) -> IterationRecord:
-    totals, n_chunks = scored.totals, len(this.rows_by_chunk)
+    sums, n_chunks = scored.sums, len(this.rows_by_chunk)
     return IterationRecord(
         iteration=before.iteration + 1,
         lower_bound=scored.bound,
-        active_rows=totals.scored + totals.rescored,
-        full_pass=totals.scored == problem.n_present and this.sample is None,
+        active_rows=sums.scored + sums.rescored,
+        full_pass=sums.scored == problem.n_present and this.sample is None,
         chunks_processed=n_chunks,
         chunks_skipped=len(problem.chunks) - n_chunks,
-        bytes_read=totals.bytes_read,
+        bytes_read=sums.bytes_read,
         seconds=time.perf_counter() - began,
         rows=problem.n_present,
         accepted=step.accepted,

@@ -31,7 +31,7 @@ from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import Acceleration, most_on_samples
 from emtau_dask.em.state import Cycle, Progress, RunState
 from emtau_dask.em.steps import EmSteps, Step, Verified, Writer
-from emtau_dask.em.sums import FrozenRows, PassTotals
+from emtau_dask.em.sums import FrozenRows
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 
 LEVEL_GAP = 1e-3
@@ -82,7 +82,7 @@ class AcceleratedSteps(EmSteps):
             return self._after_sample(state, progress, scored)
         if progress.cycle is not None:
             return self._after_weighted_pass(state, progress, progress.cycle, scored)
-        if scored.totals.scored == self.problem.n_present:
+        if scored.sums.scored == self.problem.n_present:
             return self._after_full_pass(state, progress, scored)
         assert scored.plain is not None
         ascent = replace(progress.ascent, trial=Trial()).elsewhere()
@@ -117,7 +117,7 @@ class AcceleratedSteps(EmSteps):
         return float(np.fmin(cycle.gap, gained + gap)), progress.failed_cycles
 
     def verified(
-        self, state: RunState, record: IterationRecord, totals: PassTotals, writer: Writer, *, ends: bool
+        self, state: RunState, record: IterationRecord, scored: Scored, writer: Writer, *, ends: bool
     ) -> Verified:
         """Measure the gap that would end the run; the record has it, and the work of measuring."""
         if not (record.full_pass and record.accepted):
@@ -126,7 +126,7 @@ class AcceleratedSteps(EmSteps):
         if not ends:
             return Verified(state, record, False)
         began = time.perf_counter()
-        found = gap_measured(self.problem, state, self.settings, self.maximiser, totals, record.gap, writer)
+        found = gap_measured(self.problem, state, self.settings, self.maximiser, scored, record.gap, writer)
         record = replace(
             record,
             gap=found.gap,
@@ -136,7 +136,7 @@ class AcceleratedSteps(EmSteps):
         )
         return Verified(found.state, record, found.ends)
 
-    def onwards(self, state: RunState, totals: PassTotals, gap: float) -> RunState:
+    def onwards(self, state: RunState, scored: Scored, gap: float) -> RunState:
         """Return the state at the parameters that are scored next, by the objective of the rows that are.
 
         Before the end these are EM's own step from the last accepted point of all rows: it is never worse.
@@ -152,7 +152,7 @@ class AcceleratedSteps(EmSteps):
         if progress.cycle is not None:
             return state
         if self.settings.weighted:
-            return self._cycle_begun(state, progress, totals, gap)
+            return self._cycle_begun(state, progress, scored, gap)
         if sum(state.remaining.values()) == self.problem.n_present:
             return state
         return self._without_extrapolation(state, progress)
@@ -164,9 +164,8 @@ class AcceleratedSteps(EmSteps):
 
     def _after_sample(self, state: RunState, progress: Progress, scored: Scored) -> Step:
         """Where the sample determines no mixture, or has little left to gain, the next one follows."""
-        totals = scored.totals
         if scored.weight > 0:
-            progress = replace(progress, uncertainty=totals.uncertainty / scored.weight)
+            progress = replace(progress, uncertainty=scored.sums.uncertainty / scored.weight)
         if progress.annealed_passes and scored.plain is not None:
             cooler = replace(
                 progress, annealed_passes=progress.annealed_passes - 1, level_began=state.iteration + 1
@@ -176,7 +175,7 @@ class AcceleratedSteps(EmSteps):
         progress = replace(progress, ascent=step.ascent)
         stuck = not step.accepted and math.isnan(step.gap)
         made = state.iteration + 1 - progress.level_began
-        close = step.gap < LEVEL_GAP * sampling_gap(self.problem, max(totals.scored, 1)) and made > 1
+        close = step.gap < LEVEL_GAP * sampling_gap(self.problem, max(scored.sums.scored, 1)) and made > 1
         if stuck or close or made >= LEVEL_ITERATIONS:
             progress = replace(
                 progress,
@@ -192,9 +191,7 @@ class AcceleratedSteps(EmSteps):
         if scored.collapse is not None and trial.kind not in REFUSABLE:
             raise scored.collapse
         step = self._climb(state, progress, scored.bound, scored)
-        progress = replace(
-            progress, ascent=step.ascent, uncertainty=scored.totals.uncertainty / scored.weight
-        )
+        progress = replace(progress, ascent=step.ascent, uncertainty=scored.sums.uncertainty / scored.weight)
         if trial.kind is Kind.CYCLE and not step.accepted:
             progress = _failed(progress)
         elif trial.kind is Kind.CYCLE and _crawls(state.records, scored.bound):
@@ -203,18 +200,18 @@ class AcceleratedSteps(EmSteps):
 
     def _after_weighted_pass(self, state: RunState, progress: Progress, cycle: Cycle, scored: Scored) -> Step:
         step = self._climb(state, progress, scored.bound / (1.0 + progress.damping), scored)
-        if scored.totals.leaving is not None:
-            change = _signed(scored.totals, state.parameters)
+        if scored.leaving is not None:
+            change = _signed(scored, state.parameters)
             cycle = replace(cycle, held=cycle.held.plus(change, 1.0, self.problem.structure))
         return _taken(state, replace(progress, ascent=step.ascent, cycle=cycle), step)
 
-    def _cycle_begun(self, state: RunState, progress: Progress, totals: PassTotals, gap: float) -> RunState:
+    def _cycle_begun(self, state: RunState, progress: Progress, scored: Scored, gap: float) -> RunState:
         """Return the state before the first pass over the rows that a full pass left active."""
         outer, damping = progress.ascent, progress.damping
         point = outer.point
         assert point is not None
         structure = self.problem.structure
-        held = _signed(totals, point.parameters)
+        held = _signed(scored, point.parameters)
         if damping > 0:
             space = MomentSpace(structure, outer.origins)
             expected = space.expected_log_density(point.moments, point.parameters)
@@ -268,7 +265,7 @@ def _failed(progress: Progress) -> Progress:
     return replace(progress, damping=damping, failed_cycles=progress.failed_cycles + 1)
 
 
-def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
+def _signed(scored: Scored, parameters: MixtureParameters) -> HeldMoments:
     space = MomentSpace(parameters.structure, parameters.means)
 
     def moments(part: FrozenRows | None) -> HeldMoments:
@@ -276,7 +273,7 @@ def _signed(totals: PassTotals, parameters: MixtureParameters) -> HeldMoments:
             return HeldMoments(space.origins, np.zeros(space.size), 0.0)
         return HeldMoments(space.origins, space.of(part.statistics), part.entropy)
 
-    return moments(totals.leaving).plus(moments(totals.staying), -1.0, space.structure)
+    return moments(scored.leaving).plus(moments(scored.staying), -1.0, space.structure)
 
 
 def _progress(state: RunState) -> Progress:

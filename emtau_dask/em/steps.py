@@ -12,7 +12,6 @@ from emtau_dask.em.iteration import Pass, Scored
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.em.sums import PassTotals
 from emtau_dask.storage.row_state import RowStateWriter
 
 Writer = Callable[[], RowStateWriter | None]
@@ -77,11 +76,11 @@ class EmSteps:
         return math.nan, 0
 
     def verified(
-        self, state: RunState, record: IterationRecord, totals: PassTotals, writer: Writer, *, ends: bool
+        self, state: RunState, record: IterationRecord, scored: Scored, writer: Writer, *, ends: bool
     ) -> Verified:
         """Return what is found of a gap that ``ends`` a run, where it is not taken on trust."""
         return Verified(state, record, ends)
 
-    def onwards(self, state: RunState, totals: PassTotals, gap: float) -> RunState:
+    def onwards(self, state: RunState, scored: Scored, gap: float) -> RunState:
         """Return the state before the pass that the policy has chosen; ``gap`` is the estimated one."""
         return state

@@ -1,4 +1,4 @@
-"""What a pass over the rows sums up to: sums of its chunks, their merges, and what comes of them once."""
+"""What a pass over the rows sums up to, chunk by chunk and merged, and what inactive rows contribute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.parameters import MixtureParameters, expected_log_density
 from emtau_dask.mixture.plan import KernelPlan
-from emtau_dask.mixture.statistics import RowSums, SufficientStatistics, SumsMerger, merge
+from emtau_dask.mixture.statistics import Merger, RowSums, SufficientStatistics, merge
 from emtau_dask.storage.row_state import SlotState
 
 
@@ -53,23 +53,16 @@ class ChunkOutcome(NamedTuple):
     unwritten: Mapping[str, NDArray[Any]] | None = None
 
 
-class ScoredRows(NamedTuple):
-    """What some rows sum up to, and ``Σ s_n ln p(x_n)`` over them, nats."""
-
-    sums: RowSums
-    log_likelihood: float
-
-
 class PassSums(NamedTuple):
     """What the chunks of a pass sum up to so far.
 
     Attributes
     ----------
-    rows : ScoredRows or None
+    rows : RowSums or None
         All rows scored; None where there were none.
-    leaving : ScoredRows or None
+    leaving : RowSums or None
         Those of them that become inactive now.
-    staying : ScoredRows or None
+    staying : RowSums or None
         Where active rows stand for others: the part of ``leaving`` that they stand for from now on.
     scored : int
         Rows scored.
@@ -81,9 +74,9 @@ class PassSums(NamedTuple):
         ``Σ s_n (1 − max_k w_nk)`` over the rows scored, where it is measured.
     """
 
-    rows: ScoredRows | None = None
-    leaving: ScoredRows | None = None
-    staying: ScoredRows | None = None
+    rows: RowSums | None = None
+    leaving: RowSums | None = None
+    staying: RowSums | None = None
     scored: int = 0
     rescored: int = 0
     chunks: tuple[ChunkOutcome, ...] = ()
@@ -93,97 +86,34 @@ class PassSums(NamedTuple):
 
 def merge_passes(structure: CovarianceStructure, parts: Iterable[PassSums]) -> PassSums:
     """Return what all parts of a pass sum up to; one is held at a time."""
-    rows, leaving, staying = _RowsMerger(structure), _RowsMerger(structure), _RowsMerger(structure)
+    rows, leaving, staying = Merger(structure), Merger(structure), Merger(structure)
     scored = rescored = bytes_read = 0
     uncertainty = 0.0
     chunks: list[ChunkOutcome] = []
     for part in parts:
-        rows.push(part.rows)
-        leaving.push(part.leaving)
-        staying.push(part.staying)
+        if part.rows is not None:
+            rows.push(part.rows)
+        if part.leaving is not None:
+            leaving.push(part.leaving)
+        if part.staying is not None:
+            staying.push(part.staying)
         scored += part.scored
         rescored += part.rescored
         chunks += part.chunks
         bytes_read += part.bytes_read
         uncertainty += part.uncertainty
-    return PassSums(
-        rows.total(),
-        leaving.total(),
-        staying.total(),
-        scored,
-        rescored,
-        tuple(chunks),
-        bytes_read,
-        uncertainty,
-    )
+    sums = rows.total(), leaving.total(), staying.total()
+    return PassSums(*sums, scored, rescored, tuple(chunks), bytes_read, uncertainty)
 
 
-class _RowsMerger:
-    def __init__(self, structure: CovarianceStructure) -> None:
-        self._sums, self._log_likelihood = SumsMerger(structure), 0.0
-
-    def push(self, part: ScoredRows | None) -> None:
-        if part is not None:
-            self._sums.push(part.sums)
-            self._log_likelihood += part.log_likelihood
-
-    def total(self) -> ScoredRows | None:
-        sums = self._sums.total()
-        return None if sums is None else ScoredRows(sums, self._log_likelihood)
-
-
-@dataclass(frozen=True, eq=False)
-class PassTotals:
-    """The result of a pass; by default that of a pass over no rows. See `PassSums`.
-
-    Attributes
-    ----------
-    statistics : SufficientStatistics or None
-        Of the rows scored; None where there were none.
-    log_likelihood : float
-        ``Σ s_n ln p(x_n)`` over them, nats.
-    leaving : FrozenRows or None
-    staying : FrozenRows or None
-    scored : int
-    rescored : int
-    chunks : tuple of ChunkOutcome
-    bytes_read : int
-    uncertainty : float
-    """
-
-    statistics: SufficientStatistics | None = None
-    log_likelihood: float = 0.0
-    leaving: FrozenRows | None = None
-    staying: FrozenRows | None = None
-    scored: int = 0
-    rescored: int = 0
-    chunks: tuple[ChunkOutcome, ...] = ()
-    bytes_read: int = 0
-    uncertainty: float = 0.0
-
-
-def totals_of(plan: KernelPlan, found: PassSums) -> PassTotals:
-    """Return the result of a pass, all of whose chunks were scored under ``plan``."""
-
-    def frozen(part: ScoredRows | None) -> FrozenRows | None:
-        if part is None:
-            return None
-        statistics = plan.statistics(part.sums)
-        # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
-        entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
-        return FrozenRows(statistics, max(0.0, entropy))
-
-    return PassTotals(
-        None if found.rows is None else plan.statistics(found.rows.sums),
-        0.0 if found.rows is None else found.rows.log_likelihood,
-        frozen(found.leaving),
-        frozen(found.staying),
-        found.scored,
-        found.rescored,
-        found.chunks,
-        found.bytes_read,
-        found.uncertainty,
-    )
+def frozen_rows(plan: KernelPlan, part: RowSums | None) -> FrozenRows | None:
+    """Return what rows contribute that are not scored again, and were scored under ``plan`` last."""
+    if part is None:
+        return None
+    statistics = plan.statistics(part)
+    # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
+    entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
+    return FrozenRows(statistics, max(0.0, entropy))
 
 
 def merge_frozen(

@@ -17,7 +17,7 @@ from emtau_dask.data.row_random import ACTIVITY, Samples, hashed_uniforms
 from emtau_dask.data.source import ChunkRange
 from emtau_dask.em.compiling import check_compiler
 from emtau_dask.em.contents import NotingTask
-from emtau_dask.em.sums import ChunkOutcome, PassSums, ScoredRows
+from emtau_dask.em.sums import ChunkOutcome, PassSums
 from emtau_dask.kernels.dispatch import RowKernels
 from emtau_dask.mixture.estep import MostProbable
 from emtau_dask.mixture.linalg import EPS, Bools, Floats, Ints
@@ -297,8 +297,8 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
         positions: Ints,
         staying: Ints,
         stays: Bools,
-        whole: ScoredRows | None,
-    ) -> ScoredRows | None:
+        whole: RowSums | None,
+    ) -> RowSums | None:
         """Return what rows contribute that do not stay: where few do, the rest of the ``whole`` chunk's."""
         if len(staying) == len(positions):
             return None
@@ -312,19 +312,19 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
                 return rest
         return self._score(loaded, positions[~stays], None, None)
 
-    def _rest(self, whole: ScoredRows, part: ScoredRows) -> ScoredRows | None:
+    def _rest(self, whole: RowSums, part: RowSums) -> RowSums | None:
         """Return the rows of ``whole`` that are not among those of ``part``; None if digits would be lost."""
         plan = self.kernels.plan
-        all_of, some = plan.statistics(whole.sums), plan.statistics(part.sums)
+        all_of, some = plan.statistics(whole), plan.statistics(part)
         negligible = EPS * all_of.weights.sum() * plan.parameters.weights
         rest = remainder(plan.parameters.structure, all_of, some, negligible)
         if rest is None:
             return None
-        return ScoredRows(RowSums(None, rest), whole.log_likelihood - part.log_likelihood)
+        return RowSums(None, rest, whole.log_likelihood - part.log_likelihood)
 
     def _score(
         self, loaded: LoadedChunk, positions: Ints, evidence: Evidence | None, factors: Floats | None
-    ) -> ScoredRows | None:
+    ) -> RowSums | None:
         """Return what rows sum up to, None where there are none, and write the evidence of each.
 
         Each row stands for as many as ``factors`` says, None for one.
@@ -346,4 +346,4 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
                 accumulated.total if row_weights is None else float(row_weights @ accumulated.log_likelihoods)
             )
         sums = self.kernels.finished(kernel)
-        return None if sums is None else ScoredRows(sums, math.fsum(totals))
+        return None if sums is None else sums._replace(log_likelihood=math.fsum(totals))

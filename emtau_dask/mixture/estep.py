@@ -108,13 +108,15 @@ class MostProbable(NamedTuple):
 
 
 class FeatureProducts:
-    """Scores blocks of at most ``n_rows`` rows by products with features, and sums their moments."""
+    """Scores blocks of at most ``n_rows`` rows by products with features, and sums their ``moments``."""
 
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
         assert plan.frame is not None
-        self._plan, self._frame = plan, plan.frame
-        self._features = np.ones((plan.coefficients.shape[1], n_rows))
-        self._moments = MomentSums(np.empty(size_of(plan.moment_shapes)))
+        self._frame, self._coefficients = plan.frame, plan.coefficients
+        self._features = np.ones((self._coefficients.shape[1], n_rows))
+        self._write_squares = plan.parameters.structure.squares.write
+        self.moments = MomentSums(np.empty(size_of(plan.moment_shapes)))
+        self._sums, *self._pooled = views_of(self.moments.block, plan.moment_shapes)
 
     def score(self, columns: Floats, scores: Floats) -> None:
         """Write weighted log-densities of rows (d, n), less the plan's ceiling, into ``scores`` (K, n)."""
@@ -125,23 +127,18 @@ class FeatureProducts:
             np.subtract(columns, centre, out=coordinates)
         else:
             np.matmul(transform.T, columns - centre, out=coordinates)
-        self._plan.parameters.structure.squares.write(coordinates, features[1 + d :])
-        np.matmul(self._plan.coefficients, features, out=scores)
+        self._write_squares(coordinates, features[1 + d :])
+        np.matmul(self._coefficients, features, out=scores)
 
     def collect(self, responsibilities: Floats) -> None:
         """Add the moments of the block scored last, whose responsibilities are (K, n)."""
         n = responsibilities.shape[1]
         features = self._features[:, :n]
-        sums, *pooled = views_of(self._moments.block, self._plan.moment_shapes)
-        np.dot(responsibilities, features[: sums.shape[1]].T, out=sums)
-        for squares in pooled:
+        np.dot(responsibilities, features[: self._sums.shape[1]].T, out=self._sums)
+        for squares in self._pooled:
             coordinates = features[1 : 1 + len(squares)]
             np.dot(coordinates * responsibilities.sum(axis=0), coordinates.T, out=squares)
-        self._moments.push(n)
-
-    def total(self) -> Floats | None:
-        """Return the moments of all blocks collected, (m,), None where there were none; then begin again."""
-        return self._moments.total()
+        self.moments.push(n)
 
 
 class BlockKernel:
@@ -212,12 +209,9 @@ class BlockKernel:
                 self._sum_held()
 
     def _sum_held(self) -> None:
-        if self._held:
-            columns, responsibilities = (
-                np.concatenate(parts, axis=1) for parts in zip(*self._held, strict=True)
-            )
-            self._held.clear()
-            self._centred.push(block_statistics(self.plan.parameters.structure, columns.T, responsibilities))
+        columns, responsibilities = (np.concatenate(parts, axis=1) for parts in zip(*self._held, strict=True))
+        self._held.clear()
+        self._centred.push(block_statistics(self.plan.parameters.structure, columns.T, responsibilities))
 
     def accumulate(
         self, rows: AnyArray, weights: Floats | None = None, seen: MostProbable | None = None
@@ -235,7 +229,8 @@ class BlockKernel:
 
     def sums(self) -> RowSums | None:
         """Return the sums over all blocks collected, None where there were none; then begin again."""
-        moments = None if self._products is None else self._products.total()
-        self._sum_held()
+        moments = None if self._products is None else self._products.moments.total()
+        if self._held:
+            self._sum_held()
         centred = self._centred.total()
         return None if moments is None and centred is None else RowSums(moments, centred)

@@ -192,7 +192,7 @@ class KernelPlan:
     single: bool = False
     reach: Reach | None = None
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the rows that compiled tiles take."""
         return np.dtype(np.float32 if self.single else np.float64)
@@ -222,7 +222,7 @@ class KernelPlan:
         found[:, 0] -= self.ceiling
         return found
 
-    @property
+    @cached_property
     def moment_shapes(self) -> tuple[tuple[int, int], ...]:
         """The shapes of the moments of features."""
         structure, (n_components, n_features) = self.parameters.structure, self.parameters.means.shape

@@ -15,7 +15,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
@@ -66,38 +65,75 @@ def quotients(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
-class Merger:
-    """Merges a stream of parts at once, from the sum of their scatters, their weights and their means.
+class RowSums(NamedTuple):
+    """What is summed over some rows under one plan.
 
-    With ``μ = Σ W_i μ_i / W``, the scatter of all is ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
+    Attributes
+    ----------
+    moments : ndarray of shape (m,) or None
+        Of features: their arrays, one after the other.
+    statistics : SufficientStatistics or None
+        Of rows that were summed in the centred form. One of both is there, or both are.
+    log_likelihood : float
+        ``Σ s_n ln p(x_n)``, nats, which those who scored the rows add to what a kernel summed.
+    """
+
+    moments: Floats | None
+    statistics: SufficientStatistics | None
+    log_likelihood: float = 0.0
+
+
+class Merger:
+    """Merges the sums of parts of the rows, in the order in which they come.
+
+    Of statistics it adds up scatters, weights and means. With ``μ = Σ W_i μ_i / W``, the scatter of all is
+    ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
     """
 
     def __init__(self, structure: CovarianceStructure) -> None:
         self._structure = structure
+        self._moments: list[Floats] = []
         self._weights: list[Floats] = []
         self._means: list[Floats] = []
         self._first: SufficientStatistics | None = None
         self._scatter: Floats | None = None
+        self._log_likelihood = 0.0
 
-    def push(self, part: SufficientStatistics) -> None:
+    def push(self, part: RowSums) -> None:
         """Add the next part."""
+        statistics = part.statistics
+        self._log_likelihood += part.log_likelihood
+        if part.moments is not None:
+            self._moments.append(part.moments)
+        if statistics is None:
+            return
         if not self._weights:
-            self._first = part
+            self._first = statistics
         elif self._first is not None:
             # The plain sum of two arrays without axes is a number, which cannot be added to in place.
-            self._scatter = np.add(self._first.scatter, part.scatter, out=np.empty_like(part.scatter))
+            out = np.empty_like(statistics.scatter)
+            self._scatter = np.add(self._first.scatter, statistics.scatter, out=out)
             self._first = None
         else:
             assert self._scatter is not None
-            self._scatter += part.scatter
-        self._weights.append(part.weights)
-        self._means.append(part.means)
+            self._scatter += statistics.scatter
+        self._weights.append(statistics.weights)
+        self._means.append(statistics.means)
 
-    def total(self) -> SufficientStatistics | None:
+    def total(self) -> RowSums | None:
         """Return all parts merged, None where there were none. To be called once, after the last part."""
-        weights, means, scatter = self._weights, self._means, self._scatter
-        if scatter is None:
-            return self._first
+        if not self._moments and not self._weights:
+            return None
+        moments = self._moments[0] if self._moments else None
+        if len(self._moments) > 1:
+            moments = self._moments[0] + self._moments[1]
+            for part in self._moments[2:]:
+                moments += part
+        statistics = self._first if self._scatter is None else self._merged(self._scatter)
+        return RowSums(moments, statistics, self._log_likelihood)
+
+    def _merged(self, scatter: Floats) -> SufficientStatistics:
+        weights, means = self._weights, self._means
         whole = np.sum(weights, axis=0)
         mean = means[0].copy()
         for part_weights, part_means in zip(weights[1:], means[1:], strict=True):
@@ -106,17 +142,24 @@ class Merger:
         return SufficientStatistics(read_only(whole), read_only(mean), read_only(scatter))
 
 
+def merge_sums(structure: CovarianceStructure, parts: Iterable[RowSums | None]) -> RowSums | None:
+    """Return the sums of all rows of ``parts`` together; None stands for no rows."""
+    merger = Merger(structure)
+    for part in parts:
+        if part is not None:
+            merger.push(part)
+    return merger.total()
+
+
 def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]) -> SufficientStatistics:
     """Return the statistics of all rows of ``parts`` together; there must be at least one part.
 
     Associative and commutative to rounding; statistics merged with `zero` keep their bits.
     """
-    merger = Merger(structure)
-    for part in parts:
-        merger.push(part)
-    total = merger.total()
-    assert total is not None
-    return total
+    found = merge_sums(structure, (RowSums(None, part) for part in parts))
+    assert found is not None
+    assert found.statistics is not None
+    return found.statistics
 
 
 def merge(
@@ -264,77 +307,26 @@ class PairwiseMerger(Generic[T]):
 
     def __init__(self, merge: Callable[[T, T], T]) -> None:
         self._merge = merge
-        self._levels: list[T | None] = []
+        self._results: list[tuple[int, T]] = []
+        """Each with its number of parts: powers of 2 that fall."""
 
     def push(self, part: T) -> None:
         """Add the next part."""
-        for level, before in enumerate(self._levels):
-            if before is None:
-                self._levels[level] = part
-                return
-            part = self._merge(before, part)
-            self._levels[level] = None
-        self._levels.append(part)
+        size = 1
+        while self._results and self._results[-1][0] == size:
+            part = self._merge(self._results.pop()[1], part)
+            size *= 2
+        self._results.append((size, part))
 
-    def total(self) -> T | None:
-        """Return all parts so far merged, None where there were none; the next part begins a new stream."""
-        parts = [part for part in self._levels if part is not None]
-        self._levels = []
-        return reduce(lambda later, earlier: self._merge(earlier, later), parts) if parts else None
+    def total(self, last: T | None = None) -> T | None:
+        """Return all parts so far merged, and a ``last`` one where it is given; then begin again.
 
-
-class RowSums(NamedTuple):
-    """What is summed over some rows under one plan; either is None where nothing is summed so, but not both.
-
-    Attributes
-    ----------
-    moments : ndarray of shape (m,) or None
-        Of features: their arrays, one after the other.
-    statistics : SufficientStatistics or None
-        Of rows that were summed in the centred form.
-    """
-
-    moments: Floats | None
-    statistics: SufficientStatistics | None
-
-
-class SumsMerger:
-    """Merges the sums of parts of the rows, in the order in which they come."""
-
-    def __init__(self, structure: CovarianceStructure) -> None:
-        self._moments: list[Floats] = []
-        self._merger = Merger(structure)
-
-    def push(self, part: RowSums | None) -> None:
-        """Add the next part; None stands for no rows."""
-        if part is None:
-            return
-        if part.moments is not None:
-            self._moments.append(part.moments)
-        if part.statistics is not None:
-            self._merger.push(part.statistics)
-
-    def total(self) -> RowSums | None:
-        """Return all parts merged, None where there were no rows. To be called once, after the last part."""
-        moments, statistics = _sum(self._moments), self._merger.total()
-        return None if moments is None and statistics is None else RowSums(moments, statistics)
-
-
-def _sum(parts: list[Floats]) -> Floats | None:
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    total = parts[0] + parts[1]
-    for part in parts[2:]:
-        total += part
-    return total
-
-
-def merge_sums(structure: CovarianceStructure, parts: Iterable[RowSums | None]) -> RowSums | None:
-    """Return the sums of all rows of ``parts`` together; None stands for no rows."""
-    merger = SumsMerger(structure)
-    for part in parts:
-        merger.push(part)
-    return merger.total()
+        None where there are none.
+        """
+        while self._results:
+            _, before = self._results.pop()
+            last = before if last is None else self._merge(before, last)
+        return last
 
 
 def size_of(shapes: tuple[tuple[int, ...], ...]) -> int:
@@ -371,14 +363,10 @@ class MomentSums:
             self._sum += self.block
         self._rows += n_rows
         if self._rows >= ADDED_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._sum is not None:
             self._merger.push(self._sum)
             self._sum, self._rows = None, 0
 
     def total(self) -> Floats | None:
         """Return the moments of all blocks so far, (m,), None where there were none; then begin again."""
-        self._flush()
-        return self._merger.total()
+        last, self._sum, self._rows = self._sum, None, 0
+        return self._merger.total(last)

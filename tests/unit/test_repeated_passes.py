@@ -1,11 +1,12 @@
 """A pass whose products lost digits is done again, in the centred form."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from emtau_dask.em.iteration import _with_enough_digits
+from emtau_dask.em.iteration import Scored, _with_enough_digits
+from emtau_dask.em.sums import PassSums
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -24,26 +25,18 @@ def shrunk(*components):
     return MixtureParameters("full", np.full(K, 1 / K), means, covariances, factors)
 
 
-@dataclass(frozen=True)
-class Totals:
-    bytes_read: int
-
-
 def passes(outcomes):
     """Return whether rows went centred in each pass, if passes have these outcomes, and what is found."""
     centred, left = [], iter(outcomes)
 
     def score(plan):
         centred.append(plan.exact)
-        return Totals(100)
-
-    def maximise(totals):
         outcome = next(left)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        collapse = outcome if isinstance(outcome, Exception) else None
+        plain = None if collapse else outcome
+        return Scored(PassSums(bytes_read=100), None, None, None, 1.0, None, plain, collapse, 0.0)
 
-    return centred, _with_enough_digits(score, maximise, plan_kernel(shrunk()))
+    return centred, _with_enough_digits(score, plan_kernel(shrunk()))
 
 
 SOUND, ONE = shrunk(), shrunk(2)
@@ -63,12 +56,12 @@ COLLAPSE = SingularComponentError(2, 1.0, "a test")
     ],
 )
 def test_rows_go_centred_where_a_component_lost_digits(outcomes, centred):
-    found, (totals, parameters, collapse, repeated) = passes(outcomes)
+    found, scored = passes(outcomes)
     assert found == centred
-    assert totals == Totals(100 * len(centred))
+    assert scored.sums.bytes_read == 100 * len(centred)
     last = outcomes[-1]
-    assert (parameters, collapse) == ((None, last) if last is COLLAPSE else (last, None))
-    assert repeated == (len(centred) > 1)
+    assert (scored.plain, scored.collapse) == ((None, last) if last is COLLAPSE else (last, None))
+    assert scored.repeated == (len(centred) > 1)
 
 
 def test_so_they_do_where_components_share_a_covariance():
