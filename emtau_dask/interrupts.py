@@ -127,7 +127,8 @@ class Stop:
         """Raise `KeyboardInterrupt` where they are, or where a signal came in the main thread."""
         if self.asked:
             raise KeyboardInterrupt
-        look()
+        if _SIGNALS.due:
+            look()
 
 
 class Threads:

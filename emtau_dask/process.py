@@ -55,7 +55,16 @@ class ProcessObjects:
         self._made: dict[Callable[[], Any], Any] = {}
 
     def of(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` made when it was first asked for."""
+        """Return this process's own object of a kind.
+
+        Tasks run wherever dask sends them, and find there what tasks of the same process share: the rows that
+        it keeps between passes, its budget for reads, its threads that wait, what it has proved.
+
+        Parameters
+        ----------
+        make : callable () -> object
+            A class, a function of a module, or a record that can be called; called once in a process.
+        """
         if make not in self._made:
             with self._making:
                 if make not in self._made:
@@ -65,20 +74,7 @@ class ProcessObjects:
 
 _OBJECTS = ProcessObjects()
 os.register_at_fork(after_in_child=_OBJECTS.begin)
-
-
-def of_process(make: Callable[[], T]) -> T:
-    """Return this process's own object of a kind.
-
-    Tasks run wherever dask sends them, and find there what tasks of the same process share: the rows that it
-    keeps between passes, its budget for reads, its threads that wait, what it has proved.
-
-    Parameters
-    ----------
-    make : callable () -> object
-        A class, a function of a module, or a record that can be called; called once in a process.
-    """
-    return _OBJECTS.of(make)
+of_process = _OBJECTS.of
 
 
 def _version(package: str) -> str | None:
@@ -170,9 +166,13 @@ def this_process() -> str:
     return f"process {os.getpid()} on {platform.node()}"
 
 
+@cache
 def process_id() -> str:
     """Return a name that no other process has, on whatever host."""
     return f"{_IMPORTED}-{os.getpid()}"
+
+
+os.register_at_fork(after_in_child=process_id.cache_clear)
 
 
 def _keep_memory() -> None:

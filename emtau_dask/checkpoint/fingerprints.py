@@ -27,7 +27,7 @@ SHOWN_CHUNKS = 8
 def _contents(
     source: str, reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]
 ) -> tuple[ChunkContents, ...]:
-    return (contents_of(source, chunk_range.chunk, reader.load(chunk_range, blocks), reader),)
+    return (contents_of(source, chunk_range.chunk, reader.load(chunk_range, blocks)),)
 
 
 def sampled(source: Source) -> dict[int, ChunkRange]:

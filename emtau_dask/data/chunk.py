@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.data.cache import CachedRows, RowCache
-from emtau_dask.data.dask_arrays import is_computed
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import (
     NONE_UNSTORED,
@@ -33,7 +31,7 @@ from emtau_dask.errors import UnusableRowError
 from emtau_dask.mixture.estep import Accumulated, ScoredBlock
 from emtau_dask.mixture.linalg import Floats, Ints, squared_length
 from emtau_dask.mixture.missing import Observed
-from emtau_dask.process import hold_for_process, numerical_environment, process_id
+from emtau_dask.process import hold_for_process, process_id
 
 ROWS, WEIGHTS, RESPONSIBILITIES = "X", "sample_weight", "responsibilities_init"
 """What users call the sources of a fit."""
@@ -58,9 +56,8 @@ class ChunkContents(NamedTuple):
     digest : bytes
         See `GrowingDigest`.
     made_on : str
-        Where a graph of the user's own computed the values: the kind of CPU and versions of libraries, on
-        which last bits may depend. Empty for values that are stored or in memory.
     unstored : Unstored
+        See `Loaded`.
     """
 
     source: str
@@ -69,28 +66,11 @@ class ChunkContents(NamedTuple):
     made_on: str
     unstored: Unstored
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """Under which digests are known."""
-        return self.source, self.made_on
 
-
-def contents_of(source: str, chunk: int, loaded: Loaded, reader: ChunkReader) -> ChunkContents:
+def contents_of(source: str, chunk: int, loaded: Loaded) -> ChunkContents:
     """Return the contents of a whole chunk that a reader loaded."""
     digest = values_digest(np.asarray(loaded.values))
-    return ChunkContents(source, chunk, digest, made_on(reader), loaded.unstored)
-
-
-def made_on(reader: ChunkReader) -> str:
-    """Return `ChunkContents.made_on` for what a reader loads in this process."""
-    return this_kind() if is_computed(reader) else ""
-
-
-@cache
-def this_kind() -> str:
-    """Return on what the last bits of values depend that this process computes."""
-    found = numerical_environment()
-    return ", ".join(f"{name} {found[name]}" for name in ("cpu", "blas", "numpy", "scipy"))
+    return ChunkContents(source, chunk, digest, loaded.made_on, loaded.unstored)
 
 
 class Positions:
@@ -138,7 +118,7 @@ class LoadedChunk:
         Of ``rows``, where they are a whole chunk whose contents are noted; it grows with the blocks of rows.
     made_on : str
     unstored : Unstored
-        See `ChunkContents`.
+        See `Loaded`.
     weights_contents : tuple of ChunkContents
         Of the weights, where there are any and contents are noted.
     missing : bool
@@ -321,7 +301,7 @@ class ChunkLoader:
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
             if self.noting:
-                weights_contents = (contents_of(WEIGHTS, chunk, stored, self.weights),)
+                weights_contents = (contents_of(WEIGHTS, chunk, stored),)
         if present is None:
             present = self.positions.of(len(rows))
         return LoadedChunk(
@@ -333,7 +313,7 @@ class ChunkLoader:
             chunk,
             source_bytes=bytes_read,
             digest=GrowingDigest(rows) if self.noting else None,
-            made_on=made_on(self.rows),
+            made_on=found.made_on,
             unstored=found.unstored,
             weights_contents=weights_contents,
             missing=self.missing,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 from uuid import uuid4
@@ -37,7 +38,14 @@ from emtau_dask.data.source import (
 )
 from emtau_dask.data.zarr_arrays import source_in
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.process import Proofs, of_process, other_versions, software, this_process
+from emtau_dask.process import (
+    Proofs,
+    numerical_environment,
+    of_process,
+    other_versions,
+    software,
+    this_process,
+)
 
 SAMPLES = 4
 SAMPLE_BYTES = 2**22
@@ -193,7 +201,7 @@ class BlockReader:
         rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         if rows.shape != declared:
             raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
-        return Loaded(rows, rows.nbytes)
+        return Loaded(rows, rows.nbytes, made_on=this_kind() if self.computed else "")
 
     @staticmethod
     def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
@@ -203,9 +211,11 @@ class BlockReader:
         )
 
 
-def is_computed(reader: ChunkReader) -> bool:
-    """Return whether a reader's values are computed by a graph of the user's own."""
-    return isinstance(reader, BlockReader) and reader.computed
+@cache
+def this_kind() -> str:
+    """Return on what the last bits of values depend that this process computes."""
+    found = numerical_environment()
+    return ", ".join(f"{name} {found[name]}" for name in ("cpu", "blas", "numpy", "scipy"))
 
 
 class GraphSource:

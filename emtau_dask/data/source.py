@@ -132,11 +132,24 @@ NONE_UNSTORED = Unstored()
 
 
 class Loaded(NamedTuple):
-    """What was read: the values, the stored bytes read for them, and what of them is not stored."""
+    """What was read.
+
+    Attributes
+    ----------
+    values : ndarray
+    bytes_read : int
+        The stored bytes that were read for them.
+    unstored : Unstored
+        What of them is not stored.
+    made_on : str
+        Where a graph of the user's own computed the values: the kind of CPU and versions of libraries, on
+        which last bits may depend. Empty for values that are stored or in memory.
+    """
 
     values: NDArray[Any]
     bytes_read: int
     unstored: Unstored = NONE_UNSTORED
+    made_on: str = ""
 
 
 class ChunkReader(Protocol):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -36,6 +36,7 @@ from emtau_dask.mixture.linalg import Bools
 from emtau_dask.process import of_process
 from emtau_dask.storage.direct_reads import LEAST_BYTES, passes_cache, read_directly
 from emtau_dask.storage.errors import read_errors
+from emtau_dask.storage.files import read_regular
 from emtau_dask.storage.urls import Url, UrlStore, is_url
 from emtau_dask.storage.zarr_check import Found, StoredArray, StrictStore, document_at
 
@@ -62,7 +63,8 @@ class ReadBudget:
     def reading(self, size: int) -> Iterator[None]:
         """Take ``size`` bytes of the budget; wait until they are free."""
         with self._lock:
-            self._freed.wait_for(lambda: self._taken == 0 or self._taken + size <= self.limit)
+            while self._taken and self._taken + size > self.limit:
+                self._freed.wait()
             self._taken += size
         try:
             yield
@@ -75,13 +77,13 @@ class ReadBudget:
 class CountingStore(StrictStore):
     """The store during one read: it counts ``bytes_read``, and notes what is not stored.
 
-    ``lacking`` says which chunks objects lack, by key; None for an object that is not there. Where only
-    ``whole`` objects are read, local files that together are too large for the page cache are read past it.
+    ``lacking`` says which chunks objects lack, by key; None for an object that is not there. Only where
+    ``whole`` objects are read, local files are read as by `whole_file`.
     """
 
     def __init__(self, store: Store, layout: ZarrLayout, *, whole: bool) -> None:
         super().__init__(store)
-        self._layout, self._whole = layout, whole and layout.object_bytes >= LEAST_BYTES
+        self._layout, self._whole = layout, whole
         self.bytes_read = 0
         self.lacking: dict[str, Bools | None] = {}
 
@@ -94,7 +96,7 @@ class CountingStore(StrictStore):
             self.lacking[key] = None
             return None
         if byte_range is None:
-            self._check_whole(key, value.as_numpy_array())
+            check_whole(self._layout, key, value.as_numpy_array())
         self.bytes_read += len(value)
         if self._layout.index is not None:
             lacking = self._layout.index.lacking(value, byte_range)
@@ -102,32 +104,36 @@ class CountingStore(StrictStore):
                 self.lacking[key] = lacking
         return value
 
-    def local_object(self, root: Path, key: str) -> NDArray[np.uint8] | None:
-        """Read and count a local file in the calling thread; None where there is none."""
-        data = self.local_bytes(root / key)
-        if data is not None:
-            self._check_whole(key, data)
-            self.bytes_read += len(data)
-        return data
-
     def local_bytes(self, path: Path, byte_range: ByteRequest | None = None) -> NDArray[np.uint8] | None:
-        """Do as `StrictStore.local_bytes`, past the page cache if that could not hold all objects."""
-        with suppress(FileNotFoundError):
-            if self._whole and not byte_range and passes_cache(self._layout.n_objects * path.stat().st_size):
-                found = read_directly(path)
-                if found is not None:
-                    return found
+        """Do as `StrictStore.local_bytes`, or as `whole_file`."""
+        if self._whole and byte_range is None:
+            return whole_file(self._layout, path)
         return super().local_bytes(path, byte_range)
 
-    def _check_whole(self, key: str, data: NDArray[Any]) -> None:
-        """Raise ValueError for an object that was cut off, where decoding would not notice it.
 
-        Zarr takes an empty shard for one that is not stored. Blosc reads on beyond the end of a buffer, up to
-        the length that is stated in it.
-        """
-        blosc = self._layout.outer == "blosc"
-        if not len(data) or (blosc and int.from_bytes(data[12:16].tobytes(), "little") != len(data)):
-            raise ValueError(f"{key} has {len(data):,} bytes: it was cut off")
+def whole_file(layout: ZarrLayout, path: Path) -> NDArray[np.uint8] | None:
+    """Return the bytes of a stored object, past the page cache if that could not hold all of the array's.
+
+    None where nothing is there; raises OSError.
+    """
+    with suppress(FileNotFoundError):
+        if layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * path.stat().st_size):
+            found = read_directly(path)
+            if found is not None:
+                return found
+        return read_regular(path, 0, None)
+    return None
+
+
+def check_whole(layout: ZarrLayout, key: str, data: NDArray[Any]) -> None:
+    """Raise ValueError for an object that was cut off, where decoding would not notice it.
+
+    Zarr takes an empty shard for one that is not stored. Blosc reads on beyond the end of a buffer, up to the
+    length that is stated in it.
+    """
+    blosc = layout.outer == "blosc"
+    if not len(data) or (blosc and int.from_bytes(data[12:16].tobytes(), "little") != len(data)):
+        raise ValueError(f"{key} has {len(data):,} bytes: it was cut off")
 
 
 def is_remote(store: Store) -> bool:
@@ -136,69 +142,122 @@ def is_remote(store: Store) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class LocalChunks:
+    """Chunks of whole rows, each in a local file of its own, uncompressed or by one fast codec.
+
+    Attributes
+    ----------
+    array : zarr.Array
+        Whose metadata name the files.
+    layout : ZarrLayout
+    dtype : dtype
+    root : Path
+        Of the store.
+    peak_bytes : int
+        Upper bound of the bytes held while one is read.
+    unstored : Unstored
+        Of one that is stored.
+    """
+
+    array: zarr.Array[Any]
+    layout: ZarrLayout
+    dtype: np.dtype[Any]
+    root: Path
+    peak_bytes: int
+    unstored: Unstored
+
+    @classmethod
+    def of(cls, array: zarr.Array[Any], layout: ZarrLayout, fill: str) -> LocalChunks | None:
+        """Return those of an array, whose fill value is written so; None where they are stored otherwise."""
+        store = array.store
+        if type(store) is not LocalStore or not layout.whole_rows or layout.outer not in ("", *DECODERS):
+            return None
+        peak_bytes = layout.peak_bytes(0, layout.chunks[0], copied=False, remote=False)
+        return cls(array, layout, array.dtype, store.root, peak_bytes, Unstored(0, 1, fill))
+
+    def holding(self, start: int, stop: int) -> int | None:
+        """Return the chunk of which rows are all, or the last one's first ones; None where there is none."""
+        n_rows = self.layout.chunks[0]
+        whole = start < stop == min(start + n_rows, self.layout.shape[0]) and start % n_rows == 0
+        return start // n_rows if whole else None
+
+    def read(self, chunk: int, n_rows: int) -> Loaded | None:
+        """Return the first rows of a chunk; None where it is absent, or of another size.
+
+        Zarr then gives the fill value, or says what is wrong.
+        """
+        array, layout = self.array, self.layout
+        place = (chunk, *[0] * (len(layout.shape) - 1))
+        key = f"{array.path}/{array.metadata.encode_chunk_key(place)}".lstrip("/")
+        data = whole_file(layout, self.root / key)
+        if data is None:
+            return None
+        check_whole(layout, key, data)
+        decoded = np.frombuffer(DECODERS[layout.outer](data), np.uint8) if layout.outer else data
+        if len(decoded) != layout.chunk_bytes:
+            return None
+        return Loaded(decoded.view(self.dtype).reshape(layout.chunks)[:n_rows], len(data), self.unstored)
+
+
+@dataclass(frozen=True, eq=False)
 class ZarrReader(RangeReader):
     """Reads rows of a zarr array.
 
-    Rows that are all of one chunk are decoded here where its file lies below ``root``. A ``remote`` store may
-    be reached by a network.
+    Rows that are all of one of the ``local`` chunks, if there are any, are decoded here. A ``remote`` store
+    may be reached by a network. What is not stored is read as the value of which ``fill`` is the text.
     """
 
     stored: StoredArray
     layout: ZarrLayout
-    root: Path | None
+    local: LocalChunks | None
     remote: bool
+    fill: str
 
     @classmethod
     def of(cls, stored: StoredArray) -> ZarrReader:
         """Return the reader of an array."""
-        store, layout = stored.array.store, ZarrLayout.of(stored)
-        fast = not layout.outer or layout.outer in DECODERS
-        root = store.root if type(store) is LocalStore and fast else None
-        return cls(stored, layout, root, is_remote(store))
+        array, layout = stored.array, ZarrLayout.of(stored)
+        # None in format 2 stands for the dtype's zero.
+        fill = "0" if array.fill_value is None else str(array.fill_value)
+        local = LocalChunks.of(array, layout, fill) if layout.shape else None
+        return cls(stored, layout, local, is_remote(array.store), fill)
 
     def read(self, start: int, stop: int) -> Loaded:
         """Return the rows; the bytes are the stored (compressed) ones."""
+        local, found = self.local, None
+        chunk = None if local is None else local.holding(start, stop)
+        try:
+            if local is not None and chunk is not None:
+                with of_process(ReadBudget).reading(local.peak_bytes):
+                    found = local.read(chunk, stop - start)
+            if found is None:
+                with of_process(ReadBudget).reading(self.peak_bytes(start, stop)):
+                    found = self._by_zarr(start, stop)
+        except Exception:
+            with read_errors(f"rows {start} to {stop} of {self._name}", remote=self.remote):
+                raise
+        return found
+
+    def _by_zarr(self, start: int, stop: int) -> Loaded:
         array, layout = self.stored.array, self.layout
         store = CountingStore(array.store, layout, whole=layout.is_whole_objects(start, stop))
-        budget = of_process(ReadBudget)
-        with self._errors(f"rows {start} to {stop} of "), budget.reading(self.peak_bytes(start, stop)):
-            rows = self._decoded_here(store, start, stop)
-            if rows is None:
-                rows = np.asarray(self.stored.through(store)[start:stop])
+        rows = np.asarray(self.stored.through(store)[start:stop])
         if store.lacking:
             self.identity()  # It raises where the whole array is gone.
-        return Loaded(rows, store.bytes_read, self._unstored(store, start, stop))
-
-    def _decoded_here(self, store: CountingStore, start: int, stop: int) -> NDArray[Any] | None:
-        """Return rows that are one chunk; None where it is decoded by zarr, absent, or of another size.
-
-        Zarr then decodes it, gives the fill value, or says what is wrong.
-        """
-        array, layout = self.stored.array, self.layout
-        if self.root is None or not layout.is_one_chunk(start, stop):
-            return None
-        key = array.metadata.encode_chunk_key((start // layout.chunks[0], *(0 for _ in layout.shape[1:])))
-        data = store.local_object(self.root, f"{array.path}/{key}".lstrip("/"))
-        if data is not None and layout.outer:
-            data = np.frombuffer(DECODERS[layout.outer](data), np.uint8)
-        if data is None or len(data) != layout.chunk_bytes:
-            return None
-        return data.view(array.dtype).reshape(layout.chunks)[: stop - start]
-
-    def _unstored(self, store: CountingStore, start: int, stop: int) -> Unstored:
-        skipped, fill_value = len(self.stored.array.path), self.stored.array.fill_value
+        skipped = len(array.path)
         places = {place_of_object(key[skipped:]): lacking for key, lacking in store.lacking.items()}
-        chunks, of = count_unstored(self.layout, start, stop, places)
-        # None in format 2 stands for the dtype's zero.
-        return Unstored(chunks, of, "0" if fill_value is None else str(fill_value))
+        return Loaded(
+            rows, store.bytes_read, Unstored(*count_unstored(layout, start, stop, places), self.fill)
+        )
 
-    def _errors(self, part: str = "") -> AbstractContextManager[None]:
-        return read_errors(f"{part}the zarr array {self.stored.where}", remote=self.remote)
+    @property
+    def _name(self) -> str:
+        return f"the zarr array {self.stored.where}"
 
     def identity(self) -> str:
         """Return the SHA-256 of the array's metadata document, as stored."""
         array = self.stored.array
-        with self._errors():
+        with read_errors(self._name, remote=self.remote):
             found = document_at(array.store, array.path, (array.metadata.zarr_format,))
             if found is None:
                 raise FileNotFoundError("it has no metadata document")
@@ -206,8 +265,9 @@ class ZarrReader(RangeReader):
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds at once, the rows included."""
-        copied = self.root is None or not self.layout.is_one_chunk(start, stop)
-        return self.layout.peak_bytes(start, stop, copied=copied, remote=self.remote)
+        if self.local is not None and self.local.holding(start, stop) is not None:
+            return self.local.peak_bytes
+        return self.layout.peak_bytes(start, stop, copied=True, remote=self.remote)
 
 
 def _wherever_it_is_read(store: Store) -> Store:

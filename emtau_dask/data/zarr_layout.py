@@ -140,11 +140,6 @@ class ZarrLayout:
         at_end = stop % self.stored[0] == 0 or stop == self.shape[0]
         return start % self.stored[0] == 0 and at_end
 
-    def is_one_chunk(self, start: int, stop: int) -> bool:
-        """Return whether the rows are the decoded bytes of one chunk, or the last chunk's first ones."""
-        ends = stop == min(start + self.chunks[0], self.shape[0])
-        return self.whole_rows and start < stop and start % self.chunks[0] == 0 and ends
-
     def peak_bytes(self, start: int, stop: int, *, copied: bool, remote: bool) -> int:
         """Return an upper bound of the bytes held at once while rows are read, the rows included.
 

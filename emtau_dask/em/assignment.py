@@ -174,7 +174,7 @@ class GivenResponsibilities:
     def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Prepared:
         """Return itself with the chunk's responsibilities loaded."""
         loaded = self.reader.load(chunk_range, blocks)
-        contents = contents_of(RESPONSIBILITIES, chunk_range.chunk, loaded, self.reader)
+        contents = contents_of(RESPONSIBILITIES, chunk_range.chunk, loaded)
         return Prepared(GivenResponsibilities(self.reader, loaded.values), (contents,))
 
     def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:

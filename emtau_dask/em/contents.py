@@ -7,7 +7,7 @@ compares them once the pass is over, before anything of it is used.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeVar, cast
@@ -52,12 +52,11 @@ class _Noting(ReadingTask[L, "Noted[T]"]):
 def _merged(merge: Callable[[Iterable[T]], T], parts: Iterable[Noted[T]]) -> Noted[T]:
     contents: list[ChunkContents] = []
 
-    def results() -> Iterator[T]:
-        for result, found in parts:
-            contents.extend(found)
-            yield result
+    def result_of(part: Noted[T]) -> T:
+        contents.extend(part[1])
+        return part[0]
 
-    return merge(results()), tuple(contents)
+    return merge(map(result_of, parts)), tuple(contents)
 
 
 class Contents:
@@ -123,8 +122,9 @@ class Contents:
         new: dict[tuple[str, str], dict[int, bytes]] = {}
         for one in found:
             self._compare(one, ranges[one.chunk])
-            if one.chunk not in self.known.get(one.key, {}):
-                new.setdefault(one.key, {})[one.chunk] = one.digest
+            key = one.source, one.made_on
+            if one.chunk not in self.known.get(key, {}):
+                new.setdefault(key, {})[one.chunk] = one.digest
             self._unstored.setdefault(one.source, {})[one.chunk] = one.unstored
         if new:
             grown = {key: {**self.known.get(key, {}), **found} for key, found in new.items()}

@@ -223,7 +223,7 @@ class WeightsTask(NotingTask[Loaded, T]):
 
     def contents(self, item: ChunkRange, found: Loaded) -> tuple[ChunkContents, ...]:
         """Return what they are."""
-        return (contents_of(WEIGHTS, item.chunk, found, self.reader),)
+        return (contents_of(WEIGHTS, item.chunk, found),)
 
 
 def check_counts(rows: Source, weights: Source | None, n_components: int) -> None:

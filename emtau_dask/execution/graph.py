@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, Generic, TypeVar, cast
 from uuid import uuid4
 
@@ -214,7 +214,7 @@ def batches_of(costs: Mapping[int, float]) -> list[Batch]:
         By chunk: roughly the numbers that its task reads and scores.
     """
     chunks = sorted(costs)
-    upto = [0.0, *accumulate(costs[chunk] + CHUNK_COST for chunk in chunks)]
+    upto = [0.0, *accumulate([costs[chunk] + CHUNK_COST for chunk in chunks])]
     usual = min(MAX_BATCH_COST, max(MIN_BATCH_COST, upto[-1] / TASKS_WANTED))
     limit = max(usual, upto[-1] / ENOUGH_TASKS)
     found: list[Batch] = []
@@ -301,7 +301,7 @@ class SharedWork(Generic[T]):
 
     def of_batch(self, level: int, items: Mapping[int, Any], n_sources: int) -> T:
         """Return the merged result of the chunks below a node, likewise; their tasks need no blocks."""
-        return self._finish(self._run_node(level, items, [[] for _ in range(n_sources)]))
+        return self._finish(self._of_node(level, items, n_sources))
 
     def _run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         self.stop.look()
@@ -309,13 +309,15 @@ class SharedWork(Generic[T]):
             return self.task(item, *blocks)
         return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
 
-    def _run_node(self, level: int, items: Mapping[int, Any], blocks: Sequence[Sequence[Any]]) -> T:
+    def _of_node(self, level: int, items: Mapping[int, Any], n_sources: int) -> T:
         if len(items) == 1:
             ((chunk, item),) = items.items()
-            return self._run(chunk, item, *blocks)
+            return self._run(chunk, item, *[()] * n_sources)
+        if level == 1:
+            return self.merge(map(self._run, items, items.values(), *[repeat(())] * n_sources))
         below = list(children(level - 1, list(items)))
         parts = (
-            self._run_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, blocks)
+            self._of_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources)
             for child in below
         )
         return self.merge(parts) if len(below) > 1 else next(parts)

@@ -15,7 +15,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec
 
 from emtau_dask.data.opening import open_source
 from emtau_dask.data.source import chunk_ranges
-from emtau_dask.data.zarr_arrays import CountingStore
+from emtau_dask.data.zarr_arrays import CountingStore, LocalChunks
 from emtau_dask.errors import EmtauError
 from emtau_dask.storage.direct_reads import KEY
 
@@ -162,7 +162,7 @@ def test_damage_is_what_it_is_to_zarr(damage, zarr_format, direct, tmp_path, mon
 
     with dask.config.set({KEY: direct}):
         found = outcome()
-        monkeypatch.setattr(CountingStore, "local_object", lambda *arguments: None)
+        monkeypatch.setattr(LocalChunks, "read", lambda *arguments: None)
         assert found == outcome()
 
 

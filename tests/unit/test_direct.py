@@ -180,7 +180,7 @@ def test_a_source_gives_the_same_and_leaves_no_pages(seen, make, tmp_path):
                 source.reader().load(chunk_range, [])
                 for chunk_range in chunk_ranges(source.chunk_rows).values()
             ]
-        rows, sizes, _ = zip(*loaded, strict=True)
+        rows, sizes, *_ = zip(*loaded, strict=True)
         cached = {in_page_cache(file) for file in files if file.stat().st_size > MIB}
         return np.concatenate(rows), sizes, cached
 
