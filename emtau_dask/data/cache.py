@@ -242,13 +242,9 @@ class RowStore:
                 cached.folder.remove()
 
 
-def _store() -> RowStore:
-    return of_process(RowStore)
-
-
 def release_rows(token: str) -> None:
     """Do as `RowStore.release` in this process."""
-    _store().release(token)
+    of_process(RowStore).release(token)
 
 
 @dataclass(frozen=True)
@@ -267,7 +263,7 @@ class RowCache:
     limit: int
 
     def _look(self, what: str, chunk: int) -> _Entry | None:
-        store = _store()
+        store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             return cached.entries.get((what, chunk)) if cached else None
@@ -294,7 +290,7 @@ class RowCache:
         They stay in memory where they fit, else go to a file where it is smaller than what the source
         would have to read. Where neither is possible, what was cached before stays.
         """
-        key, store = (name, chunk), _store()
+        key, store = (name, chunk), of_process(RowStore)
         if self._keep_in_memory(key, found):
             return
         with store.lock:
@@ -319,14 +315,14 @@ class RowCache:
 
     def _fits(self, key: tuple[str, int], nbytes: int) -> bool:
         """Return whether an entry has room now: whether it is worth a copy."""
-        store = _store()
+        store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             return cached is not None and nbytes <= store.room(cached, key, self.limit)
 
     def _put(self, key: tuple[str, int], entry: CachedRows | _State) -> bool:
         """Replace what is cached under a key, where the entry has room; return whether it has."""
-        store = _store()
+        store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             fits = cached is not None and entry.nbytes <= store.room(cached, key, self.limit)
@@ -336,7 +332,7 @@ class RowCache:
 
     def drop(self, chunk: int, name: str = ROWS) -> None:
         """Remove the rows of a chunk that are cached under a name."""
-        store = _store()
+        store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             if cached:
@@ -355,15 +351,15 @@ class RowCache:
         ``stored`` identifies what is stored of it, None where nothing is yet (`place_states`). Where the
         quarter of the limit has no room, nothing is cached.
         """
-        arrays, key, entry = list(values.values()), (STATE, chunk), None
+        arrays, key, entry, nbytes = list(values.values()), (STATE, chunk), None, 0
         for array in arrays:
             array.setflags(write=False)
-        nbytes = sum([array.nbytes for array in arrays])
+            nbytes += array.nbytes
         if nbytes < LEAST_APART:
             entry = _State(stored, values, nbytes)
         elif self._fits(key, nbytes):
             entry = _State(stored, dict(zip(values, apart(arrays), strict=True)), nbytes)
-        store = _store()
+        store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             if cached is not None:
@@ -372,7 +368,7 @@ class RowCache:
 
     def place_states(self, places: Mapping[int, Hashable | None]) -> None:
         """Note what is stored of row state that was cached before it was stored; remove that of a None."""
-        store = _store()
+        store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             if cached is None:

@@ -234,9 +234,12 @@ class LoadedChunk:
         where = f"row {number} (chunk {self.chunk}, its row {row})"
         return UnusableRowError(f"{where} of X {why}", number, feature)
 
-    def weights_at(self, positions: Ints) -> Floats | None:
-        """Return the weights of ``positions``, None where every row weighs 1."""
-        return None if self.weights is None else self.weights[self._places(positions)]
+    def weights_at(self, positions: Ints, factors: Floats | None = None) -> Floats | None:
+        """Return the weights of ``positions``, times ``factors``; None where every row weighs 1."""
+        if self.weights is None:
+            return factors
+        weights = self.weights[self._places(positions)]
+        return weights if factors is None else weights * factors
 
     def taken(self, positions: Ints) -> CachedRows:
         """Return copies of the rows at ``positions``, and of their weights."""

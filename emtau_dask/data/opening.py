@@ -153,12 +153,13 @@ def open_source(
                 raise InvalidDataError(
                     f"{path} does not exist. Give a zarr array or group, a .npy, a parquet or a CSV file."
                 )
+    if len(paths) == 1:
+        return _open_one(paths[0], array, columns, observer)
     if is_parquet(paths):
         return open_parquet(paths, columns)
     if is_csv(paths):
         return open_csv(paths, columns, observer=observer)
-    sources = [_open_one(path, array, columns, observer) for path in paths]
-    return sources[0] if len(sources) == 1 else joined(sources, paths)
+    return joined([_open_one(path, array, columns, observer) for path in paths], paths)
 
 
 def _open_one(

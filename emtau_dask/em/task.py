@@ -127,7 +127,7 @@ class RowTracking:
                 }
             )
         return tuple(
-            ChunkOutcome(chunk, remaining, slots.get(chunk, state)) for chunk, remaining, state, _ in outcomes
+            [ChunkOutcome(chunk, left, slots.get(chunk, state)) for chunk, left, state, _ in outcomes]
         )
 
 
@@ -136,12 +136,6 @@ class SampleLevel(NamedTuple):
 
     samples: Samples
     level: int
-
-
-def _times(weights: Floats | None, factors: Floats | None) -> Floats | None:
-    if weights is None or factors is None:
-        return factors if weights is None else weights
-    return weights * factors
 
 
 def _uncertainty(evidence: Evidence, weights: Floats | None) -> float:
@@ -213,12 +207,8 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
 
         Row state that changes is written by `finish`, or here, where the chunk shares no object with others.
         """
-        if self.tracking is None or found.state is None:
-            return self._scored(found)
-        return self._tracked(item, found, found.state, self.tracking)
-
-    def _scored(self, found: FoundRows) -> PassSums:
-        """Return the sums over rows that all stay active."""
+        if self.tracking is not None and found.state is not None:
+            return self._tracked(item, found, found.state, self.tracking)
         loaded, positions = found.loaded, found.positions
         n, uncertainty = len(positions), 0.0
         evidence = None if self.sample is None else self._evidence(n, None, math.nan)
@@ -258,7 +248,7 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
         kept = checked_weights(
             tracking.weighted, {name: values[stays] for name, values in after.items()}, remaining
         )
-        uncertainty = _uncertainty(evidence, _times(loaded.weights_at(positions), factors))
+        uncertainty = _uncertainty(evidence, loaded.weights_at(positions, factors))
         if rows is None or (remaining == n and factors is not None and np.array_equal(kept, factors)):
             return PassSums(rows, scored=n, chunks=chunks, bytes_read=bytes_read, uncertainty=uncertainty)
         staying = self._score(loaded, active, None, kept)
@@ -329,7 +319,7 @@ class EStepTask(NotingTask[FoundRows, PassSums]):
 
         Each row stands for as many as ``factors`` says, None for one.
         """
-        weights, totals, seen = _times(loaded.weights_at(positions), factors), [], None
+        weights, totals, seen = loaded.weights_at(positions, factors), [], None
         if self.kernels.by_tiles:
             check_compiler()
         kernel = self.kernels.made(len(positions))

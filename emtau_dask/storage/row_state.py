@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -243,15 +244,18 @@ class RowStateWriter:
         store, or cannot write there.
         """
         self.witness.check(self.objects)
-        return {
-            chunk: slot
-            for group in _groups(states, self.fields.object_rows)
-            for chunk, slot in self._written(group).items()
-        }
+        lengths = {chunk: len(values[self.fields.names[0]]) for chunk, values in states.items()}
+        slots: dict[int, SlotState] = {}
+        for chunks in _groups(lengths, self.fields.object_rows):
+            ends = list(accumulate([lengths[chunk] for chunk in chunks]))
+            slots |= self._written({chunk: states[chunk] for chunk in chunks}, ends)
+        return slots
 
-    def _written(self, group: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, SlotState]:
+    def _written(
+        self, group: Mapping[int, Mapping[str, NDArray[Any]]], ends: Sequence[int]
+    ) -> dict[int, SlotState]:
+        """Write chunks that share an object, of which the rows of each end there at one of ``ends``."""
         fields = self.fields
-        ends = np.cumsum([_length(values) for values in group.values()])
         padded = np.zeros(fields.shape, dtype=fields.stored)
         for row, name in zip(padded, fields.names, strict=True):
             np.concatenate([values[name] for values in group.values()], out=row[: ends[-1]])
@@ -259,7 +263,7 @@ class RowStateWriter:
         key = self.layout.chunk_key(self.step, min(group))
         self.objects.put(key, data)
         stored = StateObject(key, digest(data), fields)
-        begins = [0, *ends[:-1].tolist()]
+        begins = [0, *ends[:-1]]
         return {chunk: SlotState(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
 
     def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
@@ -268,22 +272,16 @@ class RowStateWriter:
         return read_slot(state, self.objects, n_rows)
 
 
-def _length(values: Mapping[str, NDArray[Any]]) -> int:
-    return len(next(iter(values.values())))
-
-
-def _groups(
-    states: Mapping[int, Mapping[str, NDArray[Any]]], most: int
-) -> Iterator[dict[int, Mapping[str, NDArray[Any]]]]:
+def _groups(lengths: Mapping[int, int], most: int) -> Iterator[list[int]]:
     """Yield chunks that share an object, ascending: as many as have ``most`` rows or fewer."""
-    group: dict[int, Mapping[str, NDArray[Any]]] = {}
+    group: list[int] = []
     rows = 0
-    for chunk in sorted(states):
-        rows += _length(states[chunk])
+    for chunk in sorted(lengths):
+        rows += lengths[chunk]
         if group and rows > most:
             yield group
-            group, rows = {}, _length(states[chunk])
-        group[chunk] = states[chunk]
+            group, rows = [], lengths[chunk]
+        group.append(chunk)
     if group:
         yield group
 

@@ -16,6 +16,7 @@ from emtau_dask.data import cache as rowcache
 from emtau_dask.data.opening import as_source, open_source
 from emtau_dask.em.memory import FitOutline, demand
 from emtau_dask.policies.policy import NextPass, Schedule
+from emtau_dask.process import of_process
 from emtau_dask.storage.row_state import RowFields, SlotState
 
 N, D, K, CHUNK = 2000, 3, 3, 250
@@ -92,7 +93,7 @@ def scratch(tmp_path):
     with dask.config.set({"temporary-directory": str(folder)}):
         yield folder
     assert not folder.exists() or list(folder.iterdir()) == []
-    assert (rowcache._store()._tokens, rowcache._store()._bytes) == ({}, 0)
+    assert (of_process(rowcache.RowStore)._tokens, of_process(rowcache.RowStore)._bytes) == ({}, 0)
 
 
 POLICIES = {
@@ -205,7 +206,7 @@ class TestFailures:
         class Failing(Tenth):
             def update(self, state, evidence):
                 if evidence.iteration == 3:
-                    assert rowcache._store()._tokens
+                    assert of_process(rowcache.RowStore)._tokens
                     raise ArithmeticError("on purpose")
                 return super().update(state, evidence)
 
@@ -221,7 +222,7 @@ class TestFailures:
 @pytest.mark.cluster
 def test_workers_keep_what_they_read_until_the_end(two_workers, path):
     def kept():
-        return len(rowcache._store()._tokens), rowcache._store()._bytes
+        return len(of_process(rowcache.RowStore)._tokens), of_process(rowcache.RowStore)._bytes
 
     without = fit(zarr.open_array(path, mode="r"), EMTau(tau=2, revisit=5), cache=0)
     for cache in ("256 MiB", 1):

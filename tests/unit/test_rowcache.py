@@ -23,7 +23,7 @@ PLENTY = 10**9
 def store(monkeypatch):
     """A store of the test's own."""
     store = rowcache.RowStore()
-    monkeypatch.setattr(rowcache, "_store", lambda: store)
+    monkeypatch.setattr(rowcache, "of_process", lambda make: store)
     return store
 
 
