@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -15,7 +15,7 @@ from emtau_dask.data.row_random import PRIORITY, Samples, row_uniforms
 from emtau_dask.data.source import ChunkRange, Source
 from emtau_dask.em.contents import NotingTask
 from emtau_dask.em.problem import SCAN_ROWS, Problem, WeightsTask
-from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.executor import Pass, Task
 from emtau_dask.mixture.linalg import Floats, Ints
 
 SAMPLE_ELEMENTS = 2**21
@@ -117,7 +117,7 @@ def _draw(problem: Problem, seed: int, size: int) -> _Draw:
     weights, executor, observer = problem.weights, problem.executor, problem.context.observer
     draw = partial(_drawn, seed, size)
 
-    def work(task: Callable[..., _Draw], sources: Sequence[Source]) -> Pass[_Draw]:
+    def work(task: Task[_Draw], sources: Sequence[Source]) -> Pass[_Draw]:
         merge = partial(reduce, partial(_merge_draws, size))
         ranges = problem.chunk_ranges
         return Pass(task, merge, sources, ranges, name="draw", stage="sample", costs=problem.costs)

@@ -165,7 +165,7 @@ class FoundRows:
 
 @dataclass(frozen=True, eq=False)
 class EStepTask(NotingTask[FoundRows, PassSums]):
-    """A partial E-step over one chunk: ``task(item, *blocks) -> PassSums``.
+    """A partial E-step over one chunk, whose result is `PassSums`.
 
     Attributes
     ----------

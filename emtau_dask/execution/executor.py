@@ -156,7 +156,7 @@ NO_SOURCE: ChunkInput = _NoSource()
 
 
 class ReadingTask(ABC, Generic[L, T]):
-    """A task of a chunk in three steps, of which ``task(item, *blocks) -> T`` does the first two.
+    """A task of a chunk in three steps.
 
     The first may be done ahead. The third is done once for all chunks that share a task.
     """
@@ -173,9 +173,8 @@ class ReadingTask(ABC, Generic[L, T]):
         """Do what is left to do for all chunks of a task, whose merged ``result`` this is; return it."""
         return result
 
-    def __call__(self, item: Any, *blocks: Sequence[Any]) -> T:
-        """Do the first two steps."""
-        return self.compute(item, self.read(item, *blocks))
+
+Task = Callable[..., T] | ReadingTask[Any, T]
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +183,7 @@ class Pass(Generic[T]):
 
     Attributes
     ----------
-    task : callable (item, *blocks) -> T
+    task : callable (item, *blocks) -> T, or ReadingTask
         ``blocks`` are the computed references of the chunk, a list for each
         source. What a `ReadingTask` reads may be read ahead of its turn.
     merge : callable (iterable of T) -> T
@@ -208,7 +207,7 @@ class Pass(Generic[T]):
         in this process one does it all, in less time.
     """
 
-    task: Callable[..., T]
+    task: Task[T]
     merge: Callable[[Iterable[T]], T]
     sources: Sequence[ChunkInput]
     items: Mapping[int, Any]

@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, repeat
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 import cloudpickle
 
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, EmtauError
-from emtau_dask.execution.executor import Pass, PassObserver, ReadAhead, ReadingTask
+from emtau_dask.execution.executor import Pass, PassObserver, ReadAhead, ReadingTask, Task
 from emtau_dask.interrupts import Stop
 from emtau_dask.process import OWN, other_versions, software, this_process
 
@@ -286,7 +286,7 @@ def merge_tree(batches: Iterable[Batch]) -> MergeTree:
 class SharedWork(Generic[T]):
     """What every task of a pass needs; one key of the graph, not a copy in each task."""
 
-    task: Callable[..., T]
+    task: Task[T]
     merge: Callable[[Iterable[T]], T]
     ahead: ReadAhead[Any] | None
     stop: Stop
@@ -305,16 +305,18 @@ class SharedWork(Generic[T]):
 
     def _run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
         self.stop.look()
-        if self.ahead is None:
+        if not isinstance(self.task, ReadingTask):
             return self.task(item, *blocks)
-        return cast("ReadingTask[Any, T]", self.task).compute(item, self.ahead.take(chunk))
+        found = self.task.read(item, *blocks) if self.ahead is None else self.ahead.take(chunk)
+        return self.task.compute(item, found)
 
     def _of_node(self, level: int, items: Mapping[int, Any], n_sources: int) -> T:
+        blocks: list[list[Any]] = [[] for _ in range(n_sources)]
         if len(items) == 1:
             ((chunk, item),) = items.items()
-            return self._run(chunk, item, *[()] * n_sources)
+            return self._run(chunk, item, *blocks)
         if level == 1:
-            return self.merge(map(self._run, items, items.values(), *[repeat(())] * n_sources))
+            return self.merge(map(self._run, items, items.values(), *map(repeat, blocks)))
         below = list(children(level - 1, list(items)))
         parts = (
             self._of_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources)
