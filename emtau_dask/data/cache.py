@@ -335,7 +335,7 @@ class RowCache:
         store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
-            if cached:
+            if cached and (name, chunk) in cached.entries:
                 store.put(cached, (name, chunk), None)
 
     def find_state(self, chunk: int, stored: Hashable) -> Mapping[str, NDArray[Any]] | None:

@@ -338,19 +338,9 @@ class ChunkLoader:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
             some = isinstance(self.rows, RowsInMemory) and len(positions) < len(loaded.rows)
             return replace(loaded, digest=None) if some else loaded
-        self._hold()
         cached, bytes_read = found
-        return LoadedChunk(
-            cached.rows,
-            cached.weights,
-            positions,
-            chunk_range.start,
-            bytes_read + sum(block.nbytes for block in weight_blocks),
-            chunk_range.chunk,
-            subset=cached.positions.astype(np.intp),
-            source_bytes=cached.source_bytes,
-            missing=self.missing,
-        )
+        bytes_read += sum(block.nbytes for block in weight_blocks)
+        return self._from_cache(chunk_range, cached, bytes_read, positions)
 
     def load_sample(
         self,
@@ -378,21 +368,26 @@ class ChunkLoader:
                     taken = loaded.taken(inside[number])
                     self.sampled.keep(chunk_range.chunk, taken, samples.names[number])
             return loaded, inside[level]
+        loaded = self._from_cache(chunk_range, *found)
+        return loaded, loaded.positions()
+
+    def _from_cache(
+        self, chunk_range: ChunkRange, cached: CachedRows, bytes_read: int, present: Ints | None = None
+    ) -> LoadedChunk:
+        """Return cached rows of a chunk; ``present`` are those of positive weight, None where all are."""
         self._hold()
-        cached, bytes_read = found
-        positions = cached.positions.astype(np.intp)
-        loaded = LoadedChunk(
+        subset = cached.positions.astype(np.intp)
+        return LoadedChunk(
             cached.rows,
             cached.weights,
-            positions,
+            subset if present is None else present,
             chunk_range.start,
             bytes_read,
             chunk_range.chunk,
-            subset=positions,
+            subset=subset,
             source_bytes=cached.source_bytes,
             missing=self.missing,
         )
-        return loaded, positions
 
     def leave_samples(self, chunk: int, names: Sequence[str]) -> None:
         """Remove the rows of samples that no pass will score again from the cache."""
