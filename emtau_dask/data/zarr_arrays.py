@@ -234,6 +234,7 @@ class ZarrReader(RangeReader):
                 with of_process(ReadBudget).reading(self.peak_bytes(start, stop)):
                     found = self._by_zarr(start, stop)
         except Exception:
+            # Entered for errors alone, since every chunk comes this way.
             with read_errors(f"rows {start} to {stop} of {self._name}", remote=self.remote):
                 raise
         return found

@@ -75,7 +75,7 @@ class RowSums(NamedTuple):
     statistics : SufficientStatistics or None
         Of rows that were summed in the centred form. One of both is there, or both are.
     log_likelihood : float
-        ``Σ s_n ln p(x_n)``, nats, which those who scored the rows add to what a kernel summed.
+        ``Σ s_n ln p(x_n)``, nats; 0 until the task that scored the rows sets it.
     """
 
     moments: Floats | None
@@ -86,8 +86,8 @@ class RowSums(NamedTuple):
 class Merger:
     """Merges the sums of parts of the rows, in the order in which they come.
 
-    Of statistics it adds up scatters, weights and means. With ``μ = Σ W_i μ_i / W``, the scatter of all is
-    ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
+    Statistics are merged at once, from the sum of their scatters, their weights and their means. With
+    ``μ = Σ W_i μ_i / W``, the scatter of all is ``Σ_i S_i + W_i (μ_i − μ)(μ_i − μ)ᵀ``.
     """
 
     def __init__(self, structure: CovarianceStructure) -> None:
@@ -307,8 +307,7 @@ class PairwiseMerger(Generic[T]):
 
     def __init__(self, merge: Callable[[T, T], T]) -> None:
         self._merge = merge
-        self._results: list[tuple[int, T]] = []
-        """Each with its number of parts: powers of 2 that fall."""
+        self._results: list[tuple[int, T]] = []  # each with its number of parts, powers of 2 that fall
 
     def push(self, part: T) -> None:
         """Add the next part."""
