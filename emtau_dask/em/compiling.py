@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from emtau_dask.dask_config import read_settings
@@ -95,6 +95,7 @@ def _worth(
     return all(answer is None or isinstance(answer, OSError) for answer in answers.values())
 
 
+@cache
 def check_compiler() -> None:
     """Raise `ClusterError` in a worker that cannot compile, where the process that asks it to could."""
     why_not = why_not_compiled()
