@@ -12,12 +12,11 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.checkpoint.manifest import FitConfig
 from emtau_dask.checkpoint.reader import SavedFit, open_newest
 from emtau_dask.checkpoint.rows import CommittedRows, ScoredNext
 from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.history import FitHistory
-from emtau_dask.em.settings import most_on_samples
+from emtau_dask.em.settings import EmSettings, most_on_samples
 from emtau_dask.em.state import RunState
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import ACTIVE
@@ -121,7 +120,7 @@ def open_run(path: Any) -> Run:
     )
 
 
-def _scored_next(config: FitConfig, state: RunState | None) -> ScoredNext | None:
+def _scored_next(config: EmSettings, state: RunState | None) -> ScoredNext | None:
     """Return which rows the next iteration scores; None where row state says that."""
     if config.acceleration is not None:
         samples = config.acceleration.samples

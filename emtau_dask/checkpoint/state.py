@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,22 @@ from emtau_dask.checkpoint.manifest import (
     NOT_FINITE,
     PLACE_COLUMNS,
     TABLES,
+    Algorithm,
     Attempt,
     Content,
-    FitConfig,
     Manifest,
     place_of,
     state_key,
 )
+from emtau_dask.constraints import choice
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
 from emtau_dask.errors import EmtauError
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.policies.policy import ActivityPolicy
+from emtau_dask.policies.registry import OwnPolicy, describe_policy, described_policy
+from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
@@ -204,6 +209,39 @@ def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics
     return SufficientStatistics(*values.values())
 
 
+def _encode_policy(policy: Any, _: Any) -> Any:
+    return _ALGORITHM.encode(Algorithm(*describe_policy(policy)), None)
+
+
+def _decode_policy(plain: Any, _: Any) -> ActivityPolicy:
+    entry = _ALGORITHM.decode(plain, None)
+    try:
+        return described_policy(entry.name, entry.kind, entry.params)
+    except EmtauError as error:
+        raise FormatError(f"cannot be: {error}") from error
+
+
+def _encode_asked(algorithm: Any, _: Any) -> Any:
+    """Return a name as it is, and a policy of the package; null for any other, which is not stored here."""
+    if algorithm is None or isinstance(algorithm, str):
+        return algorithm
+    found = _encode_policy(algorithm, None)
+    return None if found["name"] is None else found
+
+
+def _decode_asked(plain: Any, _: Any) -> Any:
+    if plain is None:
+        return None
+    if not isinstance(plain, dict):
+        return _NAME.decode(plain, None)
+    policy = _decode_policy(plain, None)
+    if isinstance(policy, OwnPolicy):
+        raise FormatError("is null: it must be that of an algorithm", ("name",))
+    return policy
+
+
+_ALGORITHM = Codec().record(Algorithm)
+_NAME = Codec().form(Annotated[str, choice(AUTO, *POLICIES)])
 CODEC = Codec(
     NAMES,
     MappingProxyType(
@@ -215,7 +253,13 @@ CODEC = Codec(
     ),
     NOT_FINITE,
     BY_COLUMN,
+    MappingProxyType(
+        {
+            ActivityPolicy: Form(_encode_policy, _decode_policy),
+            NamedOrPolicy: Form(_encode_asked, _decode_asked),
+        }
+    ),
 )
 _RUN = CODEC.record(RunState)
-CONFIG, MANIFEST = CODEC.record(FitConfig), CODEC.record(Manifest)
+SETTINGS, CONFIG, MANIFEST = (CODEC.record(kind) for kind in (Settings, EmSettings, Manifest))
 CONTENT = replace(CODEC, special=MappingProxyType({RunState: Form(_encode_run, _decode_run)})).record(Content)

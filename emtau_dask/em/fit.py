@@ -36,9 +36,9 @@ from emtau_dask.errors import SingularComponentError, warn_user
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.threads import lasting_threads
 from emtau_dask.interrupts import interruptible
-from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.process import threads_side_by_side
+from emtau_dask.settings import marginalises
 
 STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
 """Iterations, at most, of each of several starts on the first sample before the best goes on."""
@@ -57,32 +57,16 @@ class FitSettings:
 
     Attributes
     ----------
-    n_components : int
-    structure : CovarianceStructure
     em : EmSettings
-    init_params : str
-        A name of `STARTS`.
     given : GivenParameters
         Starting parameters that replace those of the start.
-    seeds : tuple of int
-        One for each run.
-    previous_bound : float or None
-        What the first iteration's bound is compared with, for a warm start.
     compiled : bool
         Whether the compiled loops are used where they can be; decided once for a fit.
-    missing : bool
-        Whether NaN stands for a missing value.
     """
 
-    n_components: int
-    structure: CovarianceStructure
     em: EmSettings
-    init_params: str
     given: GivenParameters
-    seeds: tuple[int, ...]
-    previous_bound: float | None = None
     compiled: bool = False
-    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,16 +140,17 @@ def fit(
 
 
 def _problem_of(settings: FitSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
+    asked = settings.em.asked
     problem = make_problem(
         sources.rows,
         sources.weights,
-        settings.n_components,
-        settings.structure,
+        asked.n_components,
+        settings.em.structure,
         executor,
         context,
         compiled=settings.compiled,
     )
-    return replace(problem, missing=settings.missing)
+    return replace(problem, missing=marginalises(asked.missing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,10 +165,7 @@ class _Fixed:
     @property
     def contested(self) -> bool:
         """Whether several starts are compared on the first sample, of which the best goes on."""
-        acceleration = self.settings.em.acceleration
-        return (
-            acceleration is not None and len(acceleration.samples.shares) > 0 and len(self.settings.seeds) > 1
-        )
+        return len(self.settings.em.shares) > 0 and len(self.settings.em.seeds) > 1
 
     @property
     def same(self) -> float:
@@ -208,7 +190,7 @@ def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:
 
 def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
     """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
-    n_runs = len(fixed.settings.seeds)
+    n_runs = len(fixed.settings.em.seeds)
     if state.run == n_runs - 1 and state.best is None:
         raise error
     message = f"start {state.run + 1} of {n_runs} is left out: {error}"
@@ -226,11 +208,11 @@ def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], Non
     if complete is not None:
         return complete
     if problem.missing:
-        problem, after = complete_problem(problem, settings.seeds[state.run]), forget
+        problem, after = complete_problem(problem, settings.em.seeds[state.run]), forget
     elif acceleration is not None and acceleration.samples.shares:
         problem, after = starting_problem(problem, acceleration.samples), forget
-    request = StartRequest(problem, settings.seeds[state.run], state.start, after)
-    statistics = STARTS[settings.init_params](request)
+    request = StartRequest(problem, settings.em.seeds[state.run], state.start, after)
+    statistics = STARTS[settings.em.asked.init_params](request)
     return starting_parameters(problem, settings.given, statistics, settings.em.reg_covar)
 
 
@@ -244,7 +226,7 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
         journal.save(replace(state, start=progress), commit=journal.due(progress.n_iter))
 
     parameters = _start(fixed, state, after)
-    run = RunState(parameters, fixed.settings.previous_bound)
+    run = RunState(parameters, fixed.settings.em.previous_bound)
     if fixed.settings.em.acceleration is not None:
         records = () if state.best is None or not fixed.contested else state.best.records
         chosen = not fixed.contested
@@ -316,11 +298,11 @@ def _start_judged(run: RunState, iterations: int, best: RunState | None, same: f
 
 def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
     cut = fixed.contested and best is not None and fixed.contest_over(best)
-    if state.run + 1 < len(fixed.settings.seeds) and not cut:
+    if state.run + 1 < len(fixed.settings.em.seeds) and not cut:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
     if fixed.contested and best is not None and best.progress is not None:
         progress = replace(best.progress, chosen=True, level_began=len(best.records))
-        chosen = replace(best, bound=fixed.settings.previous_bound, progress=progress)
+        chosen = replace(best, bound=fixed.settings.em.previous_bound, progress=progress)
         return replace(state, start=None, current=chosen, best=None)
     return replace(state, start=None, current=best, best=None, finished=True)
 

@@ -22,6 +22,7 @@ from emtau_dask.execution.scheduler import task_processes
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.missing import LONGER, PATTERNS_BYTES
 from emtau_dask.mixture.plan import block_bytes
+from emtau_dask.settings import marginalises
 from emtau_dask.storage.row_state import RECENT_BYTES, SHARING_ROWS, RowFields
 
 PROCESS_BYTES = 300 * 10**6
@@ -306,17 +307,17 @@ def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: 
 
 def outline_of(settings: FitSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
     """Return the outline of a fit, with nothing kept between passes."""
-    em, K = settings.em, settings.n_components
+    em, asked = settings.em, settings.em.asked
     return FitOutline(
-        n_components=K,
-        covariance_type=settings.structure.name,
-        fields=row_fields(rows, K, em.policy, em.max_iter),
+        n_components=asked.n_components,
+        covariance_type=asked.covariance_type,
+        fields=row_fields(rows, asked.n_components, em.policy, em.max_iter),
         threads=threads,
         cache_limit=0,
         read_ahead_limit=read_settings().read_ahead_bytes if in_process else 0,
         compiled=settings.compiled,
-        sampled=sum(em.acceleration.samples.shares) if em.acceleration is not None else 0.0,
-        missing=settings.missing,
+        sampled=sum(em.shares),
+        missing=marginalises(asked.missing),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,6 +21,33 @@ from emtau_dask.policies.tau import EMTau
 ALGORITHMS: Mapping[str, type[BuiltInPolicy]] = MappingProxyType(
     {"em": FullEM, "em-tau": EMTau, "em-star": EMStar, "em-lazy": EMLazy, "em-sampled": EMSampled}
 )
+
+
+@dataclass(frozen=True)
+class OwnPolicy:
+    """A user's own policy as a commit describes it. It has to be given again: its methods raise.
+
+    Attributes
+    ----------
+    kind : str
+        The name of its class.
+    params : dict
+    """
+
+    kind: str
+    params: dict[str, Any]
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return _call(self.kind, self.params)
+
+    def row_arrays(self, *_: Any) -> NoReturn:
+        """Raise `CheckpointMismatchError`."""
+        raise CheckpointMismatchError(
+            f"the run uses {self}, a policy that is not emtau_dask's; give it again as algorithm."
+        )
+
+    update = schedule = row_arrays
 
 
 def as_policy(algorithm: object) -> ActivityPolicy:
@@ -48,6 +76,8 @@ def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
     ConfigError
         JSON cannot hold the parameters.
     """
+    if isinstance(policy, OwnPolicy):
+        return None, policy.kind, policy.params
     name = next((name for name, kind in ALGORITHMS.items() if type(policy) is kind), None)
     kind = type(policy).__qualname__
     get_params = getattr(policy, "get_params", None)
@@ -63,35 +93,42 @@ def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
     return name, kind, parameters
 
 
-def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dict[str, Any]) -> Any:
-    """Return the policy of a checkpointed run: rebuilt, or ``algorithm`` where that is the same.
+def described_policy(name: str | None, kind: str, parameters: dict[str, Any]) -> ActivityPolicy:
+    """Return the policy of which `describe_policy` returns this: a new one, or an `OwnPolicy`.
+
+    Raises
+    ------
+    ConfigError
+        No built-in policy has this name and these parameters.
+    """
+    if name is None:
+        return OwnPolicy(kind, parameters)
+    made: Any = as_policy(name)
+    try:
+        policy: ActivityPolicy = made.set_params(**parameters)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{name} has no such parameters: {error}") from error
+    return policy
+
+
+def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
+    """Return the policy of a checkpointed run, or ``algorithm`` where that is given and is the same.
 
     Raises
     ------
     CheckpointMismatchError
-        A user's own policy was not given again, or it differs.
-    ConfigError
-        No built-in policy has the checkpoint's name or parameters.
+        It differs.
     """
-    stored = _call(kind, parameters)
-    if algorithm is not None:
-        policy = as_policy(algorithm)
-        found = describe_policy(policy)
-        if found != (name, kind, parameters):
-            raise CheckpointMismatchError(
-                f"algorithm is {_call(*found[1:])}, but the checkpointed run uses {stored}. "
-                "Give the same, or leave it out."
-            )
-        return policy
-    if name is None:
+    if algorithm is None:
+        return stored
+    policy = as_policy(algorithm)
+    found, wanted = describe_policy(policy), describe_policy(stored)
+    if found != wanted:
         raise CheckpointMismatchError(
-            f"the run uses {stored}, a policy that is not emtau_dask's; give it again as algorithm."
+            f"algorithm is {_call(*found[1:])}, but the checkpointed run uses {_call(*wanted[1:])}. "
+            "Give the same, or leave it out."
         )
-    rebuilt: Any = as_policy(name)
-    try:
-        return rebuilt.set_params(**parameters)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{name} has no such parameters: {error}") from error
+    return policy
 
 
 def _plain(value: Any) -> Any:

@@ -13,11 +13,12 @@ from typing import Any
 from sklearn.base import clone
 
 from emtau_dask.constraints import Constraint, integer
-from emtau_dask.em.settings import CONSTRAINTS, check_settings
 from emtau_dask.errors import ConfigError, short
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import settings_of
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
+from emtau_dask.settings import CONSTRAINTS
 
 MOST_CANDIDATES = 10_000
 NOT_GIVEN = ("weights_init", "means_init", "precisions_init", "checkpoint")
@@ -309,7 +310,7 @@ def _template(estimator: Any, random_state: Any) -> GaussianMixture:
         raise ConfigError("estimator has warm_start=True; a selection begins anew. Set it to False.")
     if random_state is not None:
         template.random_state = random_state
-    check_settings(template.get_params(deep=False))
+    settings_of(template)
     return template
 
 
