@@ -30,7 +30,6 @@ from emtau_dask.checkpoint.manifest import (
 )
 from emtau_dask.checkpoint.state import CODEC, CONTENT, MANIFEST, Frame
 from emtau_dask.em.settings import EmSettings
-from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import CheckpointCorruptError, InvalidDataError, short
 from emtau_dask.storage.commits import CommitLog
@@ -78,17 +77,12 @@ class SavedFit:
     @property
     def config(self) -> EmSettings:
         """The settings of the fit."""
-        return self.manifest.config
+        return replace(self.manifest.config, given=self.content.given)
 
     @property
     def state(self) -> FitState:
         """The state of the fit."""
         return self.content.fit
-
-    @property
-    def given(self) -> GivenParameters:
-        """Starting parameters from the user."""
-        return self.content.given
 
     @property
     def contents(self) -> dict[tuple[str, str], dict[int, bytes]]:

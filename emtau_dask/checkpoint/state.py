@@ -31,8 +31,8 @@ from emtau_dask.errors import EmtauError
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.policies.policy import ActivityPolicy
-from emtau_dask.policies.registry import OwnPolicy, describe_policy, described_policy
-from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings
+from emtau_dask.policies.registry import OwnPolicy, as_policy, describe_policy, described_policy
+from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings, is_automatic
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
@@ -223,10 +223,10 @@ def _decode_policy(plain: Any, _: Any) -> ActivityPolicy:
 
 def _encode_asked(algorithm: Any, _: Any) -> Any:
     """Return a name as it is, and a policy of the package; null for any other, which is not stored here."""
-    if algorithm is None or isinstance(algorithm, str):
+    if algorithm is None or is_automatic(algorithm):
         return algorithm
-    found = _encode_policy(algorithm, None)
-    return None if found["name"] is None else found
+    found = _encode_policy(as_policy(algorithm), None)
+    return None if found["name"] is None else algorithm if isinstance(algorithm, str) else found
 
 
 def _decode_asked(plain: Any, _: Any) -> Any:

@@ -25,7 +25,7 @@ from emtau_dask.checkpoint.reader import SavedFit
 from emtau_dask.checkpoint.rows import remove_rows, write_rows
 from emtau_dask.checkpoint.state import CONTENT, MANIFEST, Frame, digest_table
 from emtau_dask.em.contents import Contents
-from emtau_dask.em.starts import KMEANS_PASSES, GivenParameters
+from emtau_dask.em.starts import KMEANS_PASSES
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
 from emtau_dask.process import numerical_environment
@@ -55,14 +55,10 @@ class CheckpointJournal:
         Of a new run, or of one that this process resumes.
     manifest : Manifest
         What all commits say.
-    given : GivenParameters
-        Starting parameters from the user.
     fields : RowFields or None
         None where the policy keeps no row state.
     contents : Contents
         What the data is found to hold.
-    compiled : bool
-        Whether the fit uses compiled tiles.
 
     Attributes
     ----------
@@ -75,19 +71,16 @@ class CheckpointJournal:
         self,
         log: CommitLog,
         manifest: Manifest,
-        given: GivenParameters,
         fields: RowFields | None,
         contents: Contents,
-        *,
-        compiled: bool,
     ) -> None:
-        self._log, self._given = log, given
+        self._log = log
         self.fields, self.contents, self.state = fields, contents, FitState()
         self._manifest = replace(
             manifest,
             run=log.run,
             attempt=new_attempt(max(log.last, 0)),
-            environment=numerical_environment(compiled=compiled),
+            environment=numerical_environment(compiled=manifest.config.compiled),
         )
         self._prefix = f"attempts/{self._manifest.attempt}"
         config, data = manifest.config, manifest.data
@@ -201,7 +194,7 @@ class CheckpointJournal:
         )
         try:
             plain = MANIFEST.encode(manifest, arrays)
-            plain |= CONTENT.encode(Content(self._given, state, contents), arrays)
+            plain |= CONTENT.encode(Content(manifest.config.given, state, contents), arrays)
         except FormatError as error:
             raise CheckpointError(
                 f"the fit has come to a state that cannot be committed ({error}). See whether the data and "

@@ -12,10 +12,11 @@ from emtau_dask.dask_config import AUTO, read_settings
 from emtau_dask.data.chunk import loaded_bytes
 from emtau_dask.data.source import RangeSource, Source, is_in_memory, is_stored
 from emtau_dask.data.zarr_arrays import READ_BYTES
-from emtau_dask.em.fit import FitSettings, FitSources
+from emtau_dask.em.fit import FitSources
 from emtau_dask.em.journal import row_fields
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.em.sampling import sample_size
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.graph import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.execution.scheduler import task_processes
@@ -305,23 +306,23 @@ def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: 
     return max(LEAST_BYTES, min(memory // SHARE, memory - least.memory + least.cache))
 
 
-def outline_of(settings: FitSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
+def outline_of(settings: EmSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
     """Return the outline of a fit, with nothing kept between passes."""
-    em, asked = settings.em, settings.em.asked
+    asked = settings.asked
     return FitOutline(
         n_components=asked.n_components,
         covariance_type=asked.covariance_type,
-        fields=row_fields(rows, asked.n_components, em.policy, em.max_iter),
+        fields=row_fields(rows, asked.n_components, settings.policy, asked.max_iter),
         threads=threads,
         cache_limit=0,
         read_ahead_limit=read_settings().read_ahead_bytes if in_process else 0,
         compiled=settings.compiled,
-        sampled=sum(em.shares),
+        sampled=sum(settings.shares),
         missing=marginalises(asked.missing),
     )
 
 
-def cache_bytes(settings: FitSettings, sources: FitSources, executor: Executor) -> int:
+def cache_bytes(settings: EmSettings, sources: FitSources, executor: Executor) -> int:
     """Return the bytes that each process may keep for a fit; 0 where it keeps nothing.
 
     As dask's ``emtau.cache-bytes`` says; with "auto", see `automatic_cache`.

@@ -5,10 +5,11 @@ The bounds by which "auto" decides were measured by `benchmarks/passes.py`; `doc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from emtau_dask.data.row_random import Samples
+from emtau_dask.em.starts import GivenParameters
 from emtau_dask.errors import ConfigError
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.covariance_types import structure_named
@@ -80,7 +81,7 @@ class Acceleration:
 
 @dataclass(frozen=True, eq=False)
 class EmSettings:
-    """What was asked for, and what it comes to for the data of a fit; commits store this record as it is.
+    """What was asked for, and what it comes to for the data of a fit; commits store what a resume reads.
 
     Attributes
     ----------
@@ -96,6 +97,10 @@ class EmSettings:
         One for each run.
     previous_bound : float or None
         What the first iteration's bound is compared with, for a warm start.
+    given : GivenParameters
+        Starting parameters that replace those of the start. Commits have them among their arrays.
+    compiled : bool
+        Whether the compiled loops are used where they can be; decided anew in each process that fits.
     """
 
     asked: Settings
@@ -105,6 +110,8 @@ class EmSettings:
     acceleration: Acceleration | None = None
     seeds: tuple[int, ...] = (0,)
     previous_bound: float | None = None
+    given: GivenParameters = field(default_factory=GivenParameters)
+    compiled: bool = False
 
     @property
     def max_iter(self) -> int:

@@ -193,10 +193,8 @@ class ConditionedMixture(FittedMixture):
         """Return a fitted mixture of ``features`` of this one, with its settings."""
         own = {"n_components": parameters.n_components, "covariance_type": parameters.covariance_type}
         made = type(self)(**(self.get_params(deep=False) | dict(_OF_ANOTHER_FIT) | own))
-        made._publish(parameters, FitHistory(()), self.stop_reason_)
-        made.n_features_in_ = len(features)
-        if hasattr(self, "feature_names_in_"):
-            made.feature_names_in_ = self.feature_names_in_[features]
+        names = self.feature_names_in_[features] if hasattr(self, "feature_names_in_") else None
+        made._publish(parameters, FitHistory(()), self.stop_reason_, names)
         return made
 
 

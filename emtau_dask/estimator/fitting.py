@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.acceleration import memory_for
 from emtau_dask.em.compiling import compile_ahead, compile_setting, worth_compiling
 from emtau_dask.em.contents import Contents
-from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
+from emtau_dask.em.fit import FitSources, fit, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import Journal, row_fields, temporary_journal
 from emtau_dask.em.memory import cache_bytes
@@ -62,6 +62,7 @@ from emtau_dask.storage.commits import check_startable, open_log, start_log
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
 
+J = TypeVar("J", bound=Journal)
 LOG = logging.getLogger(__name__)
 
 
@@ -144,7 +145,7 @@ def _last_fit(estimator: FittedMixture, asked: Settings, n_features: int) -> Giv
 
 def fit_settings(
     estimator: FittedMixture, asked: Settings, sources: FitSources, executor: Executor
-) -> FitSettings:
+) -> EmSettings:
     """Return the settings of a fit, those in words resolved by the data's shape."""
     n_rows, n_features = sources.rows.shape
     K, structure = asked.n_components, structure_named(asked.covariance_type)
@@ -172,8 +173,8 @@ def fit_settings(
         if plan.annealed and shares:
             runs = tuple(seed for seed in runs for _ in range(RUNS_EACH))
     bound = float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None
-    em = EmSettings(asked, policy, tol, gap_tol, acceleration, runs, bound)
-    return FitSettings(em, given, compiled_here(asked, sources, executor))
+    compiled = compiled_here(asked, sources, executor)
+    return EmSettings(asked, policy, tol, gap_tol, acceleration, runs, bound, given, compiled)
 
 
 def compiled_here(asked: Settings, sources: FitSources, executor: Executor) -> bool:
@@ -247,65 +248,66 @@ def fit_estimator(
         ) as sources,
     ):
         settings = fit_settings(estimator, asked, sources, executor)
-        compile_beside(settings, sources, executor, observer)
-        log_beginning("begins", settings, sources, executor)
-        with (
-            _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
-            open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
-            features_named(getattr(estimator, "feature_names_in_", None)),
-        ):
-            finished = fit(settings, sources, executor, journal, context)
-        publish(estimator, with_notes(finished, differing_workers(executor.client)))
+        opening = _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer)
+        finished, journal = run_fit("begins", estimator, settings, sources, executor, observer, opening)
+        publish(estimator, finished)
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
 
-def log_beginning(how: str, settings: FitSettings, sources: FitSources, executor: Executor) -> None:
-    """Log what a fit is of and where it runs."""
+def run_fit(
+    how: str,
+    estimator: FittedMixture,
+    settings: EmSettings,
+    sources: FitSources,
+    executor: Executor,
+    observer: FitObserver,
+    opening: AbstractContextManager[J],
+) -> tuple[FitState, J]:
+    """Run a fit with the journal that ``opening`` opens, and return its finished state and the journal.
+
+    Where it runs in this process, what it needs is compiled from now on, beside what the journal reads.
+    """
     rows, features = sources.rows.shape
+    if settings.compiled and executor.in_process:
+        compile_ahead(settings.structure, settings.asked.n_components, sources.rows, observer)
     LOG.info(
         "fit %s: %s rows, %d features, %d components (%s), %s, on %s",
         how,
         f"{rows:,}",
         features,
-        settings.em.asked.n_components,
-        settings.em.asked.covariance_type,
-        type(settings.em.policy).__name__,
+        settings.asked.n_components,
+        settings.asked.covariance_type,
+        type(settings.policy).__name__,
         f"{executor.threads} threads" if executor.in_process else "other processes",
     )
-
-
-def compile_beside(
-    settings: FitSettings, sources: FitSources, executor: Executor, observer: FitObserver
-) -> None:
-    """Begin to compile what a fit in this process needs; see `compile_ahead`."""
-    if settings.compiled and executor.in_process:
-        compile_ahead(settings.em.structure, settings.em.asked.n_components, sources.rows, observer)
+    with (
+        opening as journal,
+        open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
+        features_named(getattr(estimator, "feature_names_in_", None)),
+    ):
+        finished = fit(settings, sources, executor, journal, context)
+    return with_notes(finished, differing_workers(executor.client)), journal
 
 
 @contextmanager
 def _new_journal(
     estimator: FittedMixture,
-    settings: FitSettings,
+    settings: EmSettings,
     sources: FitSources,
     run_config: Mapping[str, Any] | None,
     overwrite: bool,
     executor: Executor,
     observer: PassObserver,
 ) -> Iterator[Journal]:
-    rows, em = sources.rows, settings.em
-    fields = row_fields(rows, em.asked.n_components, em.policy, em.max_iter)
+    rows, asked = sources.rows, settings.asked
+    fields = row_fields(rows, asked.n_components, settings.policy, asked.max_iter)
     if estimator.checkpoint is None:
         with temporary_journal(fields, len(rows.chunk_rows)) as temporary:
             temporary.save(proved(executor, temporary.objects, sources, FitState()), commit=False)
             yield temporary
         return
-    names = getattr(estimator, "feature_names_in_", None)
-    manifest = Manifest(
-        em,
-        None if names is None else tuple(str(name) for name in names),
-        None if run_config is None else dict(run_config),
-        **fingerprints(sources),
-    )
+    content = None if run_config is None else dict(run_config)
+    manifest = Manifest(settings, estimator._names, content, **fingerprints(sources))
     try:
         MANIFEST.encode(manifest, None)
     except FormatError as error:
@@ -322,9 +324,7 @@ def _new_journal(
     compare_samples(sources, contents, executor, observer)
     log = start_log(objects, overwrite=overwrite)
     with log.withdrawn_on_failure():
-        journal = CheckpointJournal(
-            log, manifest, settings.given, fields, contents, compiled=settings.compiled
-        )
+        journal = CheckpointJournal(log, manifest, fields, contents)
         with journal.watched():
             journal.save(state, commit=True)
     yield journal

@@ -145,12 +145,12 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     arrays = {name: np.asarray(getattr(estimator, f"{name}_")) for name in ARRAYS}
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
-    names, history = getattr(estimator, "feature_names_in_", None), estimator.history_
+    history = estimator.history_
     fitted = {"n_components": len(estimator.weights_), "covariance_type": estimator._fitted_type}
     entry = ModelEntry(
         replace(Settings.of(estimator), **fitted),
         estimator.stop_reason_,
-        None if names is None else tuple(str(name) for name in names),
+        estimator._names,
         history.notes,
         history.records,
         sha256="",
@@ -251,10 +251,8 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> An
         )
     elif not isinstance(asked.algorithm, str):
         checked_row_arrays(asked.algorithm, asked.n_components, asked.max_iter)
-    estimator._publish(parameters, FitHistory(entry.history, entry.notes), entry.stop_reason)
-    estimator.n_features_in_ = parameters.n_features
-    if entry.feature_names is not None:
-        estimator.feature_names_in_ = np.asarray(entry.feature_names, dtype=object)
+    history = FitHistory(entry.history, entry.notes)
+    estimator._publish(parameters, history, entry.stop_reason, entry.feature_names)
     return estimator
 
 

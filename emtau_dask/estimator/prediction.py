@@ -84,7 +84,19 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         arrays = (self.weights_, self.means_, self.covariances_, self.precisions_cholesky_)
         return MixtureParameters(self._fitted_type, *map(read_only_copy, arrays))
 
-    def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
+    @property
+    def _names(self) -> tuple[str, ...] | None:
+        """The names of the features as texts, where the fit had names."""
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(str(name) for name in names)
+
+    def _publish(
+        self, parameters: MixtureParameters, history: FitHistory, stop_reason: str, names: Any = None
+    ) -> None:
+        """Set the fitted attributes; ``names`` of features are None where there are none, or they are set."""
+        self.n_features_in_ = parameters.n_features
+        if names is not None:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
         self._fitted_type = parameters.covariance_type
         self.weights_ = np.array(parameters.weights)
         self.means_ = np.array(parameters.means)

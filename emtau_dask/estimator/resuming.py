@@ -13,10 +13,10 @@ from emtau_dask.checkpoint.fingerprints import check_same
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.em.contents import Contents
-from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
+from emtau_dask.em.fit import FitSources
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import row_fields
-from emtau_dask.em.memory import cache_bytes
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import (
@@ -25,26 +25,23 @@ from emtau_dask.errors import (
     CheckpointMismatchError,
     ConfigError,
     InvalidDataError,
-    features_named,
     warn_user,
 )
 from emtau_dask.estimator.fitting import (
     as_it_was_unless_done,
     compare_samples,
-    compile_beside,
     compiled_here,
     fingerprints,
     fit_session,
-    log_beginning,
     proved,
     publish,
-    with_notes,
+    run_fit,
 )
 from emtau_dask.estimator.inputs import opened_path, opened_sources, settings_of
 from emtau_dask.estimator.model_file import check_names
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.executor import Executor
-from emtau_dask.execution.workers import differing_workers, prove_access
+from emtau_dask.execution.workers import prove_access
 from emtau_dask.policies.policy import checked_row_arrays
 from emtau_dask.policies.registry import OwnPolicy, as_policy, matching_policy
 from emtau_dask.process import numerical_environment
@@ -107,7 +104,7 @@ def saved_estimator(
 def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
     """Return what `saved_estimator` does; a policy of the user's own is an `OwnPolicy`."""
     config, asked = saved.config, saved.config.asked
-    given, precisions = GivenParameters() if asked.warm_start else saved.given, None
+    given, precisions = GivenParameters() if asked.warm_start else config.given, None
     with _impossible_named(saved):
         check_names(saved.manifest.feature_names, saved.manifest.data.shape[1])
         if given.precisions is not None:
@@ -150,11 +147,8 @@ def mixture_in(cls: type[M], checkpoint: Any) -> M:
             f"the run in {saved.log.objects.location} has not ended: its parameters are those after "
             f"iteration {run.iteration}."
         )
-    estimator.n_features_in_ = saved.manifest.data.shape[1]
-    if saved.manifest.feature_names is not None:
-        estimator.feature_names_in_ = np.asarray(saved.manifest.feature_names, dtype=object)
-    history = replace(run.history, notes=state.notes)
-    estimator._publish(run.parameters, history, run.stop_reason or "max-iter")
+    history, names = replace(run.history, notes=state.notes), saved.manifest.feature_names
+    estimator._publish(run.parameters, history, run.stop_reason or "max-iter", names)
     return estimator
 
 
@@ -205,18 +199,11 @@ def resume_estimator(
         if reopened.finished:
             publish(estimator, _with_what_was_not_read(reopened, contents))
             return
-        em = replace(saved.config, asked=asked, policy=policy)
-        settings = FitSettings(em, saved.given, compiled_here(asked, sources, executor))
-        compile_beside(settings, sources, executor, observer)
-        made = 0 if reopened.current is None else reopened.current.iteration
-        log_beginning(f"resumed after iteration {made}", settings, sources, executor)
-        journal = _journal(saved, reopened, settings, sources, contents, executor)
-        with (
-            open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
-            features_named(getattr(estimator, "feature_names_in_", None)),
-        ):
-            finished = fit(settings, sources, executor, journal, context)
-        finished = with_notes(finished, differing_workers(executor.client))
+        compiled = compiled_here(asked, sources, executor)
+        settings = replace(saved.config, asked=asked, policy=policy, compiled=compiled)
+        how = f"resumed after iteration {0 if reopened.current is None else reopened.current.iteration}"
+        opening = _journal(saved, reopened, settings, sources, contents, executor)
+        finished, _ = run_fit(how, estimator, settings, sources, executor, observer, opening)
     publish(estimator, _with_what_was_not_read(finished, contents))
 
 
@@ -254,24 +241,24 @@ def _reopened(state: FitState, max_iter: int) -> FitState:
     return replace(state, current=replace(run, stop_reason=None), finished=False)
 
 
+@contextmanager
 def _journal(
     saved: SavedFit,
     state: FitState,
-    settings: FitSettings,
+    settings: EmSettings,
     sources: FitSources,
     contents: Contents,
     executor: Executor,
-) -> CheckpointJournal:
-    """Return the journal that continues the run's commits."""
+) -> Iterator[CheckpointJournal]:
+    """Open the journal that continues the run's commits."""
     warn_unless_exclusive(saved.log.objects)
     environment = numerical_environment(compiled=settings.compiled)
     state = proved(executor, saved.log.objects, sources, _with_differences(saved, state, environment))
-    em, compiled = settings.em, settings.compiled
-    fields = row_fields(sources.rows, em.asked.n_components, em.policy, em.max_iter)
-    manifest = replace(saved.manifest, config=em)
-    journal = CheckpointJournal(saved.log, manifest, settings.given, fields, contents, compiled=compiled)
+    asked, manifest = settings.asked, replace(saved.manifest, config=settings)
+    fields = row_fields(sources.rows, asked.n_components, settings.policy, asked.max_iter)
+    journal = CheckpointJournal(saved.log, manifest, fields, contents)
     journal.inherit(saved, state)
-    return journal
+    yield journal
 
 
 def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:

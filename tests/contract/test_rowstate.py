@@ -18,7 +18,7 @@ from tiers import exhaustive_but
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
 from emtau_dask.data.opening import as_source
-from emtau_dask.em.fit import FitSettings, FitSources, fit
+from emtau_dask.em.fit import FitSources, fit
 from emtau_dask.em.journal import row_fields, temporary_journal
 from emtau_dask.em.problem import Context
 from emtau_dask.em.settings import EmSettings
@@ -557,7 +557,7 @@ class TestInAFit:
         source = as_source(rows, ndim=2, what="X").aligned(FIT_ROWS)
         eyes = np.array([np.eye(2)] * 2)
         given = GivenParameters(np.full(2, 0.5), np.array([[0.0, 0.0], [200.0, 200.0]]), (eyes, eyes))
-        settings = FitSettings(EmSettings(Settings(2, max_iter=15), Rest(), 0.0), given)
+        settings = EmSettings(Settings(2, max_iter=15), Rest(), 0.0, given=given)
         seen = []
         with temporary_journal(row_fields(source, 2, Rest(), 15), len(FIT_ROWS)) as journal:
             save = journal.save
