@@ -29,8 +29,7 @@ Flag = Annotated[bool, FLAG]
 class Settings:
     """What is asked for, in the order of the estimator's parameters, which see for the meaning of each.
 
-    What has a constraint is stored with a fit, but for `NOT_STORED`. ``random_state`` is None also where a
-    generator is given, which would not be the same later.
+    ``random_state`` is None also where a generator is given, which would not be the same later.
     """
 
     n_components: Annotated[int, integer(1, 2**24)] = 1
@@ -86,9 +85,10 @@ CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
         if isinstance(constraint, Constraint)
     }
 )
-NOT_STORED = {"verbose"}
-"""What a person sees while a fit runs."""
-STORED = tuple(name for name in SETTINGS if name == "algorithm" or name in CONSTRAINTS.keys() - NOT_STORED)
+OF_ONE_FIT = tuple(name for name in SETTINGS if name not in {*CONSTRAINTS, "algorithm"})
+"""Arrays and a place, which serve no other fit."""
+STORED = tuple(name for name in SETTINGS if name not in {*OF_ONE_FIT, "verbose"})
+"""What is stored with a fit under its name."""
 
 
 def _plain(name: str, value: Any) -> Any:

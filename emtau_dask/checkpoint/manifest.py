@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.constraints import NONE, choice, either
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import DIGEST_BYTES
 from emtau_dask.em.acceleration import Ascent, Pair, Point, Trial
@@ -27,7 +26,7 @@ from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunSt
 from emtau_dask.em.sums import FrozenRows
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
-from emtau_dask.settings import POLICIES, STORED, Settings
+from emtau_dask.settings import STORED, Settings
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import StateObject
 
@@ -51,15 +50,6 @@ class ArrayRef:
 
     key: str
     sha256: str
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A policy; ``name`` is None for a user's own."""
-
-    name: Annotated[str | None, either(choice(*POLICIES), NONE)]
-    kind: str
-    params: dict[str, Any]
 
 
 @dataclass(frozen=True)

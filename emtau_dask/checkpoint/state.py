@@ -17,22 +17,21 @@ from emtau_dask.checkpoint.manifest import (
     NOT_FINITE,
     PLACE_COLUMNS,
     TABLES,
-    Algorithm,
     Attempt,
     Content,
     Manifest,
     place_of,
     state_key,
 )
-from emtau_dask.constraints import choice
+from emtau_dask.constraints import NONE, choice, either
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.errors import EmtauError
+from emtau_dask.errors import ConfigError, EmtauError
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.policies.policy import ActivityPolicy
-from emtau_dask.policies.registry import OwnPolicy, as_policy, describe_policy, described_policy
-from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings, is_automatic
+from emtau_dask.policies.registry import DescribedPolicy, describe_policy, policy_described
+from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
@@ -209,39 +208,26 @@ def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics
     return SufficientStatistics(*values.values())
 
 
-def _encode_policy(policy: Any, _: Any) -> Any:
-    return _ALGORITHM.encode(Algorithm(*describe_policy(policy)), None)
+def _encode_algorithm(algorithm: Any, _: Any) -> Any:
+    """Return the JSON of a policy, or a name as it is; null for a policy that is not stored."""
+    if algorithm is None or isinstance(algorithm, str):
+        return _NAME.encode(algorithm, None)
+    return _POLICY.encode(describe_policy(algorithm), None)
+
+
+def _decode_algorithm(plain: Any, _: Any) -> Any:
+    return _decode_policy(plain, None) if isinstance(plain, dict) else _NAME.decode(plain, None)
 
 
 def _decode_policy(plain: Any, _: Any) -> ActivityPolicy:
-    entry = _ALGORITHM.decode(plain, None)
     try:
-        return described_policy(entry.name, entry.kind, entry.params)
-    except EmtauError as error:
+        return policy_described(_POLICY.decode(plain, None))
+    except ConfigError as error:
         raise FormatError(f"cannot be: {error}") from error
 
 
-def _encode_asked(algorithm: Any, _: Any) -> Any:
-    """Return a name as it is, and a policy of the package; null for any other, which is not stored here."""
-    if algorithm is None or is_automatic(algorithm):
-        return algorithm
-    found = _encode_policy(as_policy(algorithm), None)
-    return None if found["name"] is None else algorithm if isinstance(algorithm, str) else found
-
-
-def _decode_asked(plain: Any, _: Any) -> Any:
-    if plain is None:
-        return None
-    if not isinstance(plain, dict):
-        return _NAME.decode(plain, None)
-    policy = _decode_policy(plain, None)
-    if isinstance(policy, OwnPolicy):
-        raise FormatError("is null: it must be that of an algorithm", ("name",))
-    return policy
-
-
-_ALGORITHM = Codec().record(Algorithm)
-_NAME = Codec().form(Annotated[str, choice(AUTO, *POLICIES)])
+_POLICY = Codec().record(DescribedPolicy)
+_NAME = Codec().form(Annotated[str | None, either(choice(AUTO, *POLICIES), NONE)])
 CODEC = Codec(
     NAMES,
     MappingProxyType(
@@ -255,8 +241,8 @@ CODEC = Codec(
     BY_COLUMN,
     MappingProxyType(
         {
-            ActivityPolicy: Form(_encode_policy, _decode_policy),
-            NamedOrPolicy: Form(_encode_asked, _decode_asked),
+            ActivityPolicy: Form(_encode_algorithm, _decode_policy),
+            NamedOrPolicy: Form(_encode_algorithm, _decode_algorithm),
         }
     ),
 )

@@ -180,8 +180,6 @@ def _of_config(manifest: Manifest) -> dict[str, Any]:
     asked: dict[str, Any] = plain.pop("settings")
     names = manifest.feature_names
     words = {name: asked[name] for name in WORDS if asked[name] is None or isinstance(asked[name], str)}
-    if asked["algorithm"] is None:  # a user's own
-        del words["algorithm"]
     found = {"n_features": manifest.data.shape[1], "n_init": len(manifest.config.seeds)}
     return asked | plain | found | {"unresolved": words, "feature_names": names and list(names)}
 

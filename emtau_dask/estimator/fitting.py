@@ -186,21 +186,33 @@ def compiled_here(asked: Settings, sources: FitSources, executor: Executor) -> b
 
 @contextmanager
 def fit_session(
-    policy: ActivityPolicy, verbose: int, observer: FitObserver | None
-) -> Iterator[tuple[Executor, FitObserver]]:
-    """Give the executor and the observer of a fit, after the checks that need no data.
+    estimator: FittedMixture,
+    policy: ActivityPolicy,
+    X: Any,
+    sample_weight: Any,
+    responsibilities_init: Any,
+    *,
+    columns: Any,
+    names: Sequence[str] | None = None,
+    observer: FitObserver | None,
+) -> Iterator[tuple[Executor, FitObserver, FitSources]]:
+    """Give the executor and the observer of a fit, and what it reads; see `opened_path` and `opened_sources`.
 
     Raises
     ------
     EmtauError
-        One of dask's settings cannot be used, or the policy cannot be sent to other processes.
+        One of dask's settings cannot be used, the policy cannot be sent to other processes, or the data
+        cannot be used.
     """
     executor = choose_executor()
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
-    with interruptible(), closed_after(observer or observer_for(verbose)) as watched:
-        yield executor, watched
+    with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as watched:
+        data = opened_path(X, columns, names, watched)
+        beside = sample_weight, responsibilities_init
+        with opened_sources(executor.client, estimator, data, *beside) as sources:
+            yield executor, watched, sources
 
 
 def fit_estimator(
@@ -238,14 +250,9 @@ def fit_estimator(
     checked_row_arrays(policy, asked.n_components, asked.max_iter)
     with (
         as_it_was_unless_done(estimator),
-        fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(
-            executor.client,
-            estimator,
-            opened_path(X, columns, None, observer),
-            sample_weight,
-            responsibilities_init,
-        ) as sources,
+        fit_session(
+            estimator, policy, X, sample_weight, responsibilities_init, columns=columns, observer=observer
+        ) as (executor, observer, sources),
     ):
         settings = fit_settings(estimator, asked, sources, executor)
         opening = _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer)

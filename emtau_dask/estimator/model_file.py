@@ -33,6 +33,7 @@ from emtau_dask.errors import (
 from emtau_dask.mixture.linalg import AnyArray, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import checked_row_arrays
+from emtau_dask.policies.registry import ALGORITHMS, as_policy
 from emtau_dask.settings import AUTO, Settings
 from emtau_dask.storage.commits import FORMAT as RUN_FORMAT
 from emtau_dask.storage.errors import writing_errors
@@ -146,9 +147,12 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     history = estimator.history_
-    fitted = {"n_components": len(estimator.weights_), "covariance_type": estimator._fitted_type}
+    k, kind = len(estimator.weights_), estimator._fitted_type
+    asked = replace(Settings.of(estimator), n_components=k, covariance_type=kind)
+    if not asked.automatic and type(as_policy(asked.algorithm)) not in ALGORITHMS.values():
+        asked = replace(asked, algorithm=None)
     entry = ModelEntry(
-        replace(Settings.of(estimator), **fitted),
+        asked,
         estimator.stop_reason_,
         estimator._names,
         history.notes,

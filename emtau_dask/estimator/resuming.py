@@ -37,13 +37,13 @@ from emtau_dask.estimator.fitting import (
     publish,
     run_fit,
 )
-from emtau_dask.estimator.inputs import opened_path, opened_sources, settings_of
+from emtau_dask.estimator.inputs import settings_of
 from emtau_dask.estimator.model_file import check_names
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.workers import prove_access
 from emtau_dask.policies.policy import checked_row_arrays
-from emtau_dask.policies.registry import OwnPolicy, as_policy, matching_policy
+from emtau_dask.policies.registry import DescribedPolicy, as_policy, matching_policy
 from emtau_dask.process import numerical_environment
 from emtau_dask.storage.commits import open_log
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
@@ -102,7 +102,7 @@ def saved_estimator(
 
 
 def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
-    """Return what `saved_estimator` does; a policy of the user's own is an `OwnPolicy`."""
+    """Return what `saved_estimator` does; a policy of the user's own is an `DescribedPolicy`."""
     config, asked = saved.config, saved.config.asked
     given, precisions = GivenParameters() if asked.warm_start else config.given, None
     with _impossible_named(saved):
@@ -175,20 +175,16 @@ def resume_estimator(
         By default one that suits standard output.
     """
     asked, state, policy = settings_of(estimator), saved.state, saved.config.policy
-    if isinstance(policy, OwnPolicy):
+    if isinstance(policy, DescribedPolicy):
         policy = as_policy(asked.algorithm)
     needed = responsibilities_init if state.current is None and state.best is None else None
     checked_row_arrays(policy, asked.n_components, asked.max_iter)
+    names = saved.manifest.feature_names
     with (
         as_it_was_unless_done(estimator),
-        fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(
-            executor.client,
-            estimator,
-            opened_path(X, columns, saved.manifest.feature_names, observer),
-            sample_weight,
-            needed,
-        ) as sources,
+        fit_session(
+            estimator, policy, X, sample_weight, needed, columns=columns, names=names, observer=observer
+        ) as (executor, observer, sources),
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())

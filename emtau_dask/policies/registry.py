@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 
+from emtau_dask.constraints import NONE, choice, either
 from emtau_dask.errors import CheckpointMismatchError, ConfigError, short
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
@@ -24,22 +25,25 @@ ALGORITHMS: Mapping[str, type[BuiltInPolicy]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class OwnPolicy:
-    """A user's own policy as a commit describes it. It has to be given again: its methods raise.
+class DescribedPolicy:
+    """A policy as commits describe it. In the place of a user's own it is one whose methods raise.
 
     Attributes
     ----------
+    name : str or None
+        None for a user's own.
     kind : str
         The name of its class.
     params : dict
+        As JSON has them.
     """
 
+    name: Annotated[str | None, either(choice(*ALGORITHMS), NONE)]
     kind: str
     params: dict[str, Any]
 
-    def __repr__(self) -> str:
-        """Return the call that makes it."""
-        return _call(self.kind, self.params)
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
 
     def row_arrays(self, *_: Any) -> NoReturn:
         """Raise `CheckpointMismatchError`."""
@@ -68,16 +72,16 @@ def as_policy(algorithm: object) -> ActivityPolicy:
     )
 
 
-def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
-    """Return a policy's name (None for a user's own), class name and parameters, as JSON has them.
+def describe_policy(policy: Any) -> DescribedPolicy:
+    """Return what a commit says of a policy.
 
     Raises
     ------
     ConfigError
         JSON cannot hold the parameters.
     """
-    if isinstance(policy, OwnPolicy):
-        return None, policy.kind, policy.params
+    if isinstance(policy, DescribedPolicy):
+        return policy
     name = next((name for name, kind in ALGORITHMS.items() if type(policy) is kind), None)
     kind = type(policy).__qualname__
     get_params = getattr(policy, "get_params", None)
@@ -90,24 +94,24 @@ def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
             f"the parameters of {kind} cannot be stored in a checkpoint ({error}); give it parameters that "
             "are numbers, texts, and lists or mappings of these"
         ) from error
-    return name, kind, parameters
+    return DescribedPolicy(name, kind, parameters)
 
 
-def described_policy(name: str | None, kind: str, parameters: dict[str, Any]) -> ActivityPolicy:
-    """Return the policy of which `describe_policy` returns this: a new one, or an `OwnPolicy`.
+def policy_described(entry: DescribedPolicy) -> ActivityPolicy:
+    """Return a new policy of this name and these parameters; for a user's own, the description.
 
     Raises
     ------
     ConfigError
-        No built-in policy has this name and these parameters.
+        The policy of this name has no such parameters.
     """
-    if name is None:
-        return OwnPolicy(kind, parameters)
-    made: Any = as_policy(name)
+    if entry.name is None:
+        return entry
+    made: Any = as_policy(entry.name)
     try:
-        policy: ActivityPolicy = made.set_params(**parameters)
+        policy: ActivityPolicy = made.set_params(**entry.params)
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{name} has no such parameters: {error}") from error
+        raise ConfigError(f"{entry.name} has no such parameters: {error}") from error
     return policy
 
 
@@ -125,8 +129,7 @@ def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
     found, wanted = describe_policy(policy), describe_policy(stored)
     if found != wanted:
         raise CheckpointMismatchError(
-            f"algorithm is {_call(*found[1:])}, but the checkpointed run uses {_call(*wanted[1:])}. "
-            "Give the same, or leave it out."
+            f"algorithm is {found}, but the checkpointed run uses {wanted}. Give the same, or leave it out."
         )
     return policy
 
@@ -136,7 +139,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.longdouble):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _call(kind: str, parameters: dict[str, Any]) -> str:
-    return f"{kind}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"

@@ -29,7 +29,7 @@ from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_es
 from emtau_dask.execution.executor import Executor
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
-from emtau_dask.policies.registry import OwnPolicy
+from emtau_dask.policies.registry import DescribedPolicy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry
 from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, SelectionSettings
 from emtau_dask.selection.passes import CountedRows
@@ -211,5 +211,5 @@ def _saved(place: ObjectStore) -> SavedFit | None:
 
 
 def _of_run(estimator: GaussianMixture, saved: SavedFit, place: ObjectStore | None) -> GaussianMixture:
-    own = isinstance(saved.config.policy, OwnPolicy)
+    own = isinstance(saved.config.policy, DescribedPolicy)
     return saved_estimator(type(estimator), saved, place, estimator.algorithm if own else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache, partial
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,7 @@ from emtau_dask.em.settings import policy_before_data
 from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources
+from emtau_dask.estimator.inputs import Seeds
 from emtau_dask.execution.workers import prove_access
 from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.mixture.covariance_types import structure_named
@@ -187,18 +187,12 @@ def _selected(
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None,
 ) -> ComponentSelection:
-    template = settings.template
-    policy = policy_before_data(Settings.of(template))
+    policy = policy_before_data(Settings.of(settings.template))
     shaped = settings.estimator(settings.largest, None)
     with (
-        fit_session(policy, template.verbose, observer) as (executor, watched),
-        opened_sources(
-            executor.client,
-            shaped,
-            opened_path(data["X"], data["columns"], None, watched),
-            data["sample_weight"],
-            None,
-        ) as sources,
+        fit_session(
+            shaped, policy, data["X"], data["sample_weight"], None, columns=data["columns"], observer=observer
+        ) as (executor, watched, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),
         open_context(executor, Unclosed(watched)) as context,
     ):
@@ -252,7 +246,7 @@ def _stored(settings: SelectionSettings) -> dict[str, Any]:
     values |= {
         "candidates": [(each.n_components, each.covariance_type) for each in settings.candidates],
         "sample_rows": settings.sample_rows,
-        "algorithm": AUTO if asked.automatic else describe_policy(as_policy(asked.algorithm)),
+        "algorithm": AUTO if asked.automatic else astuple(describe_policy(as_policy(asked.algorithm))),
     }
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain

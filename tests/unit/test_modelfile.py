@@ -272,8 +272,16 @@ POLICY = {"name": "em-tau", "kind": "EMTau", "params": {"tau": 3}}
 WRONG = {
     "feature_names": [5, True, "abc", {"a": 1}, [], ["a"], ["a", "b", "a"], [1, 2, 3], ["a", None, "c"]],
     "stop_reason": ["\x1b[2Jx", "", "TOL", None, 5, ["tol"]],
-    "algorithm": ["round", 5, {}, {"name": "em"}, {"params": {}}, POLICY | {"more": 1}],
-    "name": [POLICY | {"name": None}, POLICY | {"name": "os.system"}, POLICY | {"name": ["em"]}],
+    "algorithm": [
+        "round",
+        5,
+        {},
+        {"name": "em"},
+        {"params": {}},
+        POLICY | {"more": 1},
+        POLICY | {"name": None},
+    ],
+    "name": [POLICY | {"name": "os.system"}, POLICY | {"name": ["em"]}],
     "params": [POLICY | {"params": None}, POLICY | {"params": [1]}],
     "x": [POLICY | {"params": {"x": 1}}],
     "tau": [POLICY | {"params": {"tau": -1}}, POLICY | {"params": {"tau": "3"}}],

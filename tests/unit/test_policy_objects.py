@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV
 from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies.policy import RowArray
-from emtau_dask.policies.registry import ALGORITHMS, as_policy, described_policy
+from emtau_dask.policies.registry import ALGORITHMS, DescribedPolicy, as_policy, policy_described
 
 IMPOSSIBLE = [
     (EMTau(tau=0), r"tau=0.*at least 1"),
@@ -129,4 +129,4 @@ def test_a_grid_search_goes_over_tau(algorithm):
 
 def test_stored_parameters_that_a_policy_has_not_are_refused():
     with pytest.raises(ConfigError, match="em-tau has no such parameters"):
-        described_policy("em-tau", "EMTau", {"tau__x": 1})
+        policy_described(DescribedPolicy("em-tau", "EMTau", {"tau__x": 1}))
