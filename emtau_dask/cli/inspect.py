@@ -178,10 +178,9 @@ def _of_config(manifest: Manifest) -> dict[str, Any]:
     """Return the settings of a run, what they came to in the place of words; these are in ``unresolved``."""
     plain: dict[str, Any] = CONFIG.encode(manifest.config, None)
     asked: dict[str, Any] = plain.pop("settings")
-    names = manifest.feature_names
     words = {name: asked[name] for name in WORDS if asked[name] is None or isinstance(asked[name], str)}
-    found = {"n_features": manifest.data.shape[1], "n_init": len(manifest.config.seeds)}
-    return asked | plain | found | {"unresolved": words, "feature_names": names and list(names)}
+    found = {"n_features": manifest.data.shape[1], "n_init": len(manifest.config.seeds), "unresolved": words}
+    return asked | plain | found | {"feature_names": manifest.feature_names, "run_config": None}
 
 
 def _plain(record: IterationRecord) -> dict[str, Any]:
