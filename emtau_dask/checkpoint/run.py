@@ -123,11 +123,10 @@ def open_run(path: Any) -> Run:
 def _scored_next(config: EmSettings, state: RunState | None) -> ScoredNext | None:
     """Return which rows the next iteration scores; None where row state says that."""
     if config.acceleration is not None:
-        samples = config.acceleration.samples
         level = 0 if state is None or state.progress is None else state.progress.level
         made = 0 if state is None else state.iteration
-        if level < len(samples.shares) and made < most_on_samples(config.max_iter):
-            return ScoredNext(samples, level)
+        if level < len(config.shares) and made < most_on_samples(config.max_iter):
+            return ScoredNext(config.acceleration.samples, level)
     return ScoredNext() if state is None or state.full_pass_next else None
 
 
