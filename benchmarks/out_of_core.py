@@ -43,12 +43,14 @@ from dask.utils import format_bytes, parse_bytes
 from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask import GaussianMixture
+from emtau_dask import FullEM, GaussianMixture
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import as_source, open_source
 from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.compiling import worth_compiling
 from emtau_dask.em.memory import FitOutline, demand
+from emtau_dask.em.settings import EmSettings
+from emtau_dask.settings import Settings
 from emtau_dask.storage.direct_reads import passes_cache, read_directly
 
 PLAIN, ZSTD = "plain.zarr", "zstd.zarr"
@@ -239,8 +241,7 @@ def times(found: dict[str, Any], pauses: Pauses) -> dict[str, float]:
 
 def needed(folder: Path, options: argparse.Namespace) -> int:
     outline = FitOutline(
-        n_components=options.components,
-        covariance_type="full",
+        EmSettings(Settings(options.components), FullEM(), 0.0),
         fields=None,
         threads=options.threads,
         cache_limit=0,

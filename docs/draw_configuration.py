@@ -17,14 +17,15 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from emtau_dask.cli.config import DEFAULT, RunConfig
+from emtau_dask.cli.config import RunConfig
 from emtau_dask.cli.sections import Allowed, Section, sections_in
 from emtau_dask.cli.yaml import in_yaml
 from emtau_dask.datasets import DATASETS
 from emtau_dask.policies.registry import ALGORITHMS
+from emtau_dask.settings import AUTO
 
 PAGE = Path(__file__).parent / "configuration.md"
-COMPLETED = {"output.directory": "`runs/` and the name of the config", "algorithm.name": f"`{DEFAULT}`"}
+COMPLETED = {"output.directory": "`runs/` and the name of the config", "algorithm.name": f"`{AUTO}`"}
 """Defaults of keys that the schema wants given, and that are added before."""
 TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 KEY = re.compile(r"^(\w+(?:, \w+)*) : ")

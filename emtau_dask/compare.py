@@ -45,6 +45,7 @@ from emtau_dask.mixture.linalg import Floats, Ints
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.policy import SCORED_AT, ActivityPolicy, Traced
+from emtau_dask.settings import Settings
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.row_state import SlotState
 
@@ -358,7 +359,7 @@ def compare(
 def _settings(estimator: GaussianMixture, problem: Problem, policy: ActivityPolicy) -> EmSettings:
     p = free_parameters(problem.structure, problem.n_components, problem.n_features)
     tol, gap_tol = tolerances(estimator.tol, problem.rows.shape[0], p, auto=False)
-    return EmSettings(policy, tol, estimator.max_iter, estimator.reg_covar, gap_tol)
+    return EmSettings(Settings.of(estimator), policy, tol, gap_tol)
 
 
 @contextmanager

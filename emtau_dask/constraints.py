@@ -1,15 +1,17 @@
-"""Constraints on settings: each is stated once, for estimators, policies and run configs alike."""
+"""Constraints on settings: each is stated once, for estimators, policies and run configs alike.
+
+Only the standard library is imported, as in `settings`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
-
-import numpy as np
 
 MAX_ITERATIONS = 10**12
 """More than a fit can do; what counts iterations is stored as integers of bounded size."""
@@ -69,7 +71,7 @@ FRACTION = Constraint(
     lambda value: 0 < _as_float(value) <= 1,
     lambda value: "1" if 1 < _as_float(value) < math.inf else _unquoted(value),
 )
-FLAG = Constraint("True or False", lambda value: isinstance(value, (bool, np.bool_)))
+FLAG = Constraint("True or False", lambda value: isinstance(value, (bool, *_of_numpy("bool_"))))
 NONE = Constraint("None", lambda value: value is None)
 
 
@@ -104,8 +106,18 @@ def either(*constraints: Constraint) -> Constraint:
     )
 
 
-def _as_float(value: Any, kinds: Any = (int, float, np.integer, np.floating)) -> float:
-    """Return a number of these kinds as a float; NaN for all else, infinity for what is beyond float64."""
+def _of_numpy(*names: str) -> tuple[type, ...]:
+    """Return types of NumPy, of which there are values only where it has been imported."""
+    numpy = sys.modules.get("numpy")
+    return () if numpy is None else tuple(getattr(numpy, name) for name in names)
+
+
+def _as_float(value: Any, kind: type | None = None) -> float:
+    """Return a number as a float; NaN for all else, infinity for what is beyond float64.
+
+    ``kind`` is what counts as a number, by default those of Python and NumPy.
+    """
+    kinds: Any = (int, float, *_of_numpy("integer", "floating")) if kind is None else kind
     if isinstance(value, bool) or not isinstance(value, kinds):
         return math.nan
     try:

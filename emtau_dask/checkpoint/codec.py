@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from emtau_dask.constraints import Constraint
 from emtau_dask.errors import short
 
 MAX_COUNT = 2**48
@@ -179,6 +180,7 @@ class Codec:
             Union: self._optional,
             UnionType: self._optional,
             Literal: self._literal,
+            Annotated: self._constrained,
             tuple: self._tuple,
             dict: self._mapping,
             abc.Mapping: self._mapping,
@@ -205,6 +207,16 @@ class Codec:
 
     def _literal(self, arguments: Arguments, _: str) -> Form:
         return _choice({each: each for each in arguments})
+
+    def _constrained(self, arguments: Arguments, _: str) -> Form:
+        constraint: Constraint = arguments[1]
+
+        def check(value: Any, _: Any) -> Any:
+            if not constraint.holds(value):
+                raise _wrong(value, constraint.words)
+            return _plain(value)
+
+        return Form(check, check)
 
     def _tuple(self, arguments: Arguments, name: str) -> Form:
         if arguments[0] in self.by_column:
@@ -268,7 +280,7 @@ class Codec:
         return Form(encode, decode)
 
     def _attributes(self, kind: Any) -> dict[str, tuple[str, Form]]:
-        hints, forms = get_type_hints(kind), {}
+        hints, forms = get_type_hints(kind, include_extras=True), {}
         for attribute, name in (self.names.get(kind) or {hint: hint for hint in hints}).items():
             unknown = self.not_finite.get((kind, attribute))
             form = self.form(hints.get(attribute, np.ndarray), name) if unknown is None else _or_null(unknown)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,13 @@ from emtau_dask.data.source import DIGEST_BYTES
 from emtau_dask.em.acceleration import Ascent, Pair, Point, Trial
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.moments import HeldMoments
-from emtau_dask.em.settings import Acceleration
+from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 from emtau_dask.em.sums import FrozenRows
-from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.settings import STORED, Settings
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import StateObject
 
@@ -42,7 +42,6 @@ STATE_DIGEST_BYTES = 32
 ROW_DTYPES = frozenset({"bool", "uint8", "uint16", "uint32", "uint64"})
 TABLES = ("chunks", "digests", "origins", "moments")
 """The arrays of a run beside those of its records, under these names too; null for those without rows."""
-Unresolvable = Literal["algorithm", "tol", "n_init", "acceleration"]
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,6 @@ class ArrayRef:
 
     key: str
     sha256: str
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """The policy; ``name`` is None for a user's own."""
-
-    name: str | None
-    kind: str
-    params: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -82,46 +72,27 @@ class Attempt:
     kept: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FitConfig:
-    """The settings of a fit; ``unresolved`` are those that were given in words or as None."""
-
-    n_components: int
-    n_features: int
-    covariance_type: str
-    algorithm: Algorithm
-    tol: float
-    gap_tol: float
-    acceleration: Acceleration | None
-    unresolved: dict[Unresolvable, str | None]
-    missing: str
-    reg_covar: float
-    max_iter: int
-    n_init: int
-    init_params: str
-    checkpoint_every: int
-    random_state: int | None
-    warm_start: bool
-    seeds: tuple[int, ...]
-    previous_bound: float | None
-    feature_names: tuple[str, ...] | None
-    run_config: dict[str, Any] | None
-
-
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """All that a commit says but the state of the fit."""
+    """All that a commit says but the state of the fit; the journal knows what has a default here."""
 
-    run: str
-    number: int
-    attempt: str
-    attempts: tuple[Attempt, ...]
-    environment: Mapping[str, str]
-    written: str
-    config: FitConfig
+    config: EmSettings
+    feature_names: tuple[str, ...] | None
+    run_config: dict[str, Any] | None
     data: SourceEntry
     sample_weight: SourceEntry | None
     responsibilities_init: SourceEntry | None
+    run: str = ""
+    number: int = 0
+    attempt: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    written: str = ""
+
+    @property
+    def sources(self) -> dict[str, SourceEntry | None]:
+        """What the data of the fit are, by the names of the fields."""
+        return {name: getattr(self, name) for name in ("data", "sample_weight", "responsibilities_init")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +151,10 @@ NAMES: Mapping[type, Mapping[str, str]] = MappingProxyType(
         Pair: _named("step decrease"),
         Point: _named("parameters objective moments response"),
         Trial: _named("moments kind length", predicted="predicted_gain"),
+        Settings: _named(" ".join(STORED)),
+        EmSettings: _named(
+            "tol gap_tol acceleration seeds previous_bound", asked="settings", policy="algorithm"
+        ),
         Acceleration: _named("memory samples annealed"),
         Samples: _named("seed shares"),
         ChunkDigests: _named("source made_on", digests="contents"),
@@ -206,10 +181,12 @@ def moments_kept(memory: int) -> int:
     return 2 * (2 * memory + BESIDE_PAIRS) + 1
 
 
-def array_layouts(config: FitConfig, n_chunks: int, prefix: str, n_steps: int) -> dict[str, ArrayLayout]:
+def array_layouts(
+    settings: EmSettings, n_features: int, n_chunks: int, prefix: str, n_steps: int
+) -> dict[str, ArrayLayout]:
     """Return the zarr arrays of a fit below ``prefix``, by name; a step is one chunk of each."""
-    K, d = config.n_components, config.n_features
-    matrices = structure_named(config.covariance_type).shape(K, d)
+    K, d = settings.asked.n_components, n_features
+    matrices = settings.structure.shape(K, d)
     arrays: dict[str, tuple[tuple[int, ...], str]] = {
         "weights": ((K,), "float64"),
         "means": ((K, d), "float64"),
@@ -224,10 +201,10 @@ def array_layouts(config: FitConfig, n_chunks: int, prefix: str, n_steps: int) -
         "digests": ((n_chunks, STATE_DIGEST_BYTES), "uint8"),
         "contents": ((n_chunks, DIGEST_BYTES), "uint8"),
     }
-    if config.acceleration is not None:
+    if settings.acceleration is not None:
         arrays["origins"] = ((ORIGINS, K, d), "float64")
         size = K + K * d + math.prod(matrices)
-        arrays["moments"] = ((moments_kept(config.acceleration.memory), size), "float64")
+        arrays["moments"] = ((moments_kept(settings.acceleration.memory), size), "float64")
     return {
         name: ArrayLayout(
             f"{prefix}/{name}",

@@ -25,12 +25,11 @@ from emtau_dask.checkpoint.manifest import (
     ArrayRef,
     Attempt,
     Content,
-    FitConfig,
     Manifest,
     array_layouts,
 )
 from emtau_dask.checkpoint.state import CODEC, CONTENT, MANIFEST, Frame
-from emtau_dask.em.starts import GivenParameters
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import CheckpointCorruptError, InvalidDataError, short
 from emtau_dask.storage.commits import CommitLog
@@ -76,19 +75,14 @@ class SavedFit:
         return self.manifest.number
 
     @property
-    def config(self) -> FitConfig:
+    def config(self) -> EmSettings:
         """The settings of the fit."""
-        return self.manifest.config
+        return replace(self.manifest.config, given=self.content.given)
 
     @property
     def state(self) -> FitState:
         """The state of the fit."""
         return self.content.fit
-
-    @property
-    def given(self) -> GivenParameters:
-        """Starting parameters from the user."""
-        return self.content.given
 
     @property
     def contents(self) -> dict[tuple[str, str], dict[int, bytes]]:
@@ -188,27 +182,24 @@ def _frame(manifest: Manifest) -> Frame:
     config, data, attempts = manifest.config, manifest.data, manifest.attempts
     n_chunks = sum(count for _, count in data.chunks)
     most_rows = most_object_rows(data.chunks)
-    shape = (sum(rows * count for rows, count in data.chunks), config.n_features)
-    if data.shape != shape or n_chunks > MAX_CHUNKS or most_rows > MAX_OBJECT_ROWS:
+    rows = sum(rows * count for rows, count in data.chunks)
+    fits = len(data.shape) == 2 and data.shape[0] == rows
+    if not fits or n_chunks > MAX_CHUNKS or most_rows > MAX_OBJECT_ROWS:
         raise FormatError(
-            f"is of {data.shape} rows x features in {n_chunks} chunks of {shape[0]} rows, with "
-            f"{config.n_features} features",
-            ("data",),
+            f"is of {data.shape} rows x features in {n_chunks} chunks of {rows} rows", ("data",)
         )
     if config.acceleration is not None and config.acceleration.memory > MAX_MEMORY:
         raise FormatError(f"is above {MAX_MEMORY}", ("config", "acceleration", "memory"))
-    if len(config.seeds) != config.n_init:
-        raise FormatError(f"has {len(config.seeds)} seeds for {config.n_init} starts", ("config",))
     for attempt in attempts:
         _check_attempt(attempt, most_rows)
     if len({attempt.id for attempt in attempts}) < len(attempts):
         raise FormatError("has an id twice", ("attempts",))
     try:
-        layouts = array_layouts(config, n_chunks, prefix="", n_steps=1)
+        layouts = array_layouts(config, data.shape[1], n_chunks, prefix="", n_steps=1)
     except InvalidDataError as error:
         raise FormatError(f"is impossible: {error}", ("config",)) from error
-    rows = np.repeat(*np.array(data.chunks, dtype=np.int64).reshape(-1, 2).T)
-    return Frame(config.covariance_type, layouts, rows, attempts)
+    chunk_rows = np.repeat(*np.array(data.chunks, dtype=np.int64).reshape(-1, 2).T)
+    return Frame(config.asked.covariance_type, layouts, chunk_rows, attempts)
 
 
 def _check_attempt(attempt: Attempt, most_rows: int) -> None:
@@ -226,7 +217,7 @@ def _check_attempt(attempt: Attempt, most_rows: int) -> None:
         )
 
 
-def _check_state(fit: FitState, config: FitConfig) -> None:
+def _check_state(fit: FitState, config: EmSettings) -> None:
     """Raise `FormatError` where a fit is at a place that it cannot come to."""
     if fit.run >= len(config.seeds):
         raise FormatError(f"is in run {fit.run + 1} of {len(config.seeds)}", ("fit",))

@@ -12,12 +12,11 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
-from emtau_dask.checkpoint.manifest import FitConfig
 from emtau_dask.checkpoint.reader import SavedFit, open_newest
 from emtau_dask.checkpoint.rows import CommittedRows, ScoredNext
 from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.history import FitHistory
-from emtau_dask.em.settings import most_on_samples
+from emtau_dask.em.settings import EmSettings, most_on_samples
 from emtau_dask.em.state import RunState
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import ACTIVE
@@ -121,14 +120,13 @@ def open_run(path: Any) -> Run:
     )
 
 
-def _scored_next(config: FitConfig, state: RunState | None) -> ScoredNext | None:
+def _scored_next(config: EmSettings, state: RunState | None) -> ScoredNext | None:
     """Return which rows the next iteration scores; None where row state says that."""
     if config.acceleration is not None:
-        samples = config.acceleration.samples
         level = 0 if state is None or state.progress is None else state.progress.level
         made = 0 if state is None else state.iteration
-        if level < len(samples.shares) and made < most_on_samples(config.max_iter):
-            return ScoredNext(samples, level)
+        if level < len(config.shares) and made < most_on_samples(config.max_iter):
+            return ScoredNext(config.acceleration.samples, level)
     return ScoredNext() if state is None or state.full_pass_next else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,19 @@ from emtau_dask.checkpoint.manifest import (
     TABLES,
     Attempt,
     Content,
-    FitConfig,
     Manifest,
     place_of,
     state_key,
 )
+from emtau_dask.constraints import NONE, choice, either
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.errors import EmtauError
+from emtau_dask.errors import ConfigError, EmtauError
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.policies.policy import ActivityPolicy
+from emtau_dask.policies.registry import DescribedPolicy, describe_policy, policy_described
+from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
@@ -204,6 +208,26 @@ def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics
     return SufficientStatistics(*values.values())
 
 
+def _encode_algorithm(algorithm: Any, _: Any) -> Any:
+    """Return the JSON of a policy, or a name as it is; null for a policy that is not stored."""
+    if algorithm is None or isinstance(algorithm, str):
+        return _NAME.encode(algorithm, None)
+    return _POLICY.encode(describe_policy(algorithm), None)
+
+
+def _decode_algorithm(plain: Any, _: Any) -> Any:
+    return _decode_policy(plain, None) if isinstance(plain, dict) else _NAME.decode(plain, None)
+
+
+def _decode_policy(plain: Any, _: Any) -> ActivityPolicy:
+    try:
+        return policy_described(_POLICY.decode(plain, None))
+    except ConfigError as error:
+        raise FormatError(f"cannot be: {error}") from error
+
+
+_POLICY = Codec().record(DescribedPolicy)
+_NAME = Codec().form(Annotated[str | None, either(choice(AUTO, *POLICIES), NONE)])
 CODEC = Codec(
     NAMES,
     MappingProxyType(
@@ -215,7 +239,13 @@ CODEC = Codec(
     ),
     NOT_FINITE,
     BY_COLUMN,
+    MappingProxyType(
+        {
+            ActivityPolicy: Form(_encode_algorithm, _decode_policy),
+            NamedOrPolicy: Form(_encode_algorithm, _decode_algorithm),
+        }
+    ),
 )
 _RUN = CODEC.record(RunState)
-CONFIG, MANIFEST = CODEC.record(FitConfig), CODEC.record(Manifest)
+SETTINGS, CONFIG, MANIFEST = (CODEC.record(kind) for kind in (Settings, EmSettings, Manifest))
 CONTENT = replace(CODEC, special=MappingProxyType({RunState: Form(_encode_run, _decode_run)})).record(Content)

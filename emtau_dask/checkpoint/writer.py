@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,9 +17,7 @@ from emtau_dask.checkpoint.manifest import (
     Attempt,
     ChunkDigests,
     Content,
-    FitConfig,
     Manifest,
-    SourceEntry,
     array_layouts,
     place_of,
 )
@@ -26,7 +25,7 @@ from emtau_dask.checkpoint.reader import SavedFit
 from emtau_dask.checkpoint.rows import remove_rows, write_rows
 from emtau_dask.checkpoint.state import CONTENT, MANIFEST, Frame, digest_table
 from emtau_dask.em.contents import Contents
-from emtau_dask.em.starts import KMEANS_PASSES, GivenParameters
+from emtau_dask.em.starts import KMEANS_PASSES
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
 from emtau_dask.process import numerical_environment
@@ -54,17 +53,12 @@ class CheckpointJournal:
     ----------
     log : CommitLog
         Of a new run, or of one that this process resumes.
-    config : FitConfig
-    given : GivenParameters
-        Starting parameters from the user.
-    sources : mapping of str to SourceEntry or None
-        ``data``, ``sample_weight`` and ``responsibilities_init``.
+    manifest : Manifest
+        What all commits say.
     fields : RowFields or None
         None where the policy keeps no row state.
     contents : Contents
         What the data is found to hold.
-    compiled : bool
-        Whether the fit uses compiled tiles.
 
     Attributes
     ----------
@@ -76,27 +70,25 @@ class CheckpointJournal:
     def __init__(
         self,
         log: CommitLog,
-        config: FitConfig,
-        given: GivenParameters,
-        sources: Mapping[str, SourceEntry | None],
+        manifest: Manifest,
         fields: RowFields | None,
         contents: Contents,
-        *,
-        compiled: bool,
     ) -> None:
-        data = sources["data"]
-        assert data is not None
-        self._data = data
-        self._log, self._config, self._given, self._sources = log, config, given, sources
+        self._log = log
         self.fields, self.contents, self.state = fields, contents, FitState()
-        self._environment = numerical_environment(compiled=compiled)
-        self._attempt = new_attempt(max(log.last, 0))
-        self._prefix = f"attempts/{self._attempt}"
+        self._manifest = replace(
+            manifest,
+            run=log.run,
+            attempt=new_attempt(max(log.last, 0)),
+            environment=numerical_environment(compiled=manifest.config.compiled),
+        )
+        self._prefix = f"attempts/{self._manifest.attempt}"
+        config, data = manifest.config, manifest.data
         self._chunk_rows = np.repeat(*np.array(data.chunks, dtype=np.int64).reshape(-1, 2).T)
         n_chunks = len(self._chunk_rows)
-        passes = config.max_iter + KMEANS_PASSES + config.n_components + 4
-        n_steps = STEPS_PER_PASS * config.n_init * passes + 1
-        self._layouts = array_layouts(config, n_chunks, self._prefix, n_steps)
+        passes = config.max_iter + KMEANS_PASSES + config.asked.n_components + 4
+        n_steps = STEPS_PER_PASS * len(config.seeds) * passes + 1
+        self._layouts = array_layouts(config, data.shape[1], n_chunks, self._prefix, n_steps)
         if fields is not None:
             self._layouts["rows"] = rows_layout(f"{self._prefix}/rows", fields, n_steps, n_chunks)
         self._witness: Witness | None = None
@@ -140,7 +132,7 @@ class CheckpointJournal:
         if self._witness is None:
             documents = {f"{layout.name}/zarr.json": layout.document() for layout in self._layouts.values()}
             own = f"{self._prefix}/zarr.json"
-            documents[own] = group_document({"environment": self._environment})
+            documents[own] = group_document({"environment": self._manifest.environment})
             each(lambda item: self.objects.put(*item), documents.items())
             self.objects.sync(documents)
             self._witness = Witness.of(own, documents[own])
@@ -155,7 +147,7 @@ class CheckpointJournal:
 
     def due(self, step: int) -> bool:
         """Return whether ``step`` is divisible by ``checkpoint_every``."""
-        return step % self._config.checkpoint_every == 0
+        return step % self._manifest.config.asked.checkpoint_every == 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -187,19 +179,14 @@ class CheckpointJournal:
     def _commit(self, state: FitState, row_state: set[str]) -> None:
         self._begun()
         self._step += 1
-        frame = Frame(self._config.covariance_type, self._layouts, self._chunk_rows, _attempts_of(state))
+        covariance_type = self._manifest.config.asked.covariance_type
+        frame = Frame(covariance_type, self._layouts, self._chunk_rows, _attempts_of(state))
         arrays = _NewArrays(frame, self._step, self._known)
-        manifest = Manifest(
-            self._log.run,
-            self._log.last + 1,
-            self._attempt,
-            frame.attempts,
-            self._environment,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            self._config,
-            self._data,
-            self._sources["sample_weight"],
-            self._sources["responsibilities_init"],
+        manifest = replace(
+            self._manifest,
+            number=self._log.last + 1,
+            attempts=frame.attempts,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         contents = tuple(
             ChunkDigests(*key, digest_table(found, frame, "contents"))
@@ -207,7 +194,7 @@ class CheckpointJournal:
         )
         try:
             plain = MANIFEST.encode(manifest, arrays)
-            plain |= CONTENT.encode(Content(self._given, state, contents), arrays)
+            plain |= CONTENT.encode(Content(manifest.config.given, state, contents), arrays)
         except FormatError as error:
             raise CheckpointError(
                 f"the fit has come to a state that cannot be committed ({error}). See whether the data and "
@@ -224,7 +211,7 @@ class CheckpointJournal:
         if state.finished and state.current is not None and self.fields is not None:
             write_rows(self.objects, self._log.last, self.fields, self._chunk_rows.tolist(), state.current)
         if state.finished or not self._swept:
-            self._log.sweep_everything(self._attempt)
+            self._log.sweep_everything(self._manifest.attempt)
             self._swept = True
 
 

@@ -25,11 +25,11 @@ from emtau_dask.cli.config import (
 from emtau_dask.cli.inputs import open_inputs, starting_responsibilities
 from emtau_dask.compare import Comparison, ComparisonLine, classification_error, compare, confusion
 from emtau_dask.em.history import FitObserver
-from emtau_dask.em.settings import marginalises
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies.policy import WeightedPolicy
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.progress import watching
+from emtau_dask.settings import marginalises
 
 PUBLISHED = "  published"
 _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}

@@ -44,22 +44,19 @@ from emtau_dask.cli.yaml import apply_override, read_yaml
 from emtau_dask.constraints import Constraint, choice, integer, number, text
 from emtau_dask.datasets import CONSTRAINTS as DATASET_CONSTRAINTS
 from emtau_dask.datasets import DATASETS
-from emtau_dask.em.settings import CONSTRAINTS, check_missing
+from emtau_dask.em.settings import check_missing
 from emtau_dask.errors import ConfigError, masked_url
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.policies.policy import ActivityPolicy
 from emtau_dask.policies.registry import ALGORITHMS
-from emtau_dask.policies.sampled import EMSampled
+from emtau_dask.settings import AUTO, CONSTRAINTS, SEED, Settings
 from emtau_dask.storage.locations import Place
 from emtau_dask.storage.urls import is_url, plain_path
 
-DEFAULT = "auto"
 _Figure = Annotated[float | None, optional(number(0))]
 _Figures = Annotated[tuple[float, ...] | None, optional(NUMBERS)]
 _SCHEDULERS = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
 _ADDRESSES = ("tcp://", "tls://")
-_DEFAULTS = {name: each.default for name, each in inspect.signature(GaussianMixture).parameters.items()}
-"""Of the estimator, and so of the keys that stand for its settings."""
 RESULTS = ("model", "labels", "report")
 """Keys of the section `output` that say where a result goes."""
 
@@ -131,7 +128,7 @@ ComparedSettings.variants = {**algorithm_models(ComparedSettings), "kmeans": KMe
 class RunSettings(AlgorithmSettings):
     """The algorithm of a run, and those of a comparison."""
 
-    acceleration: Annotated[str | None, _setting("acceleration")] = _DEFAULTS["acceleration"]
+    acceleration: Annotated[str | None, _setting("acceleration")] = Settings.acceleration
     """Whether quasi-Newton steps replace EM's own between passes over all rows. ``auto``: with the
     algorithms ``auto`` and ``em-sampled``."""
     compare: tuple[Annotated[SerializeAsAny[ComparedSettings], named(ComparedSettings)], ...] = ()
@@ -144,7 +141,7 @@ class AutomaticSettings(RunSettings):
     name: Literal["auto"] = "auto"
 
 
-RunSettings.variants = {DEFAULT: AutomaticSettings, **algorithm_models(RunSettings)}
+RunSettings.variants = {AUTO: AutomaticSettings, **algorithm_models(RunSettings)}
 
 
 def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
@@ -155,7 +152,7 @@ def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
 
 def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
     """Return what the estimator's ``algorithm`` is for a run's section `algorithm`."""
-    return DEFAULT if settings.name == DEFAULT else policy_of(settings)
+    return AUTO if settings.name == AUTO else policy_of(settings)
 
 
 class DatasetOptions(Section):
@@ -237,21 +234,21 @@ class ModelSection(Section):
 
     n_components: Annotated[int, _setting("n_components")]
     """Components of the mixture."""
-    covariance_type: Annotated[str, _setting("covariance_type")] = _DEFAULTS["covariance_type"]
+    covariance_type: Annotated[str, _setting("covariance_type")] = Settings.covariance_type
     """What the components' covariances are: one full matrix each, one that all share (``tied``),
     variances alone (``diag``, or ``tied_diag`` where all share them), or one variance (``spherical``,
     ``tied_spherical``)."""
-    reg_covar: Annotated[float, _setting("reg_covar")] = _DEFAULTS["reg_covar"]
+    reg_covar: Annotated[float, _setting("reg_covar")] = Settings.reg_covar
     """Added to the diagonal of each covariance."""
-    n_init: Annotated[int | str, _setting("n_init")] = _DEFAULTS["n_init"]
+    n_init: Annotated[int | str, _setting("n_init")] = Settings.n_init
     """Starts, of which the best is kept; ``auto`` is 1, but 4, 8 or 16 where a fit begins on a sample."""
-    init_params: Annotated[str, _setting("init_params")] = _DEFAULTS["init_params"]
+    init_params: Annotated[str, _setting("init_params")] = Settings.init_params
     """How the starts are made."""
     init: InitSection | None = None
     """A start by given responsibilities, in place of `init_params`."""
-    random_state: Annotated[int, allowed(integer(0, 2**32 - 1))] = 0
+    random_state: Annotated[int, allowed(SEED)] = 0
     """Seed of all that is random."""
-    missing: Annotated[str, _setting("missing")] = _DEFAULTS["missing"]
+    missing: Annotated[str, _setting("missing")] = Settings.missing
     """What NaN means: ``raise``, an error, or ``marginalise``, a missing value, over which fits by the
     algorithm ``em``, labels and scores integrate."""
 
@@ -265,12 +262,12 @@ class ModelSection(Section):
 class StopSection(Section):
     """When a fit stops."""
 
-    tol: Annotated[float | str, _setting("tol")] = _DEFAULTS["tol"]
+    tol: Annotated[float | str, _setting("tol")] = Settings.tol
     """A fit stops where the lower bound changes by less, in nats per row; 0 never stops it.
     ``statistical``: where the estimated gap is small beside what the sampling of the rows leaves open.
     ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
     1e-5."""
-    max_iter: Count = _DEFAULTS["max_iter"]
+    max_iter: Count = Settings.max_iter
     """Iterations after which it stops all the same."""
 
 
@@ -279,7 +276,7 @@ class CheckpointSection(Section):
 
     path: OptionalPath = None
     """A path or URL, from which the run can be resumed; null: nothing is kept of an interrupted fit."""
-    every: Annotated[int, _setting("checkpoint_every")] = _DEFAULTS["checkpoint_every"]
+    every: Annotated[int, _setting("checkpoint_every")] = Settings.checkpoint_every
     """Iterations between commits."""
 
 
@@ -385,7 +382,7 @@ class RunConfig(Section):
 
     data: DataSection
     model: ModelSection
-    algorithm: Annotated[SerializeAsAny[RunSettings], named(RunSettings, DEFAULT)] = AutomaticSettings()
+    algorithm: Annotated[SerializeAsAny[RunSettings], named(RunSettings, AUTO)] = AutomaticSettings()
     stop: StopSection = StopSection()
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
@@ -449,15 +446,13 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
 
 def estimator_of(config: RunConfig) -> GaussianMixture:
     """Return the estimator of a run; raises `ConfigError` where missing values ask for another one."""
-    model, algorithm = config.model, algorithm_of(config.algorithm)
-    policy = EMSampled() if isinstance(algorithm, str) else algorithm
-    given = model.init is not None
-    check_missing(model.missing, policy, config.algorithm.acceleration, responsibilities=given)
-    return GaussianMixture(
-        algorithm=algorithm,
+    estimator = GaussianMixture(
+        algorithm=algorithm_of(config.algorithm),
         acceleration=config.algorithm.acceleration,
         checkpoint=config.checkpoint.path,
         checkpoint_every=config.checkpoint.every,
-        **model.model_dump(exclude={"init"}),
+        **config.model.model_dump(exclude={"init"}),
         **config.stop.model_dump(),
     )
+    check_missing(Settings.of(estimator), responsibilities=config.model.init is not None)
+    return estimator

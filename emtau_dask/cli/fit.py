@@ -58,7 +58,7 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunRes
     ``overrides`` are as for `resumed_config`; ``overwrite`` lets it replace results of other runs.
     """
     saved = open_saved(run)
-    content = saved.config.run_config
+    content = saved.manifest.run_config
     if content is None:
         raise CheckpointError(
             f"{run} was begun from Python, so it does not say where its data is; resume it by "

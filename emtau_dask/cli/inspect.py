@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.cli.console import text_table
 from emtau_dask.em.history import IterationRecord
@@ -27,6 +28,8 @@ from emtau_dask.storage.urls import is_url
 from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
+WORDS = ("algorithm", "tol", "n_init", "acceleration")
+"""Settings that may be given in words, or as None."""
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
 
 
@@ -164,11 +167,20 @@ def inspect_run(run: str) -> dict[str, Any]:
         "stop_reason": None if current is None else current.stop_reason,
         "notes": [shown(note) for note in state.notes],
         "environment": dict(manifest.environment),
-        "config": CONFIG.encode(dataclasses.replace(config, run_config=None), None),
-        "run_config": masked_values(config.run_config),
+        "config": _of_config(manifest),
+        "run_config": masked_values(manifest.run_config),
         "data": dataclasses.asdict(data),
         "history": [] if current is None else [_plain(record) for record in current.records],
     }
+
+
+def _of_config(manifest: Manifest) -> dict[str, Any]:
+    """Return the settings of a run, what they came to in the place of words; these are in ``unresolved``."""
+    plain: dict[str, Any] = CONFIG.encode(manifest.config, None)
+    asked: dict[str, Any] = plain.pop("settings")
+    words = {name: asked[name] for name in WORDS if asked[name] is None or isinstance(asked[name], str)}
+    found = {"n_features": manifest.data.shape[1], "n_init": len(manifest.config.seeds), "unresolved": words}
+    return asked | plain | found | {"feature_names": manifest.feature_names, "run_config": None}
 
 
 def _plain(record: IterationRecord) -> dict[str, Any]:

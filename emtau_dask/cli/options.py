@@ -16,6 +16,7 @@ import click
 
 from emtau_dask.cli.terminal import remember_debug
 from emtau_dask.errors import ConfigError
+from emtau_dask.settings import COVARIANCE_TYPES, POLICIES, Settings
 
 if TYPE_CHECKING:
     from emtau_dask.cli.config import RunConfig
@@ -150,14 +151,14 @@ OPTIONS = (
         ("--covariance",),
         "model.covariance_type",
         "TYPE",
-        "full (the default), tied, diag, spherical, tied_diag, tied_spherical",
+        ", ".join((f"{Settings.covariance_type} (the default)", *COVARIANCE_TYPES[1:])),
         str,
     ),
     FitOption(
         ("--algorithm",),
         "algorithm.name",
         "NAME",
-        "auto (the default), em, em-tau, em-star, em-lazy, em-sampled",
+        ", ".join((f"{Settings.algorithm} (the default)", *POLICIES)),
         str,
     ),
     FitOption(

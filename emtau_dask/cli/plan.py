@@ -28,9 +28,9 @@ from emtau_dask.em.memory import (
 )
 from emtau_dask.errors import ConfigError
 from emtau_dask.estimator.fitting import fit_settings
-from emtau_dask.estimator.inputs import Seeds
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.scheduler import memory_of_worker
+from emtau_dask.settings import Settings
 from emtau_dask.storage.direct_reads import usable_memory
 
 
@@ -69,8 +69,8 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
         threads = cluster.workers or os.cpu_count() or 1
     weights = None if inputs.weights is None else inputs.weights.aligned(rows.chunk_rows)
     fitted = FitSources(rows, weights)
-    seeds = Seeds(config.model.random_state)
-    settings = fit_settings(estimator_of(config), seeds, fitted, choose_executor())
+    estimator = estimator_of(config)
+    settings = fit_settings(estimator, Settings.of(estimator), fitted, choose_executor())
     outline = outline_of(settings, rows, threads=threads, in_process=cluster.scheduler == "threads")
     limit = None if cluster.memory_limit is None else int(parse_bytes(cluster.memory_limit))
     sources = fitted.named()

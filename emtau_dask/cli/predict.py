@@ -26,7 +26,6 @@ from emtau_dask.em.predict import (
     kernels_to_score,
     score_rows,
 )
-from emtau_dask.em.settings import marginalises
 from emtau_dask.errors import features_named
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import checked_lazy
@@ -37,6 +36,7 @@ from emtau_dask.execution.workers import shared_source
 from emtau_dask.interrupts import interruptible
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.progress import watching
+from emtau_dask.settings import marginalises
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import RowWriter, check_writable, new_group, refuse_existing

@@ -125,7 +125,7 @@ def _stored(place: str) -> tuple[Subject, RunConfig | None]:
 
 def _of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
     saved = open_saved(place)
-    content = saved.config.run_config
+    content = saved.manifest.run_config
     subject = Subject(
         mixture_in(GaussianMixture, place),
         _name(place),

@@ -36,9 +36,9 @@ from emtau_dask.errors import SingularComponentError, warn_user
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.threads import lasting_threads
 from emtau_dask.interrupts import interruptible
-from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.process import threads_side_by_side
+from emtau_dask.settings import marginalises
 
 STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
 """Iterations, at most, of each of several starts on the first sample before the best goes on."""
@@ -49,40 +49,6 @@ SAME, SAME_SINGLE = 1e-9, 1e-6
 The second is for rows of float32."""
 RELEASE_SECONDS = 5.0
 """How long the end of a fit waits for workers to remove what they keep for it."""
-
-
-@dataclass(frozen=True, eq=False)
-class FitSettings:
-    """How a fit begins and when it ends.
-
-    Attributes
-    ----------
-    n_components : int
-    structure : CovarianceStructure
-    em : EmSettings
-    init_params : str
-        A name of `STARTS`.
-    given : GivenParameters
-        Starting parameters that replace those of the start.
-    seeds : tuple of int
-        One for each run.
-    previous_bound : float or None
-        What the first iteration's bound is compared with, for a warm start.
-    compiled : bool
-        Whether the compiled loops are used where they can be; decided once for a fit.
-    missing : bool
-        Whether NaN stands for a missing value.
-    """
-
-    n_components: int
-    structure: CovarianceStructure
-    em: EmSettings
-    init_params: str
-    given: GivenParameters
-    seeds: tuple[int, ...]
-    previous_bound: float | None = None
-    compiled: bool = False
-    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,13 +70,13 @@ class FitSources:
 
 
 def fit(
-    settings: FitSettings, sources: FitSources, executor: Executor, journal: Journal, context: Context
+    settings: EmSettings, sources: FitSources, executor: Executor, journal: Journal, context: Context
 ) -> FitState:
     """Run a fit until all its runs have ended; the best is the one with the highest final bound.
 
     Parameters
     ----------
-    settings : FitSettings
+    settings : EmSettings
     sources : FitSources
     executor : Executor
         Runs the passes over the rows.
@@ -140,7 +106,7 @@ def fit(
     """
     with lasting_threads(executor) as its_threads:
         problem = _problem_of(settings, sources, its_threads, replace(context, contents=journal.contents))
-        settings = replace(settings, em=_with_large_samples(settings.em, problem))
+        settings = _with_large_samples(settings, problem)
         fixed = _Fixed(problem, settings, sources.responsibilities, journal)
         state = journal.state
         with first_unusable_row_named(problem), journal.watched():
@@ -155,17 +121,18 @@ def fit(
     return state
 
 
-def _problem_of(settings: FitSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
+def _problem_of(settings: EmSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
+    asked = settings.asked
     problem = make_problem(
         sources.rows,
         sources.weights,
-        settings.n_components,
+        asked.n_components,
         settings.structure,
         executor,
         context,
         compiled=settings.compiled,
     )
-    return replace(problem, missing=settings.missing)
+    return replace(problem, missing=marginalises(asked.missing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,17 +140,14 @@ class _Fixed:
     """What does not change in a fit."""
 
     problem: Problem
-    settings: FitSettings
+    settings: EmSettings
     responsibilities: Source | None
     journal: Journal
 
     @property
     def contested(self) -> bool:
         """Whether several starts are compared on the first sample, of which the best goes on."""
-        acceleration = self.settings.em.acceleration
-        return (
-            acceleration is not None and len(acceleration.samples.shares) > 0 and len(self.settings.seeds) > 1
-        )
+        return len(self.settings.shares) > 0 and len(self.settings.seeds) > 1
 
     @property
     def same(self) -> float:
@@ -192,18 +156,18 @@ class _Fixed:
 
     def contest_over(self, run: RunState) -> bool:
         """Whether the starts made the iterations that a fit may make on samples: the best one goes on."""
-        return run.iteration >= most_on_samples(self.settings.em.max_iter)
+        return run.iteration >= most_on_samples(self.settings.max_iter)
 
 
-def _with_large_samples(em: EmSettings, problem: Problem) -> EmSettings:
+def _with_large_samples(settings: EmSettings, problem: Problem) -> EmSettings:
     """Return the settings without the samples that rows of weight 0 make much smaller than was planned."""
-    acceleration = em.acceleration
-    if acceleration is None or not acceleration.samples.shares:
-        return em
-    samples = acceleration.samples
-    least = samples.shares[0] * problem.rows.shape[0] / FINER
-    shares = tuple(share for share in samples.shares if share * problem.n_present >= least)
-    return replace(em, acceleration=replace(acceleration, samples=replace(samples, shares=shares)))
+    acceleration = settings.acceleration
+    if acceleration is None or not settings.shares:
+        return settings
+    least = settings.shares[0] * problem.rows.shape[0] / FINER
+    shares = tuple(share for share in settings.shares if share * problem.n_present >= least)
+    samples = replace(acceleration.samples, shares=shares)
+    return replace(settings, acceleration=replace(acceleration, samples=samples))
 
 
 def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
@@ -218,10 +182,10 @@ def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError)
 
 def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
     problem, settings = fixed.problem, fixed.settings
-    acceleration = settings.em.acceleration
+    acceleration = settings.acceleration
     if fixed.responsibilities is not None:
         statistics = start_from_responsibilities(problem, fixed.responsibilities)
-        return starting_parameters(problem, GivenParameters(), statistics, settings.em.reg_covar)
+        return starting_parameters(problem, GivenParameters(), statistics, settings.reg_covar)
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
@@ -230,8 +194,8 @@ def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], Non
     elif acceleration is not None and acceleration.samples.shares:
         problem, after = starting_problem(problem, acceleration.samples), forget
     request = StartRequest(problem, settings.seeds[state.run], state.start, after)
-    statistics = STARTS[settings.init_params](request)
-    return starting_parameters(problem, settings.given, statistics, settings.em.reg_covar)
+    statistics = STARTS[settings.asked.init_params](request)
+    return starting_parameters(problem, settings.given, statistics, settings.reg_covar)
 
 
 def _run_started(fixed: _Fixed, state: FitState) -> FitState:
@@ -245,10 +209,10 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
 
     parameters = _start(fixed, state, after)
     run = RunState(parameters, fixed.settings.previous_bound)
-    if fixed.settings.em.acceleration is not None:
+    if fixed.settings.acceleration is not None:
         records = () if state.best is None or not fixed.contested else state.best.records
         chosen = not fixed.contested
-        annealed = fixed.settings.em.acceleration.annealed_passes(state.run)
+        annealed = fixed.settings.acceleration.annealed_passes(state.run)
         progress = Progress(
             Ascent(parameters.means), level_began=len(records), annealed_passes=annealed, chosen=chosen
         )
@@ -267,7 +231,7 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
         going_on = run.stop_reason is None
         journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
 
-    acceleration = fixed.settings.em.acceleration
+    acceleration = fixed.settings.acceleration
     annealed = acceleration is not None and acceleration.annealed_passes(state.run) > 0
     iterations = AFTER_ANNEALING if annealed else STARTING_ITERATIONS
 
@@ -276,7 +240,7 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
             return False
         return fixed.contest_over(run) or _start_judged(run, iterations, state.best, fixed.same)
 
-    ended = iterate(fixed.problem, state.current, fixed.settings.em, journal.writer, after, left)
+    ended = iterate(fixed.problem, state.current, fixed.settings, journal.writer, after, left)
     if fixed.contested and ended.stop_reason is None:
         return _next_run(fixed, state, _judged(ended, state.best, fixed.same))
     if fixed.contested:

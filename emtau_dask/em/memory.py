@@ -12,16 +12,18 @@ from emtau_dask.dask_config import AUTO, read_settings
 from emtau_dask.data.chunk import loaded_bytes
 from emtau_dask.data.source import RangeSource, Source, is_in_memory, is_stored
 from emtau_dask.data.zarr_arrays import READ_BYTES
-from emtau_dask.em.fit import FitSettings, FitSources
+from emtau_dask.em.fit import FitSources
 from emtau_dask.em.journal import row_fields
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.em.sampling import sample_size
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.graph import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.execution.scheduler import task_processes
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.missing import LONGER, PATTERNS_BYTES
 from emtau_dask.mixture.plan import block_bytes
+from emtau_dask.settings import marginalises
 from emtau_dask.storage.row_state import RECENT_BYTES, SHARING_ROWS, RowFields
 
 PROCESS_BYTES = 300 * 10**6
@@ -89,8 +91,7 @@ class FitOutline:
 
     Attributes
     ----------
-    n_components : int
-    covariance_type : str
+    settings : EmSettings
     fields : RowFields or None
         The row state that the policy keeps.
     threads : int
@@ -100,23 +101,13 @@ class FitOutline:
     read_ahead_limit : int
         Bytes of chunks that the process may hold before their tasks ask for
         them; 0 where other processes run the tasks.
-    compiled : bool
-        Whether the compiled loops are used where they can be.
-    sampled : float
-        Sum of the shares of the rows in the samples that a fit begins on, which are cached apart.
-    missing : bool
-        Whether NaN stands for a missing value.
     """
 
-    n_components: int
-    covariance_type: str
+    settings: EmSettings
     fields: RowFields | None
     threads: int
     cache_limit: int
     read_ahead_limit: int
-    compiled: bool = False
-    sampled: float = 0.0
-    missing: bool = False
 
 
 def demand(sources: Mapping[str, Source], outline: FitOutline) -> FitDemand:
@@ -144,15 +135,16 @@ def _memory(
     sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int], reading: int
 ) -> int:
     """Return the bytes that a process needs; reading the longest chunk, it holds ``reading`` at once."""
-    rows, threads, K = sources["X"], outline.threads, outline.n_components
+    rows, threads, asked = sources["X"], outline.threads, outline.settings.asked
+    K, covariance_type = asked.n_components, asked.covariance_type
     longest = max(chunk_rows, default=0)
     held = sum(_chunk_bytes(source, longest) for source in sources.values())
-    beside = _beside(longest, rows.shape[1], K, outline.covariance_type, outline.fields)
+    beside = _beside(longest, rows.shape[1], K, covariance_type, outline.fields)
     beside += _shared_state(chunk_rows, outline.fields)
-    process = PROCESS_BYTES + (COMPILER_BYTES if outline.compiled else 0)
+    process = PROCESS_BYTES + (COMPILER_BYTES if outline.settings.compiled else 0)
     process += _recent_state(chunk_rows, outline.fields)
-    if outline.missing:
-        beside += LONGER * block_bytes(outline.covariance_type, K, rows.shape[1], longest)
+    if marginalises(asked.missing):
+        beside += LONGER * block_bytes(covariance_type, K, rows.shape[1], longest)
         process += PATTERNS_BYTES
     ahead = _ahead_bytes(sources, outline, chunk_rows)
     being_read = threads * held + min(ahead, threads * held)
@@ -251,7 +243,7 @@ def _ahead_bytes(sources: Mapping[str, Source], outline: FitOutline, chunk_rows:
 def _cached(sources: Mapping[str, Source], outline: FitOutline) -> int:
     """Return the most bytes that are kept between passes."""
     rows = sources["X"]
-    samples = int(outline.sampled * rows.shape[0]) * _cached_row_bytes(sources)
+    samples = int(sum(outline.settings.shares) * rows.shape[0]) * _cached_row_bytes(sources)
     return min(outline.cache_limit, _cached_bytes(sources, outline.fields, rows.shape[0]) + samples)
 
 
@@ -304,30 +296,21 @@ def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: 
     return max(LEAST_BYTES, min(memory // SHARE, memory - least.memory + least.cache))
 
 
-def outline_of(settings: FitSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
+def outline_of(settings: EmSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
     """Return the outline of a fit, with nothing kept between passes."""
-    em, K = settings.em, settings.n_components
-    return FitOutline(
-        n_components=K,
-        covariance_type=settings.structure.name,
-        fields=row_fields(rows, K, em.policy, em.max_iter),
-        threads=threads,
-        cache_limit=0,
-        read_ahead_limit=read_settings().read_ahead_bytes if in_process else 0,
-        compiled=settings.compiled,
-        sampled=sum(em.acceleration.samples.shares) if em.acceleration is not None else 0.0,
-        missing=settings.missing,
-    )
+    fields = row_fields(rows, settings.asked.n_components, settings.policy, settings.max_iter)
+    ahead = read_settings().read_ahead_bytes if in_process else 0
+    return FitOutline(settings, fields, threads, cache_limit=0, read_ahead_limit=ahead)
 
 
-def cache_bytes(settings: FitSettings, sources: FitSources, executor: Executor) -> int:
+def cache_bytes(settings: EmSettings, sources: FitSources, executor: Executor) -> int:
     """Return the bytes that each process may keep for a fit; 0 where it keeps nothing.
 
     As dask's ``emtau.cache-bytes`` says; with "auto", see `automatic_cache`.
     """
     setting = read_settings().cache_bytes
     outline = outline_of(settings, sources.rows, threads=1, in_process=executor.in_process)
-    if outline.fields is None and not outline.sampled:
+    if outline.fields is None and not settings.shares:
         return 0
     if setting != AUTO:
         return setting

@@ -1,25 +1,24 @@
-"""The settings of a fit, their constraints, and what "auto" stands for.
+"""What the settings of a fit come to for its data: what "auto" stands for, and when the fit ends.
 
 The bounds by which "auto" decides were measured by `benchmarks/passes.py`; `docs/passes.md` has the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any
 
-from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number
 from emtau_dask.data.row_random import Samples
-from emtau_dask.em.starts import STARTS
-from emtau_dask.errors import ConfigError, short
-from emtau_dask.mixture.covariance_types import STRUCTURES, structure_named
+from emtau_dask.em.starts import GivenParameters
+from emtau_dask.errors import ConfigError
+from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy
+from emtau_dask.policies.registry import as_policy
 from emtau_dask.policies.sampled import EMSampled
+from emtau_dask.settings import Settings, marginalises
 
 TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
 """Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
@@ -80,29 +79,59 @@ class Acceleration:
         return TEMPERATURES[-(-annealed_passes // PASSES_EACH) - 1] if annealed_passes else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EmSettings:
-    """How EM proceeds, and when it ends.
+    """What was asked for, and what it comes to for the data of a fit; commits store what a resume reads.
 
     Attributes
     ----------
+    asked : Settings
     policy : ActivityPolicy
     tol : float
         Nats per row; 0 never stops by it.
-    max_iter : int
-    reg_covar : float
     gap_tol : float
         The fit also stops after a full pass whose estimated gap is below this; nats per row.
     acceleration : Acceleration or None
         None for steps of EM alone, on all rows.
+    seeds : tuple of int
+        One for each run.
+    previous_bound : float or None
+        What the first iteration's bound is compared with, for a warm start.
+    given : GivenParameters
+        Starting parameters that replace those of the start. Commits have them among their arrays.
+    compiled : bool
+        Whether the compiled loops are used where they can be; decided anew in each process that fits.
     """
 
+    asked: Settings
     policy: ActivityPolicy
     tol: float
-    max_iter: int
-    reg_covar: float
     gap_tol: float = 0.0
     acceleration: Acceleration | None = None
+    seeds: tuple[int, ...] = (0,)
+    previous_bound: float | None = None
+    given: GivenParameters = field(default_factory=GivenParameters)
+    compiled: bool = False
+
+    @property
+    def max_iter(self) -> int:
+        """M-steps, at most."""
+        return self.asked.max_iter
+
+    @property
+    def reg_covar(self) -> float:
+        """Added to every variance."""
+        return self.asked.reg_covar
+
+    @property
+    def structure(self) -> CovarianceStructure:
+        """What the covariance type is."""
+        return structure_named(self.asked.covariance_type)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares of the rows in the samples that a run begins on."""
+        return () if self.acceleration is None else self.acceleration.samples.shares
 
     @cached_property
     def weighted(self) -> bool:
@@ -115,59 +144,28 @@ def most_on_samples(max_iter: int) -> int:
     return max_iter // 2
 
 
-CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
-    {
-        "n_components": integer(1, 2**24),
-        "covariance_type": choice(*STRUCTURES),
-        "tol": either(number(0), choice("auto", "statistical")),
-        "acceleration": either(choice("auto", "quasi-newton"), NONE),
-        "reg_covar": number(0),
-        "max_iter": integer(0),
-        "n_init": either(integer(1, 10_000), choice("auto")),
-        "init_params": choice(*STARTS),
-        "warm_start": FLAG,
-        "checkpoint_every": integer(1),
-        "missing": choice("raise", "marginalise"),
-        "verbose": either(integer(0), FLAG),
-    }
-)
-"""Of the estimator's settings; a run config has the same."""
+def policy_before_data(asked: Settings) -> ActivityPolicy:
+    """Return the policy that is asked for; where the data decide, the one of these that needs the most."""
+    return EMSampled() if asked.automatic else as_policy(asked.algorithm)
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for the first setting that is impossible, naming value and limit."""
-    for name, constraint in CONSTRAINTS.items():
-        if not constraint.holds(settings[name]):
-            raise ConfigError(f"{name} is {short(settings[name])}; it must be {constraint.words}.")
-
-
-def check_missing(
-    missing: str, policy: ActivityPolicy, acceleration: str | None, *, responsibilities: bool
-) -> None:
+def check_missing(asked: Settings, *, responsibilities: bool) -> None:
     """Raise `ConfigError` where a fit cannot integrate over missing values as these settings ask for."""
-    if not marginalises(missing):
+    if not marginalises(asked.missing):
         return
-    asked = None
-    if not isinstance(policy, FullEM):
-        asked = "another algorithm"
-    elif acceleration == "quasi-newton":
-        asked = "acceleration='quasi-newton'"
+    found = None
+    if not isinstance(policy_before_data(asked), FullEM):
+        found = "another algorithm"
+    elif asked.acceleration == "quasi-newton":
+        found = "acceleration='quasi-newton'"
     elif responsibilities:
-        asked = "responsibilities_init"
-    if asked is not None:
+        found = "responsibilities_init"
+    if found is not None:
         raise ConfigError(
             f"missing='marginalise' needs algorithm='em' without acceleration and responsibilities_init, but "
-            f"{asked} is asked for. Set algorithm='em', or fit complete rows and set missing='marginalise' "
+            f"{found} is asked for. Set algorithm='em', or fit complete rows and set missing='marginalise' "
             "afterwards, for predictions."
         )
-
-
-def marginalises(missing: Any) -> bool:
-    """Return whether NaN stands for a missing value; raises `ConfigError` for an impossible setting."""
-    constraint = CONSTRAINTS["missing"]
-    if not constraint.holds(missing):
-        raise ConfigError(f"missing is {short(missing)}; it must be {constraint.words}.")
-    return bool(missing == "marginalise")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -20,11 +19,7 @@ from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Ints
 from emtau_dask.mixture.missing import Conditioning
 from emtau_dask.mixture.parameters import MixtureParameters
-
-_OF_ANOTHER_FIT: Mapping[str, Any] = MappingProxyType(
-    dict.fromkeys(("weights_init", "means_init", "precisions_init", "checkpoint")) | {"warm_start": False}
-)
-"""Settings that fit all features only, as a mixture of some features has them."""
+from emtau_dask.settings import OF_ONE_FIT
 
 
 class ConditionedMixture(FittedMixture):
@@ -192,11 +187,10 @@ class ConditionedMixture(FittedMixture):
     def _of_features(self, parameters: MixtureParameters, features: Ints) -> Self:
         """Return a fitted mixture of ``features`` of this one, with its settings."""
         own = {"n_components": parameters.n_components, "covariance_type": parameters.covariance_type}
-        made = type(self)(**(self.get_params(deep=False) | dict(_OF_ANOTHER_FIT) | own))
-        made._publish(parameters, FitHistory(()), self.stop_reason_)
-        made.n_features_in_ = len(features)
-        if hasattr(self, "feature_names_in_"):
-            made.feature_names_in_ = self.feature_names_in_[features]
+        others = self.get_params(deep=False) | dict.fromkeys(OF_ONE_FIT) | {"warm_start": False}
+        made = type(self)(**others | own)
+        names = self.feature_names_in_[features] if hasattr(self, "feature_names_in_") else None
+        made._publish(parameters, FitHistory(()), self.stop_reason_, names)
         return made
 
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from emtau_dask.checkpoint.codec import FormatError
 from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
-from emtau_dask.checkpoint.manifest import Algorithm, FitConfig, SourceEntry, Unresolvable
-from emtau_dask.checkpoint.state import CONFIG
+from emtau_dask.checkpoint.manifest import Manifest
+from emtau_dask.checkpoint.state import MANIFEST
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.acceleration import memory_for
 from emtau_dask.em.compiling import compile_ahead, compile_setting, worth_compiling
 from emtau_dask.em.contents import Contents
-from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
+from emtau_dask.em.fit import FitSources, fit, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import Journal, row_fields, temporary_journal
 from emtau_dask.em.memory import cache_bytes
@@ -33,8 +32,7 @@ from emtau_dask.em.settings import (
     EmSettings,
     automatic,
     check_missing,
-    check_settings,
-    marginalises,
+    policy_before_data,
     tolerances,
 )
 from emtau_dask.em.starts import GivenParameters
@@ -48,7 +46,7 @@ from emtau_dask.errors import (
     shutdown_named,
     warn_user,
 )
-from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources
+from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources, settings_of
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import Executor, PassObserver
@@ -57,13 +55,14 @@ from emtau_dask.interrupts import interrupt_saying, interruptible
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights, free_parameters
 from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy, checked_row_arrays
-from emtau_dask.policies.registry import as_policy, describe_policy
-from emtau_dask.policies.sampled import EMSampled
+from emtau_dask.policies.registry import as_policy
 from emtau_dask.progress import closed_after, observer_for
+from emtau_dask.settings import AUTO, Settings, marginalises
 from emtau_dask.storage.commits import check_startable, open_log, start_log
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
 
+J = TypeVar("J", bound=Journal)
 LOG = logging.getLogger(__name__)
 
 
@@ -121,9 +120,9 @@ def not_converged(estimator: Any) -> str:
     )
 
 
-def _given(estimator: FittedMixture, n_features: int) -> GivenParameters:
-    K, structure = int(estimator.n_components), structure_named(estimator.covariance_type)
-    weights, means, precisions = estimator.weights_init, estimator.means_init, estimator.precisions_init
+def _given(asked: Settings, n_features: int) -> GivenParameters:
+    K, structure = asked.n_components, structure_named(asked.covariance_type)
+    weights, means, precisions = asked.weights_init, asked.means_init, asked.precisions_init
     return GivenParameters(
         None if weights is None else check_weights(weights, K),
         None if means is None else check_means(means, K, n_features),
@@ -131,9 +130,9 @@ def _given(estimator: FittedMixture, n_features: int) -> GivenParameters:
     )
 
 
-def _last_fit(estimator: FittedMixture, n_features: int) -> GivenParameters:
+def _last_fit(estimator: FittedMixture, asked: Settings, n_features: int) -> GivenParameters:
     parameters = estimator.parameters_
-    expected = (estimator.covariance_type, int(estimator.n_components), n_features)
+    expected = (asked.covariance_type, asked.n_components, n_features)
     found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
     if found != expected:
         raise InvalidDataError(
@@ -145,110 +144,75 @@ def _last_fit(estimator: FittedMixture, n_features: int) -> GivenParameters:
 
 
 def fit_settings(
-    estimator: FittedMixture, seeds: Seeds, sources: FitSources, executor: Executor
-) -> FitSettings:
+    estimator: FittedMixture, asked: Settings, sources: FitSources, executor: Executor
+) -> EmSettings:
     """Return the settings of a fit, those in words resolved by the data's shape."""
-    shape, n_components = sources.rows.shape, int(estimator.n_components)
-    covariance_type = estimator.covariance_type
-    warm = estimator.warm_start and hasattr(estimator, "converged_") and sources.responsibilities is None
-    given = _last_fit(estimator, shape[1]) if warm else _given(estimator, shape[1])
-    drawn = sources.responsibilities is None and not given.whole
-    auto = is_automatic(estimator.algorithm)
-    plan = automatic(shape[0], n_components, shape[1], covariance_type)
-    policy = plan.policy if auto else as_policy(estimator.algorithm)
-    n_init = estimator.n_init
+    n_rows, n_features = sources.rows.shape
+    K, structure = asked.n_components, structure_named(asked.covariance_type)
+    responsibilities = sources.responsibilities is not None
+    warm = asked.warm_start and hasattr(estimator, "converged_") and not responsibilities
+    given = _last_fit(estimator, asked, n_features) if warm else _given(asked, n_features)
+    plan = automatic(n_rows, K, n_features, asked.covariance_type)
+    policy = plan.policy if asked.automatic else as_policy(asked.algorithm)
+    n_init = asked.n_init
     if isinstance(n_init, str):
-        n_init = plan.n_init if auto else 1
-    p = free_parameters(structure_named(covariance_type), n_components, shape[1])
-    tol, gap_tol = tolerances(estimator.tol, shape[0], p, auto=auto)
-    runs = tuple(seeds.draw() for _ in range(n_init)) if drawn else (0,)
+        n_init = plan.n_init if asked.automatic else 1
+    p = free_parameters(structure, K, n_features)
+    tol, gap_tol = tolerances(asked.tol, n_rows, p, auto=asked.automatic)
+    seeds = Seeds(estimator.random_state)
+    runs = (0,) if responsibilities or given.whole else tuple(seeds.draw() for _ in range(n_init))
     weighted = isinstance(policy, WeightedPolicy)
-    asked = estimator.acceleration == "quasi-newton" or (
-        estimator.acceleration == "auto" and (auto or weighted)
+    quick = asked.acceleration == "quasi-newton" or (
+        asked.acceleration == AUTO and (asked.automatic or weighted)
     )
-    missing = marginalises(estimator.missing)  # Patterns of missing values go by NumPy.
     acceleration = None
-    if asked or weighted or auto:
-        structure = structure_named(covariance_type)
-        memory = memory_for(structure, n_components, shape[1]) if asked else 0
-        shares = plan.shares if auto and sources.responsibilities is None and not warm else ()
+    if quick or weighted or asked.automatic:
+        memory = memory_for(structure, K, n_features) if quick else 0
+        shares = plan.shares if asked.automatic and not responsibilities and not warm else ()
         acceleration = Acceleration(memory, Samples(runs[0], shares), plan.annealed)
         if plan.annealed and shares:
             runs = tuple(seed for seed in runs for _ in range(RUNS_EACH))
-    return FitSettings(
-        n_components,
-        structure_named(covariance_type),
-        EmSettings(policy, tol, int(estimator.max_iter), float(estimator.reg_covar), gap_tol, acceleration),
-        estimator.init_params,
-        given,
-        runs,
-        float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None,
-        not missing and worth_compiling(executor.client, shape, covariance_type, n_components),
-        missing,
+    bound = float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None
+    compiled = compiled_here(asked, sources, executor)
+    return EmSettings(asked, policy, tol, gap_tol, acceleration, runs, bound, given, compiled)
+
+
+def compiled_here(asked: Settings, sources: FitSources, executor: Executor) -> bool:
+    """Return whether a fit uses compiled loops; patterns of missing values go by NumPy."""
+    return not marginalises(asked.missing) and worth_compiling(
+        executor.client, sources.rows.shape, asked.covariance_type, asked.n_components
     )
-
-
-def is_automatic(algorithm: object) -> bool:
-    """Return whether the data's shape decides on the algorithm."""
-    return isinstance(algorithm, str) and algorithm == "auto"
-
-
-def _config(
-    estimator: FittedMixture, settings: FitSettings, n_features: int, run_config: Mapping[str, Any] | None
-) -> FitConfig:
-    """Return the settings as a commit stores them; raises `ConfigError` for one that JSON cannot hold."""
-    names, state = getattr(estimator, "feature_names_in_", None), estimator.random_state
-    names_in_words: tuple[Unresolvable, ...] = ("algorithm", "tol", "n_init", "acceleration")
-    given = {name: getattr(estimator, name) for name in names_in_words}
-    config = FitConfig(
-        n_components=int(estimator.n_components),
-        n_features=int(n_features),
-        covariance_type=estimator.covariance_type,
-        algorithm=Algorithm(*describe_policy(settings.em.policy)),
-        tol=settings.em.tol,
-        gap_tol=settings.em.gap_tol,
-        acceleration=settings.em.acceleration,
-        unresolved={name: value for name, value in given.items() if isinstance(value, str | None)},
-        missing=estimator.missing,
-        reg_covar=settings.em.reg_covar,
-        max_iter=settings.em.max_iter,
-        n_init=len(settings.seeds),
-        init_params=settings.init_params,
-        checkpoint_every=int(estimator.checkpoint_every),
-        random_state=int(state) if isinstance(state, Integral) else None,
-        warm_start=bool(estimator.warm_start),
-        seeds=settings.seeds,
-        previous_bound=settings.previous_bound,
-        feature_names=None if names is None else tuple(str(name) for name in names),
-        run_config=None if run_config is None else dict(run_config),
-    )
-    try:
-        CONFIG.encode(config, None)
-    except FormatError as error:
-        raise ConfigError(
-            f"a setting cannot be stored in a checkpoint ({error}). Give one that can, or fit without a "
-            "checkpoint."
-        ) from error
-    return config
 
 
 @contextmanager
 def fit_session(
-    policy: ActivityPolicy, verbose: int, observer: FitObserver | None
-) -> Iterator[tuple[Executor, FitObserver]]:
-    """Give the executor and the observer of a fit, after the checks that need no data.
+    estimator: FittedMixture,
+    policy: ActivityPolicy,
+    X: Any,
+    sample_weight: Any,
+    responsibilities_init: Any,
+    *,
+    columns: Any,
+    names: Sequence[str] | None = None,
+    observer: FitObserver | None,
+) -> Iterator[tuple[Executor, FitObserver, FitSources]]:
+    """Give the executor and the observer of a fit, and what it reads; see `opened_path` and `opened_sources`.
 
     Raises
     ------
     EmtauError
-        One of dask's settings cannot be used, or the policy cannot be sent to other processes.
+        One of dask's settings cannot be used, the policy cannot be sent to other processes, or the data
+        cannot be used.
     """
     executor = choose_executor()
     compile_setting()
     if not executor.in_process:
         check_portable("the policy", policy)
-    with interruptible(), closed_after(observer or observer_for(verbose)) as watched:
-        yield executor, watched
+    with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as watched:
+        data = opened_path(X, columns, names, watched)
+        beside = sample_weight, responsibilities_init
+        with opened_sources(executor.client, estimator, data, *beside) as sources:
+            yield executor, watched, sources
 
 
 def fit_estimator(
@@ -280,77 +244,84 @@ def fit_estimator(
     str or None
         The id of the checkpointed run; None without a checkpoint.
     """
-    check_settings(estimator.get_params(deep=False))
-    auto = is_automatic(estimator.algorithm)
-    seeds, policy = Seeds(estimator.random_state), EMSampled() if auto else as_policy(estimator.algorithm)
-    given = responsibilities_init is not None
-    check_missing(estimator.missing, policy, estimator.acceleration, responsibilities=given)
-    checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
+    asked = settings_of(estimator)
+    policy = policy_before_data(asked)
+    check_missing(asked, responsibilities=responsibilities_init is not None)
+    checked_row_arrays(policy, asked.n_components, asked.max_iter)
     with (
         as_it_was_unless_done(estimator),
-        fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(
-            executor.client,
-            estimator,
-            opened_path(X, columns, None, observer),
-            sample_weight,
-            responsibilities_init,
-        ) as sources,
+        fit_session(
+            estimator, policy, X, sample_weight, responsibilities_init, columns=columns, observer=observer
+        ) as (executor, observer, sources),
     ):
-        settings = fit_settings(estimator, seeds, sources, executor)
-        compile_beside(settings, sources, executor, observer)
-        log_beginning("begins", settings, sources, executor)
-        with (
-            _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer) as journal,
-            open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
-            features_named(getattr(estimator, "feature_names_in_", None)),
-        ):
-            finished = fit(settings, sources, executor, journal, context)
-        publish(estimator, with_notes(finished, differing_workers(executor.client)))
+        settings = fit_settings(estimator, asked, sources, executor)
+        opening = _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer)
+        finished, journal = run_fit("begins", estimator, settings, sources, executor, observer, opening)
+        publish(estimator, finished)
     return journal.run if isinstance(journal, CheckpointJournal) else None
 
 
-def log_beginning(how: str, settings: FitSettings, sources: FitSources, executor: Executor) -> None:
-    """Log what a fit is of and where it runs."""
+def run_fit(
+    how: str,
+    estimator: FittedMixture,
+    settings: EmSettings,
+    sources: FitSources,
+    executor: Executor,
+    observer: FitObserver,
+    opening: AbstractContextManager[J],
+) -> tuple[FitState, J]:
+    """Run a fit with the journal that ``opening`` opens, and return its finished state and the journal.
+
+    Where it runs in this process, what it needs is compiled from now on, beside what the journal reads.
+    """
     rows, features = sources.rows.shape
+    if settings.compiled and executor.in_process:
+        compile_ahead(settings.structure, settings.asked.n_components, sources.rows, observer)
     LOG.info(
         "fit %s: %s rows, %d features, %d components (%s), %s, on %s",
         how,
         f"{rows:,}",
         features,
-        settings.n_components,
-        settings.structure.name,
-        type(settings.em.policy).__name__,
+        settings.asked.n_components,
+        settings.asked.covariance_type,
+        type(settings.policy).__name__,
         f"{executor.threads} threads" if executor.in_process else "other processes",
     )
-
-
-def compile_beside(
-    settings: FitSettings, sources: FitSources, executor: Executor, observer: FitObserver
-) -> None:
-    """Begin to compile what a fit in this process needs; see `compile_ahead`."""
-    if settings.compiled and executor.in_process:
-        compile_ahead(settings.structure, settings.n_components, sources.rows, observer)
+    with (
+        opening as journal,
+        open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
+        features_named(getattr(estimator, "feature_names_in_", None)),
+    ):
+        finished = fit(settings, sources, executor, journal, context)
+    return with_notes(finished, differing_workers(executor.client)), journal
 
 
 @contextmanager
 def _new_journal(
     estimator: FittedMixture,
-    settings: FitSettings,
+    settings: EmSettings,
     sources: FitSources,
     run_config: Mapping[str, Any] | None,
     overwrite: bool,
     executor: Executor,
     observer: PassObserver,
 ) -> Iterator[Journal]:
-    rows = sources.rows
-    fields = row_fields(rows, settings.n_components, settings.em.policy, settings.em.max_iter)
+    rows, asked = sources.rows, settings.asked
+    fields = row_fields(rows, asked.n_components, settings.policy, asked.max_iter)
     if estimator.checkpoint is None:
         with temporary_journal(fields, len(rows.chunk_rows)) as temporary:
             temporary.save(proved(executor, temporary.objects, sources, FitState()), commit=False)
             yield temporary
         return
-    config = _config(estimator, settings, rows.shape[1], run_config)
+    content = None if run_config is None else dict(run_config)
+    manifest = Manifest(settings, estimator._names, content, **fingerprints(sources))
+    try:
+        MANIFEST.encode(manifest, None)
+    except FormatError as error:
+        raise ConfigError(
+            f"a setting cannot be stored in a checkpoint ({error}). Give one that can, or fit without a "
+            "checkpoint."
+        ) from error
     objects = object_store(estimator.checkpoint)
     check_startable(objects, overwrite=overwrite)
     objects.prepare()
@@ -360,21 +331,13 @@ def _new_journal(
     compare_samples(sources, contents, executor, observer)
     log = start_log(objects, overwrite=overwrite)
     with log.withdrawn_on_failure():
-        journal = CheckpointJournal(
-            log,
-            config,
-            settings.given,
-            fingerprints(sources),
-            fields,
-            contents,
-            compiled=settings.compiled,
-        )
+        journal = CheckpointJournal(log, manifest, fields, contents)
         with journal.watched():
             journal.save(state, commit=True)
     yield journal
 
 
-def fingerprints(sources: FitSources) -> dict[str, SourceEntry | None]:
+def fingerprints(sources: FitSources) -> dict[str, Any]:
     """Return what all sources are, by the names of a manifest's fields; reads nothing of them."""
     found = {name: fingerprint(source) for name, source in sources.named().items()}
     return {"data": found.pop("X"), "sample_weight": None, "responsibilities_init": None, **found}

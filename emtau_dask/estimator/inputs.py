@@ -25,6 +25,7 @@ from emtau_dask.em.problem import check_counts
 from emtau_dask.em.starts import check_responsibilities_shape
 from emtau_dask.errors import ConfigError, InvalidDataError, InvalidDtypeError, cause_of, short
 from emtau_dask.execution.workers import resident, shared_source
+from emtau_dask.settings import Settings
 from emtau_dask.storage.locations import paths_at
 
 OUTPUTS = ("default", "pandas")
@@ -299,6 +300,12 @@ class Seeds:
         """Return the next seed, from 0 to 2**31 - 2."""
         pick = getattr(self._state, "integers", None) or self._state.randint
         return int(pick(2**31 - 1))
+
+
+def settings_of(estimator: Any) -> Settings:
+    """Return the settings of an estimator; raises `ConfigError` for the first that is impossible."""
+    Seeds(estimator.random_state)
+    return Settings.of(estimator).checked()
 
 
 @contextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from emtau_dask.checkpoint.codec import FormatError
 from emtau_dask.checkpoint.state import CODEC
-from emtau_dask.constraints import NONE, Constraint, either, integer
 from emtau_dask.em.history import FitHistory, IterationRecord
-from emtau_dask.em.settings import CONSTRAINTS
 from emtau_dask.em.state import StopReason
 from emtau_dask.errors import (
     CheckpointError,
@@ -37,7 +33,8 @@ from emtau_dask.errors import (
 from emtau_dask.mixture.linalg import AnyArray, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import checked_row_arrays
-from emtau_dask.policies.registry import ALGORITHMS, as_policy, describe_policy, matching_policy
+from emtau_dask.policies.registry import ALGORITHMS, as_policy
+from emtau_dask.settings import AUTO, Settings
 from emtau_dask.storage.commits import FORMAT as RUN_FORMAT
 from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
@@ -47,42 +44,19 @@ from emtau_dask.storage.stores import ZarrStoreObjects, object_store
 from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
-AUTO = "auto"
-FORMAT, VERSION = "emtau-model", 3
+FORMAT, VERSION = "emtau-model", 4
 ARRAYS = ("weights", "means", "covariances", "precisions_cholesky")
 WEIGHTS_TOLERANCE = 1e-6
 """The same as for initial weights."""
 MOST_PASSES = 1000
 """So many times an iteration scores the rows at most: it measures a gap by tens of passes."""
-SETTINGS: Mapping[str, Constraint] = MappingProxyType(
-    {
-        **{
-            name: CONSTRAINTS[name]
-            for name in (
-                *("covariance_type", "tol", "reg_covar", "max_iter", "n_init", "init_params", "warm_start"),
-                *("acceleration", "missing"),
-            )
-        },
-        "random_state": either(integer(0, 2**32 - 1), NONE),
-    }
-)
-"""The settings that are saved, the policy apart."""
-
-
-@dataclass(frozen=True)
-class NamedPolicy:
-    """A policy by its name, or what ``auto`` chooses; `matching_policy` checks the parameters."""
-
-    name: str
-    params: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """All but the arrays; ``algorithm`` is None for a policy of the user's own."""
+    """All but the arrays; of the settings, ``algorithm`` is None for a policy of the user's own."""
 
-    settings: dict[str, Any]
-    algorithm: NamedPolicy | None
+    settings: Settings
     stop_reason: StopReason
     feature_names: tuple[str, ...] | None
     notes: tuple[str, ...]
@@ -95,18 +69,7 @@ ENTRY_NAMES = tuple(each.name for each in fields(ModelEntry))
 
 
 def _check_entry(entry: ModelEntry) -> None:
-    """Raise `FormatError` for the first field that no model can have."""
-    for name, constraint in SETTINGS.items():
-        if name not in entry.settings:
-            raise FormatError("is missing", ("settings", name))
-        if not constraint.holds(entry.settings[name]):
-            said = f"is {short(entry.settings[name])}: it must be {constraint.words}"
-            raise FormatError(said, ("settings", name))
-    for name in entry.settings.keys() - SETTINGS.keys():
-        raise FormatError(f"is {short(entry.settings[name])}: there is no such field", ("settings", name))
-    policy = entry.algorithm
-    if policy is not None and policy.name != AUTO and policy.name not in ALGORITHMS:
-        raise FormatError(f"is {short(policy.name)}: it must be that of an algorithm", ("algorithm", "name"))
+    """Raise `FormatError` where no fit can have such a history."""
     for number, record in enumerate(entry.history, start=1):
         if record.iteration != number or not 0 < record.rows * MOST_PASSES >= record.active_rows:
             raise FormatError(f"has the impossible iteration {record}", ("history",))
@@ -183,25 +146,15 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     arrays = {name: np.asarray(getattr(estimator, f"{name}_")) for name in ARRAYS}
     for name, values in arrays.items():
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
-    settings = {name: getattr(estimator, name) for name in SETTINGS}
-    settings = {
-        name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
-    }
-    state = settings["random_state"]
-    settings["random_state"] = int(state) if isinstance(state, Integral) else None
-    settings["covariance_type"] = estimator._fitted_type
-    automatic = isinstance(estimator.algorithm, str) and estimator.algorithm == AUTO
-    policy: Any = None if automatic else as_policy(estimator.algorithm)
-    algorithm = NamedPolicy(AUTO, {}) if automatic else None
-    if type(policy) in ALGORITHMS.values():  # A user's own policy is not stored.
-        known, _, parameters = describe_policy(policy)
-        algorithm = NamedPolicy(str(known), parameters)
-    names, history = getattr(estimator, "feature_names_in_", None), estimator.history_
+    history = estimator.history_
+    k, kind = len(estimator.weights_), estimator._fitted_type
+    asked = replace(Settings.of(estimator), n_components=k, covariance_type=kind)
+    if not asked.automatic and type(as_policy(asked.algorithm)) not in ALGORITHMS.values():
+        asked = replace(asked, algorithm=None)
     entry = ModelEntry(
-        settings,
-        algorithm,
+        asked,
         estimator.stop_reason_,
-        None if names is None else tuple(str(name) for name in names),
+        estimator._names,
         history.notes,
         history.records,
         sha256="",
@@ -285,25 +238,25 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> An
             raise InvalidDataError(f"{name} is of {array.dtype}; it must be of float64")
     if arrays["means"].ndim != 2:
         raise InvalidDataError(f"means has {arrays['means'].ndim} axes; it must have 2")
-    parameters = MixtureParameters(
-        entry.settings["covariance_type"], *(read_only_copy(arrays[name]) for name in ARRAYS)
-    )
+    asked = entry.settings
+    parameters = MixtureParameters(asked.covariance_type, *(read_only_copy(arrays[name]) for name in ARRAYS))
+    if parameters.n_components != asked.n_components:
+        raise InvalidDataError(
+            f"settings.n_components is {asked.n_components}; its means are of {parameters.n_components}"
+        )
     _check_mixture(parameters)
     check_names(entry.feature_names, parameters.n_features)
-    estimator = cls(parameters.n_components, **entry.settings)
-    if entry.algorithm is None:
+    estimator = cls(**asked.stored)
+    if asked.algorithm is None:
+        estimator.algorithm = AUTO
         warn_user(
             "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
             "before fitting it again."
         )
-    elif entry.algorithm.name != AUTO:
-        name = entry.algorithm.name
-        estimator.algorithm = matching_policy(None, name, name, entry.algorithm.params)
-        checked_row_arrays(estimator.algorithm, parameters.n_components, estimator.max_iter)
-    estimator._publish(parameters, FitHistory(entry.history, entry.notes), entry.stop_reason)
-    estimator.n_features_in_ = parameters.n_features
-    if entry.feature_names is not None:
-        estimator.feature_names_in_ = np.asarray(entry.feature_names, dtype=object)
+    elif not isinstance(asked.algorithm, str):
+        checked_row_arrays(asked.algorithm, asked.n_components, asked.max_iter)
+    history = FitHistory(entry.history, entry.notes)
+    estimator._publish(parameters, history, entry.stop_reason, entry.feature_names)
     return estimator
 
 

@@ -27,7 +27,7 @@ from emtau_dask.em.predict import (
     kernels_to_score,
     score_rows,
 )
-from emtau_dask.em.settings import NAMED_TOL, marginalises
+from emtau_dask.em.settings import NAMED_TOL
 from emtau_dask.errors import InvalidDataError, features_named
 from emtau_dask.estimator.inputs import (
     COMPONENT,
@@ -50,15 +50,13 @@ from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.linalg import read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.process import documentation, threads_side_by_side
+from emtau_dask.settings import STORED, marginalises
 
 _MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
 """Fitted attributes whose shapes depend on the covariance type."""
 _COPIED: tuple[str, ...] = ("weights_", "means_", "n_features_in_", "feature_names_in_")
 _COPIED += ("converged_", "n_iter_", "lower_bound_", "lower_bounds_")
 """Fitted attributes that scikit-learn's mixture has in the same form."""
-_SETTINGS: tuple[str, ...] = ("n_components", "tol", "reg_covar", "max_iter", "n_init")
-_SETTINGS += ("init_params", "random_state", "warm_start")
-"""Settings that scikit-learn's mixture has too."""
 
 
 class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -86,7 +84,19 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         arrays = (self.weights_, self.means_, self.covariances_, self.precisions_cholesky_)
         return MixtureParameters(self._fitted_type, *map(read_only_copy, arrays))
 
-    def _publish(self, parameters: MixtureParameters, history: FitHistory, stop_reason: str) -> None:
+    @property
+    def _names(self) -> tuple[str, ...] | None:
+        """The names of the features as texts, where the fit had names."""
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(str(name) for name in names)
+
+    def _publish(
+        self, parameters: MixtureParameters, history: FitHistory, stop_reason: str, names: Any = None
+    ) -> None:
+        """Set the fitted attributes; ``names`` of features are None where there are none, or they are set."""
+        self.n_features_in_ = parameters.n_features
+        if names is not None:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
         self._fitted_type = parameters.covariance_type
         self.weights_ = np.array(parameters.weights)
         self.means_ = np.array(parameters.means)
@@ -283,11 +293,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         diagonal matrix, and ``"tied_spherical"`` becomes ``"spherical"`` with equal variances.
         """
         check_is_fitted(self)
-        settings = {name: getattr(self, name) for name in _SETTINGS}
-        settings["tol"] = NAMED_TOL if isinstance(self.tol, str) else self.tol
-        settings["n_init"] = 1 if isinstance(self.n_init, str) else self.n_init
-        structure = structure_named(self._fitted_type)
-        twin = SklearnMixture(covariance_type=structure.scikit_learn_name, **settings)
+        structure, twin = structure_named(self._fitted_type), SklearnMixture()
+        twin.set_params(**{name: getattr(self, name) for name in STORED if hasattr(twin, name)})
+        tol = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        n_init = 1 if isinstance(self.n_init, str) else self.n_init
+        twin.set_params(covariance_type=structure.scikit_learn_name, tol=tol, n_init=n_init)
         for name in _COPIED:
             if hasattr(self, name):
                 setattr(twin, name, copy(getattr(self, name)))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from emtau_dask.checkpoint.fingerprints import check_same
-from emtau_dask.checkpoint.manifest import FitConfig, SourceEntry
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
 from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.em.compiling import worth_compiling
 from emtau_dask.em.contents import Contents
-from emtau_dask.em.fit import FitSettings, FitSources, fit, open_context
+from emtau_dask.em.fit import FitSources
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.journal import row_fields
-from emtau_dask.em.memory import cache_bytes
-from emtau_dask.em.settings import EmSettings, check_settings, marginalises
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import (
@@ -26,29 +25,25 @@ from emtau_dask.errors import (
     CheckpointMismatchError,
     ConfigError,
     InvalidDataError,
-    features_named,
     warn_user,
 )
 from emtau_dask.estimator.fitting import (
     as_it_was_unless_done,
     compare_samples,
-    compile_beside,
+    compiled_here,
     fingerprints,
     fit_session,
-    is_automatic,
-    log_beginning,
     proved,
     publish,
-    with_notes,
+    run_fit,
 )
-from emtau_dask.estimator.inputs import opened_path, opened_sources
+from emtau_dask.estimator.inputs import settings_of
 from emtau_dask.estimator.model_file import check_names
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.executor import Executor
-from emtau_dask.execution.workers import differing_workers, prove_access
-from emtau_dask.mixture.covariance_types import structure_named
-from emtau_dask.policies.policy import ActivityPolicy, checked_row_arrays
-from emtau_dask.policies.registry import as_policy, matching_policy
+from emtau_dask.execution.workers import prove_access
+from emtau_dask.policies.policy import checked_row_arrays
+from emtau_dask.policies.registry import DescribedPolicy, as_policy, matching_policy
 from emtau_dask.process import numerical_environment
 from emtau_dask.storage.commits import open_log
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
@@ -97,46 +92,37 @@ def saved_estimator(
     CheckpointCorruptError
         Its settings are impossible.
     """
-    config = saved.config
-    entry = config.algorithm
-    given = GivenParameters() if config.warm_start else saved.given
-    try:
-        policy = matching_policy(algorithm, entry.name, entry.kind, entry.params)
-        precisions = None
+    asked, policy = saved.config.asked, matching_policy(algorithm, saved.config.policy)
+    with _impossible_named(saved):
+        checked_row_arrays(policy, asked.n_components, asked.max_iter)
+    estimator = _estimator(cls, saved, checkpoint)
+    changes["algorithm"] = policy if algorithm is not None else asked.algorithm or policy
+    estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
+    return estimator
+
+
+def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
+    """Return what `saved_estimator` does; a policy of the user's own is an `DescribedPolicy`."""
+    config, asked = saved.config, saved.config.asked
+    given, precisions = GivenParameters() if asked.warm_start else config.given, None
+    with _impossible_named(saved):
+        check_names(saved.manifest.feature_names, saved.manifest.data.shape[1])
         if given.precisions is not None:
-            precisions = structure_named(config.covariance_type).precisions(given.precisions[1])
-        estimator = cls(
-            config.n_components,
-            covariance_type=config.covariance_type,
-            algorithm=policy,
-            tol=config.tol,
-            reg_covar=config.reg_covar,
-            max_iter=config.max_iter,
-            n_init=config.n_init,
-            init_params=config.init_params,
-            weights_init=given.weights,
-            means_init=given.means,
-            precisions_init=precisions,
-            random_state=config.random_state,
-            warm_start=config.warm_start,
-            checkpoint=checkpoint,
-            checkpoint_every=config.checkpoint_every,
-            acceleration=None,
-            missing=config.missing,
-        )
-        words: dict[str, Any] = dict(config.unresolved.items())
-        if algorithm is not None:
-            words.pop("algorithm", None)
-        estimator.set_params(**words)
-        check_settings(estimator.get_params(deep=False))
-        checked_row_arrays(policy, config.n_components, config.max_iter)
-        check_names(config.feature_names, config.n_features)
+            precisions = config.structure.precisions(given.precisions[1])
+    starts = {"weights_init": given.weights, "means_init": given.means, "precisions_init": precisions}
+    algorithm = asked.algorithm or config.policy
+    return cls(**asked.stored | starts | {"algorithm": algorithm, "checkpoint": checkpoint})
+
+
+@contextmanager
+def _impossible_named(saved: SavedFit) -> Iterator[None]:
+    """Raise `CheckpointCorruptError` where the settings of a run are found to be impossible."""
+    try:
+        yield
     except (ConfigError, InvalidDataError) as error:
         raise CheckpointCorruptError(
             f"the settings in {saved.log.objects.location} are impossible: {error}"
         ) from error
-    estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
-    return estimator
 
 
 def mixture_in(cls: type[M], checkpoint: Any) -> M:
@@ -155,18 +141,14 @@ def mixture_in(cls: type[M], checkpoint: Any) -> M:
             f"the run in {saved.log.objects.location} is still looking for its start and has no model yet; "
             "resume it first."
         )
-    entry = saved.config.algorithm
-    estimator = saved_estimator(cls, saved, checkpoint, None if entry.name else "em")
+    estimator = _estimator(cls, saved, checkpoint)
     if not state.finished:
         warn_user(
             f"the run in {saved.log.objects.location} has not ended: its parameters are those after "
             f"iteration {run.iteration}."
         )
-    estimator.n_features_in_ = saved.config.n_features
-    if saved.config.feature_names is not None:
-        estimator.feature_names_in_ = np.asarray(saved.config.feature_names, dtype=object)
-    history = replace(run.history, notes=state.notes)
-    estimator._publish(run.parameters, history, run.stop_reason or "max-iter")
+    history, names = replace(run.history, notes=state.notes), saved.manifest.feature_names
+    estimator._publish(run.parameters, history, run.stop_reason or "max-iter", names)
     return estimator
 
 
@@ -192,57 +174,37 @@ def resume_estimator(
     observer : FitObserver, optional
         By default one that suits standard output.
     """
-    check_settings(estimator.get_params(deep=False))
-    entry, state = saved.config.algorithm, saved.state
-    auto = is_automatic(estimator.algorithm)
-    policy = (
-        matching_policy(None, entry.name, entry.kind, entry.params)
-        if auto
-        else as_policy(estimator.algorithm)
-    )
+    asked, state, policy = settings_of(estimator), saved.state, saved.config.policy
+    if isinstance(policy, DescribedPolicy):
+        policy = as_policy(asked.algorithm)
     needed = responsibilities_init if state.current is None and state.best is None else None
-    checked_row_arrays(policy, int(estimator.n_components), int(estimator.max_iter))
+    checked_row_arrays(policy, asked.n_components, asked.max_iter)
+    names = saved.manifest.feature_names
     with (
         as_it_was_unless_done(estimator),
-        fit_session(policy, estimator.verbose, observer) as (executor, observer),
-        opened_sources(
-            executor.client,
-            estimator,
-            opened_path(X, columns, saved.config.feature_names, observer),
-            sample_weight,
-            needed,
-        ) as sources,
+        fit_session(
+            estimator, policy, X, sample_weight, needed, columns=columns, names=names, observer=observer
+        ) as (executor, observer, sources),
     ):
         _check_names(estimator, saved)
         prove_access(executor.client, None, sources.named())
         contents = Contents(saved.contents)
         _check_same(saved, sources, needed is None and state.current is not None)
         compare_samples(sources, contents, executor, observer)
-        reopened = _reopened(state, int(estimator.max_iter))
+        reopened = _reopened(state, asked.max_iter)
         if reopened.finished:
             publish(estimator, _with_what_was_not_read(reopened, contents))
             return
-        config = replace(
-            saved.config,
-            max_iter=int(estimator.max_iter),
-            checkpoint_every=int(estimator.checkpoint_every),
-        )
-        settings = _settings(config, policy, saved.given, sources, executor)
-        compile_beside(settings, sources, executor, observer)
-        made = 0 if reopened.current is None else reopened.current.iteration
-        log_beginning(f"resumed after iteration {made}", settings, sources, executor)
-        journal = _journal(saved, reopened, config, settings, sources, contents, executor)
-        with (
-            open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
-            features_named(getattr(estimator, "feature_names_in_", None)),
-        ):
-            finished = fit(settings, sources, executor, journal, context)
-        finished = with_notes(finished, differing_workers(executor.client))
+        compiled = compiled_here(asked, sources, executor)
+        settings = replace(saved.config, asked=asked, policy=policy, compiled=compiled)
+        how = f"resumed after iteration {0 if reopened.current is None else reopened.current.iteration}"
+        opening = _journal(saved, reopened, settings, sources, contents, executor)
+        finished, _ = run_fit(how, estimator, settings, sources, executor, observer, opening)
     publish(estimator, _with_what_was_not_read(finished, contents))
 
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
-    names, theirs = getattr(estimator, "feature_names_in_", None), saved.config.feature_names
+    names, theirs = getattr(estimator, "feature_names_in_", None), saved.manifest.feature_names
     if names is not None and theirs is not None and tuple(names) != theirs:
         raise CheckpointMismatchError(
             f"X has the features {list(names)}; the checkpointed run had {list(theirs)}. Give the same in "
@@ -254,7 +216,7 @@ def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
 
 def _check_same(saved: SavedFit, sources: FitSources, started: bool) -> None:
     """Raise `CheckpointMismatchError` unless the data are such as the run was begun with."""
-    stored = _stored_fingerprints(saved)
+    stored = saved.manifest.sources
     for name, found in fingerprints(sources).items():
         if name != "responsibilities_init" or not started:
             check_same("X" if name == "data" else name, stored[name], found)
@@ -267,12 +229,6 @@ def _with_what_was_not_read(state: FitState, contents: Contents) -> FitState:
     return replace(state, notes=(*state.notes, *new, *([] if left is None else [left])))
 
 
-def _stored_fingerprints(saved: SavedFit) -> dict[str, SourceEntry | None]:
-    """Return the fingerprints in a commit, like those of `fingerprints`."""
-    fields = ("data", "sample_weight", "responsibilities_init")
-    return {name: getattr(saved.manifest, name) for name in fields}
-
-
 def _reopened(state: FitState, max_iter: int) -> FitState:
     """Return the state, no longer finished where the run ended at a smaller ``max_iter``."""
     run = state.current
@@ -281,48 +237,24 @@ def _reopened(state: FitState, max_iter: int) -> FitState:
     return replace(state, current=replace(run, stop_reason=None), finished=False)
 
 
-def _settings(
-    config: FitConfig,
-    policy: ActivityPolicy,
-    given: GivenParameters,
-    sources: FitSources,
-    executor: Executor,
-) -> FitSettings:
-    return FitSettings(
-        config.n_components,
-        structure_named(config.covariance_type),
-        EmSettings(
-            policy, config.tol, config.max_iter, config.reg_covar, config.gap_tol, config.acceleration
-        ),
-        config.init_params,
-        given,
-        config.seeds,
-        config.previous_bound,
-        worth_compiling(executor.client, sources.rows.shape, config.covariance_type, config.n_components),
-        marginalises(config.missing),
-    )
-
-
+@contextmanager
 def _journal(
     saved: SavedFit,
     state: FitState,
-    config: FitConfig,
-    settings: FitSettings,
+    settings: EmSettings,
     sources: FitSources,
     contents: Contents,
     executor: Executor,
-) -> CheckpointJournal:
-    """Return the journal that continues the run's commits."""
+) -> Iterator[CheckpointJournal]:
+    """Open the journal that continues the run's commits."""
     warn_unless_exclusive(saved.log.objects)
     environment = numerical_environment(compiled=settings.compiled)
     state = proved(executor, saved.log.objects, sources, _with_differences(saved, state, environment))
-    fields = row_fields(sources.rows, config.n_components, settings.em.policy, config.max_iter)
-    entries, compiled = _stored_fingerprints(saved), settings.compiled
-    journal = CheckpointJournal(
-        saved.log, config, settings.given, entries, fields, contents, compiled=compiled
-    )
+    asked, manifest = settings.asked, replace(saved.manifest, config=settings)
+    fields = row_fields(sources.rows, asked.n_components, settings.policy, asked.max_iter)
+    journal = CheckpointJournal(saved.log, manifest, fields, contents)
     journal.inherit(saved, state)
-    return journal
+    yield journal
 
 
 def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:

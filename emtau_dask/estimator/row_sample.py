@@ -13,7 +13,6 @@ from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.em.predict import imputation
 from emtau_dask.em.problem import check_counts, make_problem
 from emtau_dask.em.sampling import sample_rows
-from emtau_dask.em.settings import marginalises
 from emtau_dask.errors import features_named
 from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path, row_values_source
 from emtau_dask.estimator.prediction import FittedMixture
@@ -21,6 +20,7 @@ from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.workers import prove_access, resident, shared_source
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
+from emtau_dask.settings import marginalises
 
 MAX_VALUES = 2**23
 """Of a sample: 64 MiB. Of many features fewer rows are drawn."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 
+from emtau_dask.constraints import NONE, choice, either
 from emtau_dask.errors import CheckpointMismatchError, ConfigError, short
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy
@@ -20,6 +22,36 @@ from emtau_dask.policies.tau import EMTau
 ALGORITHMS: Mapping[str, type[BuiltInPolicy]] = MappingProxyType(
     {"em": FullEM, "em-tau": EMTau, "em-star": EMStar, "em-lazy": EMLazy, "em-sampled": EMSampled}
 )
+
+
+@dataclass(frozen=True)
+class DescribedPolicy:
+    """A policy as commits describe it. In the place of a user's own it is one whose methods raise.
+
+    Attributes
+    ----------
+    name : str or None
+        None for a user's own.
+    kind : str
+        The name of its class.
+    params : dict
+        As JSON has them.
+    """
+
+    name: Annotated[str | None, either(choice(*ALGORITHMS), NONE)]
+    kind: str
+    params: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
+
+    def row_arrays(self, *_: Any) -> NoReturn:
+        """Raise `CheckpointMismatchError`."""
+        raise CheckpointMismatchError(
+            f"the run uses {self}, a policy that is not emtau_dask's; give it again as algorithm."
+        )
+
+    update = schedule = row_arrays
 
 
 def as_policy(algorithm: object) -> ActivityPolicy:
@@ -40,14 +72,16 @@ def as_policy(algorithm: object) -> ActivityPolicy:
     )
 
 
-def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
-    """Return a policy's name (None for a user's own), class name and parameters, as JSON has them.
+def describe_policy(policy: Any) -> DescribedPolicy:
+    """Return what a commit says of a policy.
 
     Raises
     ------
     ConfigError
         JSON cannot hold the parameters.
     """
+    if isinstance(policy, DescribedPolicy):
+        return policy
     name = next((name for name, kind in ALGORITHMS.items() if type(policy) is kind), None)
     kind = type(policy).__qualname__
     get_params = getattr(policy, "get_params", None)
@@ -60,38 +94,44 @@ def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
             f"the parameters of {kind} cannot be stored in a checkpoint ({error}); give it parameters that "
             "are numbers, texts, and lists or mappings of these"
         ) from error
-    return name, kind, parameters
+    return DescribedPolicy(name, kind, parameters)
 
 
-def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dict[str, Any]) -> Any:
-    """Return the policy of a checkpointed run: rebuilt, or ``algorithm`` where that is the same.
+def policy_described(entry: DescribedPolicy) -> ActivityPolicy:
+    """Return a new policy of this name and these parameters; for a user's own, the description.
+
+    Raises
+    ------
+    ConfigError
+        The policy of this name has no such parameters.
+    """
+    if entry.name is None:
+        return entry
+    made: Any = as_policy(entry.name)
+    try:
+        policy: ActivityPolicy = made.set_params(**entry.params)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{entry.name} has no such parameters: {error}") from error
+    return policy
+
+
+def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
+    """Return the policy of a checkpointed run, or ``algorithm`` where that is given and is the same.
 
     Raises
     ------
     CheckpointMismatchError
-        A user's own policy was not given again, or it differs.
-    ConfigError
-        No built-in policy has the checkpoint's name or parameters.
+        It differs.
     """
-    stored = _call(kind, parameters)
-    if algorithm is not None:
-        policy = as_policy(algorithm)
-        found = describe_policy(policy)
-        if found != (name, kind, parameters):
-            raise CheckpointMismatchError(
-                f"algorithm is {_call(*found[1:])}, but the checkpointed run uses {stored}. "
-                "Give the same, or leave it out."
-            )
-        return policy
-    if name is None:
+    if algorithm is None:
+        return stored
+    policy = as_policy(algorithm)
+    found, wanted = describe_policy(policy), describe_policy(stored)
+    if found != wanted:
         raise CheckpointMismatchError(
-            f"the run uses {stored}, a policy that is not emtau_dask's; give it again as algorithm."
+            f"algorithm is {found}, but the checkpointed run uses {wanted}. Give the same, or leave it out."
         )
-    rebuilt: Any = as_policy(name)
-    try:
-        return rebuilt.set_params(**parameters)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{name} has no such parameters: {error}") from error
+    return policy
 
 
 def _plain(value: Any) -> Any:
@@ -99,7 +139,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.longdouble):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _call(kind: str, parameters: dict[str, Any]) -> str:
-    return f"{kind}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"

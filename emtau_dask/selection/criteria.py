@@ -13,15 +13,14 @@ from typing import Any
 from sklearn.base import clone
 
 from emtau_dask.constraints import Constraint, integer
-from emtau_dask.em.settings import CONSTRAINTS, check_settings
 from emtau_dask.errors import ConfigError, short
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import settings_of
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
+from emtau_dask.settings import CONSTRAINTS, OF_ONE_FIT
 
 MOST_CANDIDATES = 10_000
-NOT_GIVEN = ("weights_init", "means_init", "precisions_init", "checkpoint")
-"""Settings of an estimator that fit one number of components, or one fit."""
 LEAST_ROWS = 2**17
 ROWS_PER_PARAMETER = 10
 """Fewest for each free parameter of the largest candidate; with fewer, fits end in chance optima."""
@@ -301,7 +300,7 @@ def _template(estimator: Any, random_state: Any) -> GaussianMixture:
             "of emtau_dask, or leave it out."
         )
     template: GaussianMixture = GaussianMixture() if estimator is None else clone(estimator)
-    for name in NOT_GIVEN:
+    for name in OF_ONE_FIT:
         if getattr(template, name) is not None:
             remedy = "give checkpoint to select_components" if name == "checkpoint" else "leave it out"
             raise ConfigError(f"estimator has {name}, which cannot serve all candidates; {remedy}.")
@@ -309,7 +308,7 @@ def _template(estimator: Any, random_state: Any) -> GaussianMixture:
         raise ConfigError("estimator has warm_start=True; a selection begins anew. Set it to False.")
     if random_state is not None:
         template.random_state = random_state
-    check_settings(template.get_params(deep=False))
+    settings_of(template)
     return template
 
 

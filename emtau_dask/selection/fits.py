@@ -23,15 +23,17 @@ from emtau_dask.errors import (
     CheckpointTakenError,
     SingularComponentError,
 )
-from emtau_dask.estimator.fitting import fit_estimator, is_automatic, publish
+from emtau_dask.estimator.fitting import fit_estimator, publish
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.execution.executor import Executor
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
+from emtau_dask.policies.registry import DescribedPolicy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry
 from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, SelectionSettings
 from emtau_dask.selection.passes import CountedRows
+from emtau_dask.settings import is_automatic
 from emtau_dask.storage.commits import check_startable, holds_run
 from emtau_dask.storage.objects import ObjectStore, copy_new
 from emtau_dask.storage.stores import ZarrStoreObjects
@@ -209,5 +211,5 @@ def _saved(place: ObjectStore) -> SavedFit | None:
 
 
 def _of_run(estimator: GaussianMixture, saved: SavedFit, place: ObjectStore | None) -> GaussianMixture:
-    own = saved.config.algorithm.name is None
+    own = isinstance(saved.config.policy, DescribedPolicy)
     return saved_estimator(type(estimator), saved, place, estimator.algorithm if own else None)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache, partial
-from numbers import Integral
 from typing import Any
 from uuid import uuid4
 
@@ -16,18 +15,17 @@ from emtau_dask.data.row_random import Samples
 from emtau_dask.em.fit import FitSources, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.problem import Problem, make_problem
+from emtau_dask.em.settings import policy_before_data
 from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
-from emtau_dask.estimator.fitting import fit_session, is_automatic
+from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources
+from emtau_dask.estimator.inputs import Seeds
 from emtau_dask.execution.workers import prove_access
 from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.policies.registry import as_policy, describe_policy
-from emtau_dask.policies.sampled import EMSampled
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry, selection_checkpoint
 from emtau_dask.selection.criteria import (
-    NOT_GIVEN,
     Score,
     SelectionSettings,
     Standing,
@@ -40,9 +38,10 @@ from emtau_dask.selection.criteria import (
 from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
 from emtau_dask.selection.passes import count_rows, draw_sample, score_all
 from emtau_dask.selection.table import ComponentSelection, result_of
+from emtau_dask.settings import AUTO, Settings
 from emtau_dask.storage.stores import NotExclusiveWarning
 
-OF_A_FIT = {*NOT_GIVEN, "n_components", "covariance_type", "algorithm", "warm_start", "verbose"}
+OF_A_FIT = {"n_components", "covariance_type", "algorithm", "warm_start"}
 """Settings of the estimator that are not those of a selection, or are stored in another form."""
 
 
@@ -188,18 +187,12 @@ def _selected(
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None,
 ) -> ComponentSelection:
-    template = settings.template
-    policy = EMSampled() if is_automatic(template.algorithm) else as_policy(template.algorithm)
+    policy = policy_before_data(Settings.of(settings.template))
     shaped = settings.estimator(settings.largest, None)
     with (
-        fit_session(policy, template.verbose, observer) as (executor, watched),
-        opened_sources(
-            executor.client,
-            shaped,
-            opened_path(data["X"], data["columns"], None, watched),
-            data["sample_weight"],
-            None,
-        ) as sources,
+        fit_session(
+            shaped, policy, data["X"], data["sample_weight"], None, columns=data["columns"], observer=observer
+        ) as (executor, watched, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),
         open_context(executor, Unclosed(watched)) as context,
     ):
@@ -248,16 +241,14 @@ def _begun(
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:
     """Return the settings of a selection as JSON has them; raises `ConfigError` where it cannot."""
-    template = settings.template
-    automatic, state = is_automatic(template.algorithm), template.random_state
-    values = {name: value for name, value in template.get_params(deep=False).items() if name not in OF_A_FIT}
+    asked = Settings.of(settings.template)
+    values = {name: value for name, value in asked.stored.items() if name not in OF_A_FIT}
     values |= {
         "candidates": [(each.n_components, each.covariance_type) for each in settings.candidates],
         "sample_rows": settings.sample_rows,
-        "algorithm": "auto" if automatic else describe_policy(as_policy(template.algorithm)),
-        "random_state": int(state) if isinstance(state, Integral) else None,
+        "algorithm": AUTO if asked.automatic else astuple(describe_policy(as_policy(asked.algorithm))),
     }
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=float))
+    plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
 
 

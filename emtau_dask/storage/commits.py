@@ -47,7 +47,7 @@ WRITTEN_KEY = re.compile(
     r"attempts/(?P<attempt>(?P<base>[0-9]{1,15})-[0-9a-f]{32})/|commits/(?P<number>[0-9]{1,15})/"
 )
 """Begins the keys of an attempt or of a commit."""
-FORMAT, VERSION = "emtau-checkpoint", 6
+FORMAT, VERSION = "emtau-checkpoint", 7
 
 
 def _commit_key(number: int) -> str:

@@ -18,16 +18,16 @@ from tiers import exhaustive_but
 
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
 from emtau_dask.data.opening import as_source
-from emtau_dask.em.fit import FitSettings, FitSources, fit
+from emtau_dask.em.fit import FitSources, fit
 from emtau_dask.em.journal import row_fields, temporary_journal
 from emtau_dask.em.problem import Context
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState, RunState
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import NextPass, RowArray, Schedule
+from emtau_dask.settings import Settings
 from emtau_dask.storage.objects import digest
 from emtau_dask.storage.row_state import (
     OBJECT_ROWS,
@@ -557,8 +557,7 @@ class TestInAFit:
         source = as_source(rows, ndim=2, what="X").aligned(FIT_ROWS)
         eyes = np.array([np.eye(2)] * 2)
         given = GivenParameters(np.full(2, 0.5), np.array([[0.0, 0.0], [200.0, 200.0]]), (eyes, eyes))
-        em = EmSettings(Rest(), 0.0, 15, 1e-6)
-        settings = FitSettings(2, STRUCTURES["full"], em, "kmeans", given, (0,))
+        settings = EmSettings(Settings(2, max_iter=15), Rest(), 0.0, given=given)
         seen = []
         with temporary_journal(row_fields(source, 2, Rest(), 15), len(FIT_ROWS)) as journal:
             save = journal.save

@@ -15,8 +15,10 @@ from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixtu
 from emtau_dask.data import cache as rowcache
 from emtau_dask.data.opening import as_source, open_source
 from emtau_dask.em.memory import FitOutline, demand
+from emtau_dask.em.settings import EmSettings
 from emtau_dask.policies.policy import NextPass, Schedule
 from emtau_dask.process import of_process
+from emtau_dask.settings import Settings
 from emtau_dask.storage.row_state import RowFields, SlotState
 
 N, D, K, CHUNK = 2000, 3, 3, 250
@@ -278,8 +280,7 @@ class TestPrediction:
 
     def of(self, X, fields, limit):
         outline = FitOutline(
-            n_components=K,
-            covariance_type="full",
+            EmSettings(Settings(K), FullEM(), 0.0),
             fields=fields,
             threads=2,
             cache_limit=limit,

@@ -224,7 +224,7 @@ def test_a_checkpoint_whose_names_are_not_one_for_each_feature_is_refused(names)
     GaussianMixture(2, random_state=0, checkpoint="run.zarr").fit(rows)
     for file in Path("run.zarr").glob("commits/*/zarr.json"):
         content = manifest_of(file)
-        content["config"]["feature_names"] = names
+        content["feature_names"] = names
         file.write_bytes(digested_document(content))
     with pytest.raises(CheckpointCorruptError, match=r"feature_names is .* a list of 3 different names"):
         GaussianMixture.resume("run.zarr", rows)

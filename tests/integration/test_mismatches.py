@@ -102,9 +102,9 @@ IMPOSSIBLE = {
         r"refers to 'attempts/\.\./\.\./zarr\.json', which is no array of a run",
     ),
     "a setting that names a place": (
-        ("config", "unresolved"),
-        {"checkpoint": "/tmp/elsewhere"},
-        r"config\.unresolved\.checkpoint is 'checkpoint': it must be one of 'algorithm', 'tol'",
+        ("config", "settings", "checkpoint"),
+        "/tmp/elsewhere",
+        r"config\.settings\.checkpoint is '/tmp/elsewhere': there is no such field",
     ),
     "another number of rows": (("data", "chunks"), [[20, 2]], r"data is of \(60, 2\) rows"),
     "moments without acceleration": (

@@ -17,6 +17,8 @@ from emtau_dask import ConfigError, EMLazy, EMStar, EMTau, FullEM, GaussianMixtu
 from emtau_dask.data.opening import as_source
 from emtau_dask.data.source import Loaded, RangeReader, RangeSource
 from emtau_dask.em.memory import FitOutline, demand, largest_chunk
+from emtau_dask.em.settings import EmSettings
+from emtau_dask.settings import Settings
 from emtau_dask.storage.row_state import RowFields
 
 N, D, K, CHUNK = 1200, 3, 3, 100
@@ -214,8 +216,7 @@ def test_a_setting_that_is_no_number_of_bytes(path, value):
 class TestPrediction:
     def of(self, X, limit, threads=2):
         outline = FitOutline(
-            n_components=K,
-            covariance_type="full",
+            EmSettings(Settings(K), FullEM(), 0.0),
             fields=None,
             threads=threads,
             cache_limit=0,
@@ -240,7 +241,13 @@ class TestPrediction:
             stored = zarr.create_array(
                 store=path, shape=(10**8, 16), dtype="f8", chunks=(rows, 16), compressors=compressors
             )
-            outline = FitOutline(4, "full", RowFields(("active",), ("bool",), rows), threads, 2**27, 2**26)
+            outline = FitOutline(
+                EmSettings(Settings(4), FullEM(), 0.0),
+                RowFields(("active",), ("bool",), rows),
+                threads,
+                2**27,
+                2**26,
+            )
             return {"X": as_source(stored, ndim=2, what="X")}, outline
 
         rows = largest_chunk(*outlined(2 * 10**7), limit)

@@ -162,7 +162,7 @@ def test_what_a_checkpoint_says_is_shown_as_text(tmp_path):
         content["environment"] = {ESCAPES: ESCAPES}
         content["written"] = ESCAPES
         content["config"]["algorithm"] = {"name": None, "kind": ESCAPES, "params": {ESCAPES: ESCAPES}}
-        content["config"]["run_config"] = {"data": {"path": ESCAPES}}
+        content["run_config"] = {"data": {"path": ESCAPES}}
         content["fit"]["notes"] = [f"{ESCAPES} http://user:SECRET@host"]
         file.write_bytes(digested_document(content))
     for arguments in (

@@ -63,7 +63,7 @@ def made_up(begun, tmp_path):
         shutil.copytree(begun / "run.zarr", run)
         for file in run.glob("commits/*/zarr.json"):
             content = manifest_of(file)
-            config = content["config"]["run_config"]
+            config = content["run_config"]
             config["output"] = {"directory": str(run.parent)}
             for section, values in changes.items():
                 config[section] = {**config.get(section, {}), **values}

@@ -10,9 +10,12 @@ import zarr
 from emtau_dask import ConfigError, EMSampled
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import open_source
+from emtau_dask.data.row_random import Samples
 from emtau_dask.em.journal import row_fields
 from emtau_dask.em.memory import FitOutline, automatic_cache, demand
+from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.execution.scheduler import task_processes
+from emtau_dask.settings import Settings
 from emtau_dask.storage.direct_reads import usable_memory
 
 MiB = 2**20
@@ -29,7 +32,9 @@ def sources(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outline(sources):
     fields = row_fields(sources["X"], 5, EMSampled(), 100)
-    return FitOutline(5, "full", fields, 2, 0, 2**26, compiled=True, sampled=0.08)
+    on_a_sample = Acceleration(0, Samples(0, (0.08,)))
+    settings = EmSettings(Settings(5), EMSampled(), 0.0, acceleration=on_a_sample, compiled=True)
+    return FitOutline(settings, fields, 2, 0, 2**26)
 
 
 def predicted(sources, outline, cache):

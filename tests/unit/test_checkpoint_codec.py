@@ -13,11 +13,9 @@ import pytest
 from emtau_dask.checkpoint.codec import MAX_COUNT, Codec, FormatError
 from emtau_dask.checkpoint.manifest import (
     NOT_FINITE,
-    Algorithm,
     Attempt,
     ChunkDigests,
     Content,
-    FitConfig,
     Manifest,
     SourceEntry,
     array_layouts,
@@ -27,26 +25,28 @@ from emtau_dask.data.row_random import Samples
 from emtau_dask.em.acceleration import Ascent, Kind, Pair, Point, Trial
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.moments import HeldMoments
-from emtau_dask.em.settings import Acceleration
+from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
 from emtau_dask.em.sums import FrozenRows
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.policies.tau import EMTau
+from emtau_dask.settings import Settings
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
 K, D = 2, 3
 ATTEMPT = f"0-{'a' * 32}"
 RNG = np.random.default_rng(0)
-CONFIG = FitConfig(
-    K, D, "diag", Algorithm("em-tau", "EMTau", {"tau": 3}), 0.0, 1e-9,
-    Acceleration(2, Samples(5, (0.25, 0.5)), True), {"tol": "auto"}, "raise", 1e-6, 9, 2, "kmeans", 1, None,
-    False, (1, 2), -1.5, ("a", "b", "c"), {"data": {"path": "x"}},
+CONFIG = EmSettings(
+    Settings(K, "diag", EMTau(tau=3), max_iter=9, n_init=2), EMTau(tau=3), 0.0, 1e-9,
+    Acceleration(2, Samples(5, (0.25, 0.5)), True), (1, 2), -1.5,
 )  # fmt: skip
 SOURCE = SourceEntry((50, D), "<f8", ((20, 2), (10, 1)))
 MADE = Manifest(
-    "b" * 32, 7, ATTEMPT, (Attempt(ATTEMPT, ("active", "label"), ("bool", "uint8"), 50, ("label",)),),
-    {"numpy": "2"}, "2026-01-01T00:00:00+00:00", CONFIG, SOURCE, SOURCE, None,
+    CONFIG, ("a", "b", "c"), {"data": {"path": "x"}}, SOURCE, SOURCE, None, "b" * 32, 7, ATTEMPT,
+    (Attempt(ATTEMPT, ("active", "label"), ("bool", "uint8"), 50, ("label",)),), {"numpy": "2"},
+    "2026-01-01T00:00:00+00:00",
 )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ class Kept:
 
     def __init__(self):
         self.arrays = []
-        layouts = array_layouts(CONFIG, 3, "", 1)
+        layouts = array_layouts(CONFIG, D, 3, "", 1)
         self.frame = Frame("diag", layouts, np.array([20, 20, 10]), MADE.attempts)
 
     def put(self, name, values):
@@ -171,12 +171,12 @@ RUN = (
 def test_the_names_on_disk_are_those_of_the_format():
     """Where this fails, the format is another: `VERSION` in `storage.commits` rises, and its page changes."""
     assert names(MANIFEST.encode(MADE, Kept())) == (
-        "run number attempt attempts(id fields dtypes object_rows kept) environment(numpy) written "
-        "config(n_components n_features covariance_type algorithm(name kind params(tau)) tol gap_tol "
-        "acceleration(memory samples(seed shares) annealed) unresolved(tol) missing reg_covar max_iter "
-        "n_init init_params checkpoint_every random_state warm_start seeds previous_bound feature_names "
-        "run_config(data(path))) data(shape dtype chunks) sample_weight(shape dtype chunks) "
-        "responsibilities_init"
+        "config(tol gap_tol acceleration(memory samples(seed shares) annealed) seeds previous_bound "
+        "settings(n_components covariance_type algorithm(name kind params(revisit tau)) tol reg_covar "
+        "max_iter n_init init_params random_state warm_start checkpoint_every acceleration missing) "
+        "algorithm(name kind params(revisit tau))) feature_names run_config(data(path)) "
+        "data(shape dtype chunks) sample_weight(shape dtype chunks) responsibilities_init "
+        "run number attempt attempts(id fields dtypes object_rows kept) environment(numpy) written"
     )
     assert names(CONTENT.encode(content(), Kept())) == (
         "given(weights(<weights>) means precisions(<precisions>)) fit(run start(centres(<centres>) tolerance "

@@ -9,7 +9,7 @@ import emtau_dask
 
 PACKAGE = Path(emtau_dask.__file__).parent
 FLOORS = (
-    {"constraints", "errors", "interrupts", "process"},
+    {"constraints", "errors", "interrupts", "process", "settings"},
     {"dask_config", "mixture", "policies"},
     {"kernels", "storage"},
     {"data"},
@@ -23,7 +23,7 @@ FLOORS = (
 )
 """From the ground up; a folder, or a module beside the folders, may import what stands on lower floors."""
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-OF_THE_GROUND = {"errors": 0, "constraints": 1, "interrupts": 1, "process": 2}
+OF_THE_GROUND = {"errors": 0, "constraints": 1, "interrupts": 1, "process": 2, "settings": 2}
 """The ground floor has an order of its own."""
 PUBLIC = {"em", "estimator", "plot", "policies", "selection"}
 """Folders that hand on the names that users import from them."""

@@ -268,11 +268,19 @@ def test_a_damaged_model_is_refused(saved, damage):
         GaussianMixture.load(saved)
 
 
-POLICY = {"name": "em-tau", "params": {"tau": 3}}
+POLICY = {"name": "em-tau", "kind": "EMTau", "params": {"tau": 3}}
 WRONG = {
     "feature_names": [5, True, "abc", {"a": 1}, [], ["a"], ["a", "b", "a"], [1, 2, 3], ["a", None, "c"]],
     "stop_reason": ["\x1b[2Jx", "", "TOL", None, 5, ["tol"]],
-    "algorithm": ["em", 5, {}, {"name": "em"}, {"params": {}}, POLICY | {"name": None}, POLICY | {"more": 1}],
+    "algorithm": [
+        "round",
+        5,
+        {},
+        {"name": "em"},
+        {"params": {}},
+        POLICY | {"more": 1},
+        POLICY | {"name": None},
+    ],
     "name": [POLICY | {"name": "os.system"}, POLICY | {"name": ["em"]}],
     "params": [POLICY | {"params": None}, POLICY | {"params": [1]}],
     "x": [POLICY | {"params": {"x": 1}}],
@@ -299,7 +307,7 @@ EDITS = [
     for value in WRONG[name]
 ]
 EDITS += [
-    (name, edit_attributes(algorithm=value))
+    (name, of_settings(algorithm=value))
     for name in ("algorithm", "name", "params", "x", "tau")
     for value in WRONG[name]
 ]

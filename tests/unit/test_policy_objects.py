@@ -9,9 +9,10 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 from emtau_dask import EMLazy, EMSampled, EMStar, EMTau, FullEM, GaussianMixture
-from emtau_dask.errors import ConfigError
+from emtau_dask.errors import CheckpointMismatchError, ConfigError
+from emtau_dask.estimator.resuming import mixture_in
 from emtau_dask.policies.policy import RowArray
-from emtau_dask.policies.registry import ALGORITHMS, as_policy, matching_policy
+from emtau_dask.policies.registry import ALGORITHMS, DescribedPolicy, as_policy, policy_described
 
 IMPOSSIBLE = [
     (EMTau(tau=0), r"tau=0.*at least 1"),
@@ -129,4 +130,20 @@ def test_a_grid_search_goes_over_tau(algorithm):
 
 def test_stored_parameters_that_a_policy_has_not_are_refused():
     with pytest.raises(ConfigError, match="em-tau has no such parameters"):
-        matching_policy(None, "em-tau", "EMTau", {"tau__x": 1})
+        policy_described(DescribedPolicy("em-tau", "EMTau", {"tau__x": 1}))
+
+
+class Own(FullEM):
+    """A user's own policy."""
+
+
+def test_a_run_of_a_users_own_policy_is_read_without_it_and_resumed_with_it_alone(tmp_path):
+    place, X = tmp_path / "run.zarr", np.random.default_rng(0).normal(size=(60, 2))
+    fitted = GaussianMixture(2, algorithm=Own(), random_state=0, checkpoint=place).fit(X)
+    mixture = mixture_in(GaussianMixture, place)
+    assert np.array_equal(mixture.predict(X), fitted.predict(X))
+    with pytest.raises(CheckpointMismatchError, match=r"the run uses Own\(\), .*give it again as algorithm"):
+        GaussianMixture.resume(place, X)
+    with pytest.raises(CheckpointMismatchError, match=r"algorithm is FullEM\(\), .*uses Own\(\)"):
+        GaussianMixture.resume(place, X, algorithm="em")
+    assert GaussianMixture.resume(place, X, algorithm=Own()).n_iter_ == fitted.n_iter_

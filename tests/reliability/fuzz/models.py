@@ -9,13 +9,14 @@ import zarr
 
 from emtau_dask import EMStar, EMTau, GaussianMixture
 from emtau_dask.mixture.covariance_types import STRUCTURES
+from emtau_dask.policies.registry import ALGORITHMS
 from reliability.fuzz import documents, zarrs
 from reliability.fuzz.oracle import WrongError
 
 ROWS = np.random.default_rng(4).normal(size=(60, 2)) + np.repeat([[-3.0], [3.0]], 30, axis=0)
 ATTRIBUTES = {
     "format": ["emtau-model", "emtau-labels", "emtau-run"],
-    "version": [1, 0, 2, 3, "3", True, 3.0],
+    "version": [1, 0, 2, 3, 4, "4", True, 4.0],
     "covariance_type": ["full", "tied", "diag", "spherical", "Full", None, ["full"]],
     "name": ["em", "em-tau", "em-star", "em-lazy", "os.system", "__class__"],
     "params": [
@@ -29,7 +30,8 @@ ATTRIBUTES = {
         [1],
     ],
     "settings": [{}, None, {"checkpoint": "/tmp/elsewhere"}, {"n_components": 3}, {"self": 1}, {"cls": 1}],
-    "algorithm": [None, {}, {"name": "em", "params": {}}, "em", {"name": "em", "params": None}],
+    "n_components": [1, 3, 0, 2**40, None],
+    "algorithm": [None, {}, {"name": "em", "params": {}}, "em", {"name": "em", "kind": "", "params": None}],
     "stop_reason": ["tol", "max-iter", "no-active-rows", "", None, 5, "\x1b[31m", ["tol"]],
     "feature_names": [
         None,
@@ -70,8 +72,9 @@ AS_GOOD = {
     "feature_names": [None, ["b", ""], ["\x1b[31m", "\u202e"]],
     "algorithm": [
         None,
-        {"name": "auto", "params": {}},
-        {"name": "em-tau", "params": {"tau": 2, "revisit": None}},
+        "auto",
+        "em-tau",
+        {"name": "em-tau", "kind": "EMTau", "params": {"tau": 2, "revisit": None}},
     ],
     "title": ["what others note beside a model"],
 }
@@ -199,14 +202,26 @@ def target(case):
 def _check_said(model, attributes):
     """Raise `WrongError` where a model is not what its root document says."""
     found = {name: getattr(model, name) for name in attributes["settings"]}
+    found["algorithm"] = _of_algorithm(model.algorithm)
     names = getattr(model, "feature_names_in_", None)
     found |= {"stop_reason": model.stop_reason_, "names": None if names is None else names.tolist()}
     said = attributes["settings"] | {
+        "algorithm": _of_algorithm(attributes["settings"]["algorithm"]),
         "stop_reason": attributes["stop_reason"],
         "names": attributes["feature_names"],
     }
     if repr(found) != repr(said):
         raise WrongError(f"it says {said}, and was loaded as {found}")
+
+
+def _of_algorithm(found):
+    """Return an algorithm, as a model has it or its document, by name and parameters."""
+    if found is None or isinstance(found, str):
+        return found or "auto"
+    if isinstance(found, dict):
+        return found["name"], sorted(found["params"].items())
+    name = next(name for name, kind in ALGORITHMS.items() if type(found) is kind)
+    return name, sorted(found.get_params().items())
 
 
 def check_usable(model):

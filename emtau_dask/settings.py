@@ -1,0 +1,117 @@
+"""The settings of a fit: what users may ask for, each written down once, with its default and its constraint.
+
+The estimator, run configs, options of the command line, commits and saved models have these names, defaults
+and constraints. Only the standard library is imported, so that help texts can be shown without delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral
+from types import MappingProxyType
+from typing import Annotated, Any, get_args, get_type_hints
+
+from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number
+from emtau_dask.errors import ConfigError, short
+
+AUTO = "auto"
+"""What the shape of the data decides on."""
+POLICIES = ("em", "em-tau", "em-star", "em-lazy", "em-sampled")
+COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_spherical")
+STARTS = ("kmeans", "k-means++", "random", "random_from_data")
+SEED = integer(0, 2**32 - 1)
+NamedOrPolicy = Annotated[Any, "AUTO, one of `POLICIES`, or a policy"]
+Flag = Annotated[bool, FLAG]
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What is asked for, in the order of the estimator's parameters, which see for the meaning of each.
+
+    ``random_state`` is None also where a generator is given, which would not be the same later.
+    """
+
+    n_components: Annotated[int, integer(1, 2**24)] = 1
+    covariance_type: Annotated[str, choice(*COVARIANCE_TYPES)] = "full"
+    algorithm: NamedOrPolicy = AUTO
+    tol: Annotated[float | str, either(number(0), choice(AUTO, "statistical"))] = AUTO
+    reg_covar: Annotated[float, number(0)] = 1e-6
+    max_iter: Annotated[int, integer(0)] = 500
+    n_init: Annotated[int | str, either(integer(1, 10_000), choice(AUTO))] = AUTO
+    init_params: Annotated[str, choice(*STARTS)] = "kmeans"
+    weights_init: Any = None
+    means_init: Any = None
+    precisions_init: Any = None
+    random_state: Annotated[int | None, either(SEED, NONE)] = None
+    warm_start: Flag = False
+    checkpoint: Any = None
+    checkpoint_every: Annotated[int, integer(1)] = 1
+    verbose: Annotated[int | bool, either(integer(0), FLAG)] = 0
+    acceleration: Annotated[str | None, either(choice(AUTO, "quasi-newton"), NONE)] = AUTO
+    missing: Annotated[str, choice("raise", "marginalise")] = "raise"
+
+    @classmethod
+    def of(cls, estimator: Any) -> Settings:
+        """Return the settings of an estimator: possible ones as Python's own values, others as they are."""
+        found = {name: _plain(name, getattr(estimator, name)) for name in SETTINGS}
+        state = estimator.random_state
+        return cls(**found | {"random_state": int(state) if isinstance(state, Integral) else None})
+
+    def checked(self) -> Settings:
+        """Return the settings; raises `ConfigError` for the first that is impossible."""
+        for name in CONSTRAINTS:
+            check(name, getattr(self, name))
+        return self
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the data's shape decides on the algorithm."""
+        return is_automatic(self.algorithm)
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The settings that are stored with a fit, by name."""
+        return {name: getattr(self, name) for name in STORED}
+
+
+_KINDS = get_type_hints(Settings, include_extras=True)
+SETTINGS = tuple(each.name for each in fields(Settings))
+CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
+    {
+        name: constraint
+        for name, kind in _KINDS.items()
+        for constraint in get_args(kind)[1:]
+        if isinstance(constraint, Constraint)
+    }
+)
+OF_ONE_FIT = tuple(name for name in SETTINGS if name not in {*CONSTRAINTS, "algorithm"})
+"""Arrays and a place, which serve no other fit."""
+STORED = tuple(name for name in SETTINGS if name not in {*OF_ONE_FIT, "verbose"})
+"""What is stored with a fit under its name."""
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name not in CONSTRAINTS or isinstance(value, str | None) or not CONSTRAINTS[name].holds(value):
+        return value
+    if FLAG.holds(value):
+        return bool(value)
+    kind = get_args(_KINDS[name])[0]
+    return float(value) if float in (kind, *get_args(kind)) else int(value)
+
+
+def check(name: str, value: Any) -> None:
+    """Raise `ConfigError` where a setting cannot have a value, naming value and limit."""
+    if not CONSTRAINTS[name].holds(value):
+        raise ConfigError(f"{name} is {short(value)}; it must be {CONSTRAINTS[name].words}.")
+
+
+def is_automatic(algorithm: object) -> bool:
+    """Return whether the data's shape decides on the algorithm."""
+    return isinstance(algorithm, str) and algorithm == AUTO
+
+
+def marginalises(missing: Any) -> bool:
+    """Return whether NaN stands for a missing value; raises `ConfigError` for an impossible setting."""
+    check("missing", missing)
+    return bool(missing == "marginalise")
