@@ -35,14 +35,14 @@ from emtau_dask.em.sums import FrozenRows, PassTotals
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 
 LEVEL_GAP = 1e-3
-"""A run leaves a sample when the estimated gap is at most this part of p/2n, the cost of its sampling error."""
+"""A run leaves a sample when the estimated gap is below this part of p/2n, the cost of sampling error."""
 MAX_LEVEL_ITERATIONS = 100
 """Maximum iterations on one sample."""
 MIN_DAMPING, DAMPING_GROWTH = 0.02, 4.0
 """After a failed cycle, damping is multiplied by `DAMPING_GROWTH`, and is at least `MIN_DAMPING`."""
 SLOW_GAIN = 0.5
-"""A cycle also counts as failed if it gains more than this part of the gain of the cycle before it: the run is
-slow, and cycles do not help."""
+"""A cycle also counts as failed if it gains more than this part of the gain of the cycle before it: then the run
+is slow, and cycles do not help."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class AcceleratedSteps(EmSteps):
         return Step(state, True, math.nan)
 
     def gap(self, before: RunState, record: IterationRecord) -> float:
-        """Return the estimated gap of the step, corrected by earlier full passes if the pass is a full one."""
+        """Return the estimated gap of the step; that of a full pass is corrected by those before it."""
         if record.full_pass and record.accepted:
             return corrected_gap(before.records, record.gap, record.lower_bound)
         return record.gap
@@ -103,7 +103,7 @@ class AcceleratedSteps(EmSteps):
     def cycle(self, state: RunState, gap: float) -> tuple[float, int]:
         """Return the gap with which a cycle began (NaN outside of cycles), and how many cycles failed.
 
-        That gap is the smaller of the estimate of that time and of the cycle's gain plus the remaining ``gap``.
+        That gap is the smaller of its estimate and of the gain of the cycle so far plus the present ``gap``.
         """
         progress = _progress(state)
         cycle, now = progress.cycle, progress.ascent.point
@@ -139,7 +139,7 @@ class AcceleratedSteps(EmSteps):
     def onwards(self, state: RunState, totals: PassTotals, gap: float) -> RunState:
         """Return the state with the parameters for the next pass, whose rows the policy has chosen.
 
-        Before the last pass these are the EM step from the last accepted point of all rows, which is never worse.
+        For the last pass they are the EM step from the last accepted point of all rows, which is never worse.
         """
         progress, max_iter = _progress(state), self.settings.max_iter
         if state.stop_reason is not None or state.iteration >= max_iter:
@@ -165,7 +165,7 @@ class AcceleratedSteps(EmSteps):
         )
 
     def _after_sample(self, state: RunState, progress: Progress, scored: Scored) -> Step:
-        """Return the step after a pass over a sample; go to the next sample if this one has little left to gain."""
+        """Return the step after a pass over a sample; go to the next sample if little is left to gain."""
         totals = scored.totals
         if scored.weight > 0:
             progress = replace(progress, uncertainty=totals.uncertainty / scored.weight)
