@@ -166,7 +166,7 @@ def _memory(
 
 
 def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:
-    """Return the maximum rows of a stored chunk with which a fit stays within ``limit`` bytes; 0 if none does.
+    """Return the maximum rows of a chunk with which a fit stays within ``limit`` bytes; 0 if there is none.
 
     Lengths that differ by a twentieth are tried. A read is assumed to take as many bytes per row as now.
     """

@@ -26,8 +26,8 @@ from emtau_dask.mixture.missing import Conditioning, Observed
 from emtau_dask.mixture.parameters import MixtureParameters
 
 RESULT_BYTES, MOST_BYTES = 2**26, 2**30
-"""Default and maximum size (bytes) of the results of one pass of `score_rows`. A pass has more than the default
-if there would be fewer chunks than workers."""
+"""Default and maximum size (bytes) of the results of one pass of `score_rows`. A pass has more than the
+default if there would be fewer chunks than workers."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ MAX_LEVEL_ITERATIONS = 100
 MIN_DAMPING, DAMPING_GROWTH = 0.02, 4.0
 """After a failed cycle, damping is multiplied by `DAMPING_GROWTH`, and is at least `MIN_DAMPING`."""
 SLOW_GAIN = 0.5
-"""A cycle also counts as failed if it gains more than this part of the gain of the cycle before it: then the run
-is slow, and cycles do not help."""
+"""A cycle also counts as failed if it gains more than this part of the gain of the cycle before it: then the
+run is slow, and cycles do not help."""
 
 
 @dataclass(frozen=True, eq=False)
