@@ -1,9 +1,9 @@
 """A whole fit: its starts, which of them goes on, and the best run.
 
 A default fit of enough rows compares several starts on the smallest sample of the rows. A start makes up to
-16 iterations there, and is dropped after 4 if it can no longer reach the best one. The best start goes on over
-larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is below the tolerance. Other
-fits make ``n_init`` whole runs, and the run with the highest final bound is the result.
+16 iterations there, and is dropped after 4 if it can no longer reach the best one. The best start goes on
+over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is below the tolerance.
+Other fits make ``n_init`` whole runs, and the run with the highest final bound is the result.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ and of one that was."""
 MIN_ITERATIONS, MOST_GAPS = 4, 20.0
 """After 4 iterations, a start is dropped if its bound plus 20 estimated gaps is below the best bound."""
 SAME_OPTIMUM, SAME_OPTIMUM_FLOAT32 = 1e-9, 1e-6
-"""Maximum relative difference of the bounds of two starts at the same optimum, so that rounding does not choose
-between them. The second is for rows of float32."""
+"""Maximum relative difference of the bounds of two starts at the same optimum, so that rounding does not
+choose between them. The second is for rows of float32."""
 RELEASE_SECONDS = 5.0
 """Maximum wait (seconds) at the end of a fit for workers to remove its cache."""
 
