@@ -95,7 +95,8 @@ class FitSettings:
 @dataclass(frozen=True)
 class FitSources:
     """What a fit reads. Weights and responsibilities have the chunks of the rows; given responsibilities
-    replace every other start."""
+    replace every other start.
+    """
 
     rows: Source
     weights: Source | None = None
