@@ -95,8 +95,8 @@ class CsvTable:
             return None
         if all(map(_is_number, self.fields)):
             warn_user(
-                f"the first line of {self.place} holds whole numbers ({short(','.join(self.fields))}), and the "
-                "lines below do not: it is read as the header that names the columns."
+                f"the first line of {self.place} holds whole numbers ({short(','.join(self.fields))}), and "
+                "the lines below do not: it is read as the header that names the columns."
             )
         if self.fields[0]:
             return self.fields
@@ -201,9 +201,9 @@ def _are_names(fields: Sequence[str], rows: Sequence[Sequence[str]], place: str)
         return True
     if unlike and list(fields) == [str(number) for number in range(len(fields))]:
         raise InvalidDataError(
-            f"the first line of {place} is {short(','.join(fields))}. It may be a header, as pandas writes it "
-            "for columns without names, or a row. Give the columns names with letters, or, if it is a row, put "
-            "a line of names above it."
+            f"the first line of {place} is {short(','.join(fields))}. It may be a header, as pandas writes "
+            "it for columns without names, or a row. Give the columns names with letters, or, if it is one, "
+            "put a line of names above it."
         )
     return False
 

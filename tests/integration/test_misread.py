@@ -1,12 +1,19 @@
 """Data that could be read as other numbers than they mean: read right, or refused or warned of by name."""
 
+from pathlib import Path
+
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from fits import ROWS
+from numpy.lib.recfunctions import structured_to_unstructured
 
 from emtau_dask import GaussianMixture, InvalidDataError
 from emtau_dask.data.opening import as_dask, open_source
+from emtau_dask.errors import InvalidDtypeError
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +38,92 @@ class TestFirstLineOfNumbers:
 
     def test_is_refused_where_it_may_be_a_row(self):
         pd.DataFrame(np.arange(12).reshape(6, 2)[::-1]).to_csv("a.csv", index=False)
-        with pytest.raises(InvalidDataError, match="may be a header.*names with letters"):
+        with pytest.raises(InvalidDataError, match=r"may be a header.*names with letters"):
             open_source("a.csv")
 
     @pytest.mark.parametrize(
         "text", ["3,4\n5,6\n", "0\n1\n1\n", "1,2\n3.5,4\n5,\n", "0,0\n1.5,2.5\n", "1.0,2\n3.5,4.5\n"]
     )
     def test_is_a_row_otherwise(self, text):
-        with open("a.csv", "w") as file:
-            file.write(text)
+        Path("a.csv").write_text(text)
         assert open_source("a.csv").names is None
         np.testing.assert_array_equal(values("a.csv"), pd.read_csv("a.csv", header=None).to_numpy(float))
+
+
+DATES = pd.date_range("2020", periods=60)
+NO_NUMBERS = {
+    "dates": (DATES, "Datetime", "total_seconds"),
+    "dates with NaT": (DATES.where(DATES[3] != DATES), "Datetime", "total_seconds"),
+    "zoned dates": (DATES.tz_localize("UTC"), "Datetime", "total_seconds"),
+    "durations": (DATES - DATES[0], "Duration", "total_seconds"),
+    "text": (["u"] * 60, "String", "Leave it out"),
+    "numeric text": (["1"] * 60, "String", "Leave it out"),
+    "categories": (pd.Categorical([1, 2] * 30), "Categorical", "Leave it out"),
+}
+CONTAINERS = {
+    "pandas": lambda frame: frame,
+    "polars": pl.from_pandas,
+    "pyarrow": pa.Table.from_pandas,
+    "dask": lambda frame: dd.from_pandas(frame, npartitions=2),
+}
+
+
+class TestColumnsOfNoNumbers:
+    """Refused by dtype, whatever holds them: the column, the first such row and a remedy are named."""
+
+    @pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside numbers"])
+    @pytest.mark.parametrize("kind", NO_NUMBERS)
+    @pytest.mark.parametrize("container", CONTAINERS)
+    def test_are_refused_in_frames(self, container, kind, alone):
+        values, words, remedy = NO_NUMBERS[kind]
+        frame = pd.DataFrame({} if alone else {"a": ROWS[:60, 0]}).assign(when=values)
+        if (container, kind) == ("polars", "categories"):
+            frame["when"] = (
+                frame["when"].astype(str).astype("category")
+            )  # Polars has categories of text only.
+        with pytest.raises(InvalidDtypeError, match=f"column 'when' of X holds {words}.*{remedy}") as refused:
+            GaussianMixture(1, algorithm="em", missing="marginalise").fit(CONTAINERS[container](frame))
+        assert container == "dask" or "row 0" in str(refused.value)
+
+    @pytest.mark.parametrize("made", [pd.Series, np.asarray, pl.Series], ids=["pandas", "numpy", "polars"])
+    @pytest.mark.parametrize(
+        "values", [["1"] * 60, list(DATES), list(DATES - DATES[0])], ids=["text", "dates", "durations"]
+    )
+    def test_are_refused_as_weights(self, made, values):
+        with pytest.raises(InvalidDtypeError, match=r"sample_weight (holds|has)"):
+            GaussianMixture(1).fit(ROWS[:60], sample_weight=made(values))
+
+    def test_among_objects_the_first_is_named(self):
+        objects = ROWS[:60].astype(object)
+        objects[7, 1] = "12"
+        with pytest.raises(InvalidDtypeError, match="X has '12' in row 7, column 1"):
+            GaussianMixture(1).fit(objects)
+        with pytest.raises(InvalidDtypeError, match=r"column 'y' of X holds Object .row 7: '12'"):
+            GaussianMixture(1).fit(pd.DataFrame(objects, columns=["x", "y"]))
+
+    def test_of_records_the_remedy_works(self):
+        records = np.zeros(9, [("a", float), ("b", float)])
+        with pytest.raises(InvalidDtypeError, match=r"lib\.recfunctions\.structured_to_unstructured\(X\)"):
+            GaussianMixture(1).fit(records)
+        assert structured_to_unstructured(records).shape == (9, 2)
+
+
+class TestColumnsOfNumbers:
+    def test_of_objects_are_read(self):
+        wanted = GaussianMixture(2, random_state=0).fit(ROWS).means_
+        np.testing.assert_array_equal(
+            GaussianMixture(2, random_state=0).fit(ROWS.astype(object)).means_, wanted
+        )
+
+    def test_of_booleans_beside_floats_are_read_by_dask_as_by_pandas(self):
+        frame = pd.DataFrame(ROWS, columns=["x", "y"]).assign(right=ROWS[:, 0] > 0)
+        wanted = GaussianMixture(2, random_state=0).fit(frame.to_numpy(float)).means_
+        chunked = dd.from_pandas(frame, npartitions=1)
+        with pytest.warns(UserWarning, match="unknown chunk sizes"):
+            got = GaussianMixture(2, random_state=0).fit(chunked).means_
+        np.testing.assert_array_equal(got, wanted)
+
+    def test_whose_names_repeat_are_refused(self):
+        frame = pd.DataFrame(ROWS, columns=["x", "x"])
+        with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a name of its own"):
+            GaussianMixture(2).fit(frame)
