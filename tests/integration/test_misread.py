@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import dask.dataframe as dd
+import fsspec
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pytest
 from fits import ROWS
 from numpy.lib.recfunctions import structured_to_unstructured
@@ -127,3 +129,75 @@ class TestColumnsOfNumbers:
         frame = pd.DataFrame(ROWS, columns=["x", "x"])
         with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a name of its own"):
             GaussianMixture(2).fit(frame)
+
+
+class TestNamesOfFolders:
+    """Of a folder that Hive, Spark, pandas or dask partitioned; dask's default reader says what is right."""
+
+    FRAME = pd.DataFrame(ROWS, columns=["a", "b"])
+
+    @pytest.fixture(params=["table", "memory://table"], ids=["local", "remote"])
+    def table(self, request):
+        """Write a frame partitioned by columns, and give its place."""
+
+        def written(frame, *by):
+            for values, part in frame.groupby(list(by), dropna=False, sort=False):
+                names = (
+                    f"{name}={'__HIVE_DEFAULT_PARTITION__' if pd.isna(value) else value}"
+                    for name, value in zip(by, values, strict=True)
+                )
+                folder = "/".join((request.param, *names))
+                files = fsspec.url_to_fs(folder)[0]
+                files.makedirs(folder, exist_ok=True)
+                part.drop(columns=list(by)).to_parquet(f"{folder}/part.0.parquet", index=False)
+            return request.param
+
+        yield written
+        if "://" in request.param:
+            fsspec.filesystem("memory").store.clear()
+
+    @pytest.mark.parametrize("by", [("g",), ("g", "h"), ("h", "g")])
+    def test_that_are_whole_numbers_are_features_after_those_of_the_files(self, table, by):
+        frame = self.FRAME.assign(g=[-3, 2, 10] * 100, h=[2019, 2020] * 150)
+        place = table(frame[["a", "b", *by]], *by)
+        wanted = dd.read_parquet(place).astype(float).compute()
+        source = open_source(place)
+        assert source.names == tuple(wanted.columns) == ("a", "b", *by)
+        np.testing.assert_array_equal(values(place), wanted)
+        for chosen in (["g"], ["g", "a"]):
+            np.testing.assert_array_equal(values(place, columns=chosen), wanted[chosen])
+
+    def test_that_are_whole_numbers_have_the_type_that_pyarrow_infers(self, table):
+        place = table(self.FRAME.assign(g=[1, 2, 3] * 100), "g")
+        assert open_source(place, columns=["g"]).dtype == np.int32
+        if "://" not in place:
+            assert pa.dataset.dataset(place, partitioning="hive").schema.field("g").type == pa.int32()
+
+    def test_that_are_null_are_missing(self, table):
+        frame = self.FRAME.assign(g=["1", None, "3"] * 100).astype({"g": object})
+        got = values(table(frame, "g"), columns=["g"])
+        assert np.isnan(got).sum() == 100
+        assert set(got[~np.isnan(got)]) == {1, 3}
+
+    def test_that_are_text_are_left_out_with_a_warning_and_refused_if_named(self, table):
+        place = table(self.FRAME.assign(region=["north", "a b"] * 150, g=[1, 2] * 150), "region", "g")
+        with pytest.warns(UserWarning, match="column.s. 'region', which hold text and are left out"):
+            source = open_source(place)
+        assert source.names == ("a", "b", "g")
+        with pytest.raises(
+            InvalidDtypeError, match=r"column 'region' of .* holds text .the folder is named region="
+        ):
+            open_source(place, columns=["a", "region"])
+
+    def test_that_differ_between_files_are_refused(self, table):
+        table(self.FRAME.assign(g=1), "g")
+        place = table(self.FRAME.assign(h=1), "h")
+        with pytest.raises(InvalidDataError, match=r"names of folders give .* the columns \['h'\], but"):
+            open_source(place)
+
+    def test_label_rows_in_their_order(self, table):
+        place = table(self.FRAME.assign(g=[2, 10] * 150), "g")
+        gm = GaussianMixture(2, random_state=0).fit(place)
+        assert gm.feature_names_in_.tolist() == ["a", "b", "g"]
+        wanted = gm.predict(dd.read_parquet(place).astype(float).compute().to_numpy())
+        np.testing.assert_array_equal(gm.predict(place).compute(), wanted)
