@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from emtau_dask.dask_config import scratch_place
 from emtau_dask.data.npy import NpyHeader, NpyReader
-from emtau_dask.data.parquet import check_names, check_single, loaded_pyarrow
+from emtau_dask.data.parquet import arrow_input, check_names, check_single, loaded_pyarrow
 from emtau_dask.data.source import RangeSource, even_chunks
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
 from emtau_dask.storage.errors import read_errors, writing_errors
 from emtau_dask.storage.files import ScratchFolder, check_regular, read_regular
 from emtau_dask.storage.locations import Place, paths_at, place_text
-from emtau_dask.storage.urls import Url, is_url, opened_stream, suffix_of
+from emtau_dask.storage.urls import Url, is_url, suffix_of
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 BLOCK_BYTES = 2**20
@@ -124,18 +124,20 @@ class CsvTable:
         wanted = [names[column] for column in columns]
         with read_errors(str(self.place), remote=isinstance(self.place, Url)):
             try:
-                batches = pa_csv.open_csv(
-                    opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place,
-                    pa_csv.ReadOptions(
-                        column_names=names, skip_rows_after_names=int(self.named), block_size=BLOCK_BYTES
-                    ),
-                    pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                    pa_csv.ConvertOptions(
-                        column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
-                    ),
-                )
-                for batch in batches:
-                    yield np.column_stack([values.to_numpy(zero_copy_only=False) for values in batch.columns])
+                with arrow_input(self.place, self.size) as source:
+                    batches = pa_csv.open_csv(
+                        source,
+                        pa_csv.ReadOptions(
+                            column_names=names, skip_rows_after_names=int(self.named), block_size=BLOCK_BYTES
+                        ),
+                        pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                        pa_csv.ConvertOptions(
+                            column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
+                        ),
+                    )
+                    for batch in batches:
+                        columns_of_batch = [values.to_numpy(zero_copy_only=False) for values in batch.columns]
+                        yield np.column_stack(columns_of_batch)
             except pa.ArrowInvalid as error:
                 raise self._refused(str(error)) from cause_of(error)
 

@@ -77,10 +77,12 @@ class ParquetPart:
     def opened(self) -> Iterator[pq.ParquetFile]:
         """Open the file with pyarrow; any error, here or in the block, becomes an `InvalidDataError`."""
         parquet = loaded_pyarrow().parquet
-        with read_errors(f"the parquet file {self.place}", remote=self.remote):
-            source = opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place
-            with parquet.ParquetFile(source, pre_buffer=self.remote) as file:
-                yield file
+        with (
+            read_errors(f"the parquet file {self.place}", remote=self.remote),
+            arrow_input(self.place, self.size) as source,
+            parquet.ParquetFile(source, pre_buffer=self.remote) as file,
+        ):
+            yield file
 
     def footer(self) -> tuple[pa.Schema, pq.FileMetaData]:
         """Return the file's schema and metadata.
@@ -101,6 +103,21 @@ class ParquetPart:
         if isinstance(self.place, Url):
             return opened_stream(self.place, self.size)
         return Path(self.place).open("rb")
+
+
+@contextmanager
+def arrow_input(place: str | Url, size: int) -> Iterator[str | BinaryIO]:
+    """Open what pyarrow reads: a path, or a stream behind a URL or of a file whose name is not UTF-8."""
+    if isinstance(place, Url):
+        yield opened_stream(place, size)
+        return
+    try:
+        place.encode()
+    except UnicodeEncodeError:
+        with Path(place).open("rb") as stream:
+            yield stream
+    else:
+        yield place
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Data that could be read as other numbers than they mean: read right, or refused or warned of by name."""
 
+import os
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -10,10 +11,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+import zarr
+from commands import emtau
 from fits import ROWS
 from numpy.lib.recfunctions import structured_to_unstructured
 
-from emtau_dask import GaussianMixture, InvalidDataError
+from emtau_dask import GaussianMixture, InvalidDataError, open_run
 from emtau_dask.data.opening import as_dask, open_source
 from emtau_dask.errors import InvalidDtypeError
 
@@ -201,3 +204,61 @@ class TestNamesOfFolders:
         assert gm.feature_names_in_.tolist() == ["a", "b", "g"]
         wanted = gm.predict(dd.read_parquet(place).astype(float).compute().to_numpy())
         np.testing.assert_array_equal(gm.predict(place).compute(), wanted)
+
+
+class TestPaths:
+    """Home folders are found at every entrance, and any name that the file system takes is a name."""
+
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path_factory, monkeypatch):
+        home = tmp_path_factory.mktemp("home")
+        monkeypatch.setenv("HOME", str(home))
+        yield home
+        assert not Path("~").exists()
+
+    def test_of_python_lead_home(self, home):
+        np.save(home / "rows.npy", ROWS)
+        gm = GaussianMixture(2, checkpoint="~/run.zarr", random_state=0).fit("~/rows.npy")
+        gm.save(Path("~/model.zarr"))
+        assert sorted(path.name for path in home.iterdir()) == ["model.zarr", "rows.npy", "run.zarr"]
+        assert len(GaussianMixture.load("~/model.zarr").predict(["~/rows.npy"])) == len(ROWS)
+        resumed = GaussianMixture.resume(Path("~/run.zarr"), "~/rows.*")
+        np.testing.assert_array_equal(resumed.means_, gm.means_)
+        assert open_run("~/run.zarr").iteration == gm.n_iter_
+
+    def test_of_commands_lead_home(self, home):
+        for arguments in (
+            ("dataset", "mixture", "~/rows.zarr", "--rows", "500", "--features", "2", "--components", "2"),
+            ("fit", "~/rows.zarr", "-k", "2", "-o", "~/out", "--set", "checkpoint.path=~/run.zarr"),
+            ("resume", "~/run.zarr"),
+            ("inspect", "~/run.zarr"),
+            ("predict", "~/out", "~/rows.zarr", "~/labels.zarr"),
+            ("report", "~/out", "~/page.html", "--data", "~/rows.zarr"),
+            ("select", "~/rows.zarr", "-k", "1:2", "-o", "~/selected"),
+        ):
+            assert emtau(*arguments).exit_code == 0, arguments
+        wanted = ["labels.zarr", "out", "page.html", "rows.zarr", "run.zarr", "selected"]
+        assert sorted(path.name for path in home.iterdir() if path.name != ".cache") == wanted
+
+    def test_of_no_user_are_names(self):
+        np.save("~nobody-of-this-name.npy", ROWS)
+        assert open_source("~nobody-of-this-name.npy").shape == ROWS.shape
+
+    @pytest.mark.parametrize("ending", [b".npy", b".zarr", b".csv", b".parquet"])
+    def test_that_are_not_utf8_are_read_and_written(self, ending):
+        place, run, model = (os.fsdecode(name) for name in (b"r\xff" + ending, b"run\xff", b"model\xff"))
+        frame = pd.DataFrame(ROWS, columns=["x", "y"])
+        if ending == b".npy":
+            np.save(place, ROWS)
+        elif ending == b".zarr":
+            zarr.create_array(place, data=ROWS)
+        elif ending == b".csv":
+            frame.to_csv(place, index=False)
+        else:
+            Path(place).write_bytes(frame.to_parquet())
+        gm = GaussianMixture(2, checkpoint=run, random_state=0).fit(place)
+        gm.save(model)
+        wanted = GaussianMixture(2, random_state=0).fit(ROWS).means_
+        np.testing.assert_array_equal(gm.means_, wanted)
+        np.testing.assert_array_equal(GaussianMixture.load(model).means_, wanted)
+        np.testing.assert_array_equal(GaussianMixture.resume(run, place).means_, wanted)
