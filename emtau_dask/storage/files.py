@@ -67,7 +67,7 @@ def opened_regular(path: str | Path) -> Iterator[tuple[int, int]]:
 
 
 def with_home(path: str) -> str:
-    """Return a path in which ``~`` or ``~user`` at the beginning is replaced; one of no such user as it is."""
+    """Return a path with ``~`` or ``~user`` at its beginning replaced, if there is such a user."""
     return os.path.expanduser(path)  # noqa: PTH111  # Path's raises for an unknown user.
 
 

@@ -238,7 +238,7 @@ class TestPaths:
         ):
             assert emtau(*arguments).exit_code == 0, arguments
         wanted = ["labels.zarr", "out", "page.html", "rows.zarr", "run.zarr", "selected"]
-        assert sorted(path.name for path in home.iterdir() if path.name != ".cache") == wanted
+        assert sorted(path.name for path in home.iterdir() if path.name[0] != ".") == wanted
 
     def test_of_no_user_are_names(self):
         np.save("~nobody-of-this-name.npy", ROWS)
