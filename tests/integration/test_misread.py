@@ -1,6 +1,8 @@
 """Data that could be read as other numbers than they mean: read right, or refused or warned of by name."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -55,6 +57,7 @@ class TestFirstLineOfNumbers:
         np.testing.assert_array_equal(values("a.csv"), pd.read_csv("a.csv", header=None).to_numpy(float))
 
 
+EMTAU = Path(sys.executable).with_name("emtau")
 DATES = pd.date_range("2020", periods=60)
 NO_NUMBERS = {
     "dates": (DATES, "Datetime", "total_seconds"),
@@ -262,3 +265,36 @@ class TestPaths:
         np.testing.assert_array_equal(gm.means_, wanted)
         np.testing.assert_array_equal(GaussianMixture.load(model).means_, wanted)
         np.testing.assert_array_equal(GaussianMixture.resume(run, place).means_, wanted)
+
+
+class TestStandardStreams:
+    """A fit writes its results and ends with their exit code, whoever reads what it prints."""
+
+    @pytest.mark.parametrize(
+        "redirected",
+        [
+            ">&-",
+            "2>&-",
+            pytest.param("<&- >&- 2>&-", id="all closed"),
+            "| true",
+            "2> >(true)",
+            "2>&1 | head -2",
+        ],
+    )
+    def test_may_be_closed_or_lose_their_reader(self, redirected):
+        np.save("rows.npy", ROWS)
+        command = f"set -o pipefail; '{EMTAU}' fit rows.npy -k 2 -o out {redirected}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=100)
+        assert done.returncode == 0
+        assert GaussianMixture.load("out/model.zarr").converged_
+        assert b"Error" not in done.stderr
+
+    def test_that_are_closed_do_not_hide_how_a_fit_ended(self):
+        np.save("rows.npy", ROWS)
+        for options, code in (("--max-iter 1", 3), ("--missing nonsense", 2), ("--array none", 1)):
+            command = f"'{EMTAU}' fit rows.npy -k 2 -o out {options} >&- 2>&-"
+            assert subprocess.run(["bash", "-c", command], check=False, timeout=100).returncode == code
+
+    def test_of_python_may_be_missing(self, monkeypatch):
+        monkeypatch.setattr("sys.stdout", None)
+        GaussianMixture(2, verbose=1).fit(ROWS)
