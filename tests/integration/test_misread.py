@@ -20,7 +20,7 @@ from numpy.lib.recfunctions import structured_to_unstructured
 
 from emtau_dask import GaussianMixture, InvalidDataError, open_run
 from emtau_dask.data.opening import as_dask, open_source
-from emtau_dask.errors import InvalidDtypeError
+from emtau_dask.errors import InvalidDtypeError, SingularComponentError
 
 
 @pytest.fixture(autouse=True)
@@ -298,3 +298,36 @@ class TestStandardStreams:
     def test_of_python_may_be_missing(self, monkeypatch):
         monkeypatch.setattr("sys.stdout", None)
         GaussianMixture(2, verbose=1).fit(ROWS)
+
+
+class TestAdvice:
+    """The message names what is likely wrong, from the numbers that the fit has."""
+
+    @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+    @pytest.mark.parametrize("fill", [1e20, 9.96921e36, -1e30])
+    @pytest.mark.parametrize("covariance_type", ["full", "diag"])
+    def test_a_fill_value_is_named(self, fill, covariance_type):
+        frame = pd.DataFrame(ROWS, columns=["salinity", "depth"])
+        frame.iloc[::25, 0] = fill
+        with pytest.raises(SingularComponentError) as refused:
+            GaussianMixture(3, covariance_type=covariance_type, random_state=0).fit(frame)
+        said = str(refused.value)
+        assert "the variance of feature 0, 'salinity' is" in said
+        assert f"at {fill:.6g}, where its rows are" in said
+        assert "replace them by NaN" in said
+        assert "reg_covar" not in said
+
+    def test_rows_that_are_equal_get_another_regularisation(self):
+        with pytest.raises(
+            SingularComponentError, match=r"increase reg_covar.*can resolve at 3, where its rows are"
+        ):
+            GaussianMixture(1, reg_covar=0).fit(np.full((50, 1), 3.0))
+
+    @pytest.mark.parametrize("share", [0.0, 0.001])
+    def test_a_feature_that_is_missing_is_named(self, share):
+        frame = pd.DataFrame(ROWS, columns=["x", "y"]).assign(
+            z=np.where(np.arange(len(ROWS)) < share * len(ROWS), 1.0, np.nan)
+        )
+        words = "none has feature 2, 'z'" if share == 0 else "feature 2, 'z' is known in 0.3% of them"
+        with pytest.raises(InvalidDataError, match=words):
+            GaussianMixture(2, algorithm="em", missing="marginalise").fit(frame)
