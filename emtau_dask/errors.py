@@ -205,15 +205,25 @@ class UnusableRowError(InvalidDataError):
 
 @contextmanager
 def features_named(names: Sequence[str] | None) -> Iterator[None]:
-    """Add the name of the feature to every `UnusableRowError` in the block; None where there are no names."""
+    """Add names to the numbers of features in errors about data; None if there are no names."""
+    if names is None:
+        yield
+        return
+
+    def named(text: str) -> str:
+        return re.sub(r"\bfeature (\d+)\b", lambda found: f"{found[0]}, {str(names[int(found[1])])!r}", text)
+
     try:
         yield
     except UnusableRowError as error:
-        if names is None or error.feature is None:
+        raise UnusableRowError(named(str(error)), error.row, error.feature) from None
+    except SingularComponentError as error:
+        reason = named(error.reason)
+        raise SingularComponentError(error.component, error.weight, reason, error.advice) from None
+    except InvalidDataError as error:
+        if type(error) is not InvalidDataError:
             raise
-        number = f"(feature {error.feature}"
-        message = str(error).replace(f"{number})", f"{number}, {str(names[error.feature])!r})")
-        raise UnusableRowError(message, error.row, error.feature) from None
+        raise InvalidDataError(named(str(error))) from error.__cause__
 
 
 class InvalidDtypeError(InvalidDataError, TypeError):
@@ -228,6 +238,9 @@ class PathTakenError(EmtauError):
     """Something is where a result is to be written, and may not be replaced."""
 
 
+REGULARISE = "Try to decrease the number of components, increase reg_covar, or scale the input data."
+
+
 class SingularComponentError(EmtauError, ValueError):
     """A component collapsed: no weight left, or no positive-definite covariance.
 
@@ -237,22 +250,24 @@ class SingularComponentError(EmtauError, ValueError):
         Index of the component (0-based); for tied covariances, -1.
     weight : float
         Its weight, in (weighted) rows.
+    reason, advice : str
+        What is wrong with it, and what to do.
     """
 
-    def __init__(self, component: int, weight: float, reason: str) -> None:
+    def __init__(self, component: int, weight: float, reason: str, advice: str = REGULARISE) -> None:
         self.component = component
         self.weight = weight
         self.reason = reason
+        self.advice = advice
         name = "the shared covariance" if component < 0 else f"component {component}"
         super().__init__(
             "Fitting the mixture model failed because some components have ill-defined empirical "
-            "covariance (for instance caused by singleton or collapsed samples). Try to decrease the "
-            "number of components, increase reg_covar, or scale the input data. "
+            f"covariance (for instance caused by singleton or collapsed samples). {advice} "
             f"Here {name} (weight {weight:.6g} rows): {reason}."
         )
 
-    def __reduce__(self) -> tuple[type[SingularComponentError], tuple[int, float, str]]:
-        return type(self), (self.component, self.weight, self.reason)
+    def __reduce__(self) -> tuple[type[SingularComponentError], tuple[int, float, str, str]]:
+        return type(self), (self.component, self.weight, self.reason, self.advice)
 
 
 class StorageError(EmtauError, OSError):

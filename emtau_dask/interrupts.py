@@ -82,11 +82,18 @@ def look() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal interrupt the block where it looks, at the latest when it ends."""
+    """Let a signal interrupt the block where it looks, at the latest when it ends.
+
+    An error that an interrupt brought about, such as of a future of dask's, is raised as the interrupt.
+    """
     held = int(_is_main())
     _SIGNALS.held += held
     try:
         yield
+    except Exception as error:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         _SIGNALS.held -= held
     look()

@@ -259,11 +259,11 @@ def observer_for(verbose: int, out: TextIO | None = None) -> Progress:
     out : text stream, optional
         By default standard output: in a notebook a bar, in a terminal a live line, else plain lines.
     """
-    if not verbose:
+    stream = out or sys.stdout
+    if not verbose or stream is None:
         return Progress()
     if out is None and (display := _display_of_notebook()) is not None:
         return Progress(NotebookBar(display))
-    stream = out or sys.stdout
     handlers = logging.getLogger("emtau_dask").handlers
     if any(getattr(handler, "stream", None) is stream for handler in handlers):
         return Progress()

@@ -110,6 +110,8 @@ class Reader:
         code = compile("\n" * (block.line - 1) + block.code, block.page, "exec")
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
+            # Tests run side by side, and a cluster of another one may have dask's port.
+            warnings.filterwarnings("ignore", "Port 8787 is already in use")
             exec(code, vars(self.module))
 
     def _yaml(self, block):

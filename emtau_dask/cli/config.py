@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from emtau_dask.cli.sections import (
+    HOME,
     NUMBERS,
     Count,
     FilePath,
@@ -339,7 +340,7 @@ class ClusterSection(Section):
 class OutputSection(Section):
     """The results of a run."""
 
-    directory: Annotated[str, allowed(text("a folder"))]
+    directory: Annotated[str, allowed(text("a folder")), HOME]
     """Folder of the results; ``runs/<name of the config>`` unless given."""
     model: OptionalPath = "model.zarr"
     """Where the fitted model is written, below `directory`; null: nowhere."""

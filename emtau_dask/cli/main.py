@@ -18,6 +18,7 @@ from emtau_dask.cli.options import (
     OPTIONS,
     Command,
     FitOption,
+    LocalPath,
     array_option,
     columns_option,
     config_argument,
@@ -104,7 +105,7 @@ for _name, (_summary, _options) in DATASETS.items():
 
 @click.command()
 @click.argument("run_or_model")
-@click.argument("out", metavar="OUT.html", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT.html", type=LocalPath())
 @click.option("--data", metavar="DATA", help="Also show the mixture over these rows (a sample of them).")
 @click.option(
     "--recorded-data",
@@ -157,7 +158,7 @@ main.add_command(report)
     "--save-config",
     "saved",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Also write the config (YAML) that the options amount to.",
 )
 @json_option

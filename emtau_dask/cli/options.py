@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
 import sys
@@ -23,8 +24,20 @@ if TYPE_CHECKING:
 
 
 Command = Callable[..., Any]
-config_argument = click.argument("config", type=click.Path(path_type=Path))
-out_argument = click.argument("out", type=click.Path(path_type=Path))
+
+
+class LocalPath(click.Path):
+    """A local path, in which ``~`` is the home folder also where no shell has replaced it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        from emtau_dask.storage.files import with_home
+
+        return Path(with_home(os.fsdecode(super().convert(value, param, ctx))))
+
+
+config_argument = click.argument("config", type=LocalPath())
+out_argument = click.argument("out", type=LocalPath())
 _traceback = "Show the traceback of an error."
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback

@@ -41,6 +41,7 @@ from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import RowWriter, check_writable, new_group, refuse_existing
 from emtau_dask.storage.stores import object_store
+from emtau_dask.storage.urls import plain_path
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _model_in(place: str) -> GaussianMixture:
     """Return the model of a path or URL: a saved one, that of a run's folder, or that of a checkpoint."""
     if holds_run(object_store(place)):
         return mixture_in(GaussianMixture, place)
-    inner = Path(place, "model.zarr")
+    inner = Path(plain_path(place), "model.zarr")
     return GaussianMixture.load(str(inner) if inner.exists() else place)
 
 

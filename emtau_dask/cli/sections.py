@@ -12,14 +12,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from dask.utils import parse_bytes
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integer, number, text
 from emtau_dask.errors import short
+from emtau_dask.storage.files import with_home
 
 _YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 MOST = 10
@@ -94,9 +95,22 @@ def _is_memory(value: Any) -> bool:
 Count = Annotated[int, allowed(integer(1))]
 Seed = Annotated[int, allowed(integer(0, 2**64 - 1))]
 Switch = Annotated[bool, allowed(FLAG)]
-FilePath = Annotated[str, allowed(text("a path"))]
-OptionalPath = Annotated[str | None, optional(text("a path"))]
-OptionalPaths = Annotated[str | tuple[str, ...] | None, optional(either(text("a path"), names("paths")))]
+Paths = TypeVar("Paths", str, str | None, str | tuple[str, ...] | None)
+
+
+def _with_home(paths: Paths) -> Paths:
+    if isinstance(paths, str):
+        return with_home(paths)
+    return paths if paths is None else tuple(map(with_home, paths))
+
+
+HOME = AfterValidator(_with_home)
+"""Replaces ``~`` in paths."""
+FilePath = Annotated[str, allowed(text("a path")), HOME]
+OptionalPath = Annotated[str | None, optional(text("a path")), HOME]
+OptionalPaths = Annotated[
+    str | tuple[str, ...] | None, optional(either(text("a path"), names("paths"))), HOME
+]
 MemoryLimit = Annotated[
     Annotated[str, Field(coerce_numbers_to_str=True)] | None,
     optional(Constraint("an amount of memory above 0 (such as 2GB or 512MiB)", _is_memory)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from emtau_dask.cli.streams import open_standard_streams
 from emtau_dask.errors import ConfigError, EmtauError, one_line, shown
 from emtau_dask.interrupts import handler_of_signals
 
@@ -55,11 +55,12 @@ class ExitGroup(click.Group):
     """A group of commands that end with one line and an exit code, not with a traceback."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command as the only work of this process.
+        """Run a command as the only work of this process, whoever reads what it prints.
 
         An interrupted process exits at once, after all has been cleaned up: Python would wait for threads
         that are not the command's own.
         """
+        open_standard_streams()
         try:
             return self.main(*args, **kwargs)
         except SystemExit as end:
@@ -84,8 +85,6 @@ class ExitGroup(click.Group):
             except EmtauError as error:
                 _fail(ctx, error, str(error), FAILED)
             except Exception as error:
-                if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                    raise
                 _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
 
 

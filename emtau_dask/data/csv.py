@@ -12,7 +12,7 @@ import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -21,18 +21,20 @@ from numpy.typing import NDArray
 
 from emtau_dask.dask_config import scratch_place
 from emtau_dask.data.npy import NpyHeader, NpyReader
-from emtau_dask.data.parquet import check_names, check_single, loaded_pyarrow
+from emtau_dask.data.parquet import arrow_input, check_names, check_single, loaded_pyarrow
 from emtau_dask.data.source import RangeSource, even_chunks
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
 from emtau_dask.storage.errors import read_errors, writing_errors
 from emtau_dask.storage.files import ScratchFolder, check_regular, read_regular
 from emtau_dask.storage.locations import Place, paths_at, place_text
-from emtau_dask.storage.urls import Url, is_url, opened_stream, suffix_of
+from emtau_dask.storage.urls import Url, is_url, suffix_of
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 BLOCK_BYTES = 2**20
 """Of text that is parsed at a time; a row has no more. pyarrow reads up to 32 blocks ahead."""
 DOUBLE = np.dtype(np.float64)
+COMPARED_LINES = 100
+"""Maximum lines after the first one that tell whether whole numbers in it name the columns."""
 
 
 class ReadObserver(Protocol):
@@ -47,15 +49,16 @@ class ReadObserver(Protocol):
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A table of ``size`` bytes, at an absolute path or behind a URL, whose first row are ``fields``.
+    """A table of ``size`` bytes, at an absolute path or behind a URL, whose first line holds ``fields``.
 
-    ``n_lines`` is an estimate from the beginning.
+    These name the columns if ``named``. ``n_lines`` is an estimate from the beginning.
     """
 
     place: str | Url
     size: int
     delimiter: str
     fields: list[str]
+    named: bool
     n_lines: float
 
     @classmethod
@@ -70,8 +73,9 @@ class CsvTable:
             else:
                 size = check_regular(place)
                 beginning = read_regular(place, 0, BLOCK_BYTES).tobytes()
-            lines = (line.decode("utf-8-sig") for line in io.BytesIO(beginning))
-            fields = next(csv.reader(lines, delimiter=delimiter), [])
+            text = (line.decode("utf-8-sig") for line in io.BytesIO(beginning))
+            lines = csv.reader(text, delimiter=delimiter)
+            fields, rows = next(lines, []), list(islice(lines, COMPARED_LINES))
         if not fields:
             raise InvalidDataError(f"{place} begins with an empty line; a table of columns is wanted.")
         if len(fields) == 1 and ";" in fields[0]:
@@ -80,20 +84,20 @@ class CsvTable:
                 "pandas.read_csv(path, sep=';', decimal=',').to_parquet('rows.parquet')."
             )
         n_lines = size * (beginning.count(b"\n") + 1) / len(beginning)
-        return cls(place, size, delimiter, fields, n_lines)
-
-    @property
-    def named(self) -> bool:
-        """Whether the first line names the columns: one of its values is no number."""
-        return not all(map(_is_number, self.fields))
+        return cls(place, size, delimiter, fields, _are_names(fields, rows, str(place)), n_lines)
 
     def default_names(self) -> list[str] | None:
         """Return the columns but the index that pandas writes, which has no name; None where none has one.
 
-        Warns of an index.
+        Warns of an index, and of names that are whole numbers.
         """
         if not self.named:
             return None
+        if all(map(_is_number, self.fields)):
+            warn_user(
+                f"the first line of {self.place} holds whole numbers ({short(','.join(self.fields))}), and "
+                "the lines below do not: it is read as the header that names the columns."
+            )
         if self.fields[0]:
             return self.fields
         warn_user(
@@ -120,18 +124,20 @@ class CsvTable:
         wanted = [names[column] for column in columns]
         with read_errors(str(self.place), remote=isinstance(self.place, Url)):
             try:
-                batches = pa_csv.open_csv(
-                    opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place,
-                    pa_csv.ReadOptions(
-                        column_names=names, skip_rows_after_names=int(self.named), block_size=BLOCK_BYTES
-                    ),
-                    pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                    pa_csv.ConvertOptions(
-                        column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
-                    ),
-                )
-                for batch in batches:
-                    yield np.column_stack([values.to_numpy(zero_copy_only=False) for values in batch.columns])
+                with arrow_input(self.place, self.size) as source:
+                    batches = pa_csv.open_csv(
+                        source,
+                        pa_csv.ReadOptions(
+                            column_names=names, skip_rows_after_names=int(self.named), block_size=BLOCK_BYTES
+                        ),
+                        pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                        pa_csv.ConvertOptions(
+                            column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
+                        ),
+                    )
+                    for batch in batches:
+                        columns_of_batch = [values.to_numpy(zero_copy_only=False) for values in batch.columns]
+                        yield np.column_stack(columns_of_batch)
             except pa.ArrowInvalid as error:
                 raise self._refused(str(error)) from cause_of(error)
 
@@ -181,6 +187,34 @@ def is_csv(place: Place) -> bool:
         )
 
 
+def _are_names(fields: Sequence[str], rows: Sequence[Sequence[str]], place: str) -> bool:
+    """Return whether the first line of a table names its columns.
+
+    It does if a value is no number, or if all are whole numbers and no column below holds whole numbers only.
+    Raises `InvalidDataError` for 0,1,2,… above whole numbers: pandas names columns so by default.
+    """
+    if not all(map(_is_number, fields)):
+        return True
+    if len(fields) < 2 or not all(map(str.isdecimal, fields)) or len(set(fields)) < len(fields):
+        return False
+    below = zip(*(row for row in rows if len(row) == len(fields)), strict=True)
+    unlike = [not all(map(_is_whole_or_empty, column)) for column in below]
+    if unlike and all(unlike):
+        return True
+    if unlike and list(fields) == [str(number) for number in range(len(fields))]:
+        raise InvalidDataError(
+            f"the first line of {place} is {short(','.join(fields))}. It may be a header, as pandas writes "
+            "it for columns without names, or a row. Give the columns names with letters, or, if it is one, "
+            "put a line of names above it."
+        )
+    return False
+
+
+def _is_whole_or_empty(value: str) -> bool:
+    bare = value.strip().lower()
+    return bare in ("", "na", "nan", "null") or bare.lstrip("+-").isdecimal()
+
+
 def _is_number(field: str) -> bool:
     try:
         float(field)
@@ -204,7 +238,7 @@ def open_csv(
         See `paths_at`.
     columns : sequence of str or None
         Features in this order; by default all columns, as the first table has them, but one without a name,
-        which is the index that pandas writes. Columns have no names where the first line holds numbers only.
+        which is the index that pandas writes. Columns have no names if the first line is a row of numbers.
     squeeze : bool, default=False
         Give the single column as shape (n,), for weights.
     observer : ReadObserver, optional
@@ -212,7 +246,8 @@ def open_csv(
     Raises
     ------
     InvalidDataError
-        A table cannot be read, has no such columns, or pyarrow is missing.
+        A table cannot be read, has no such columns, begins with what may be a header or a row, or pyarrow is
+        missing.
     InvalidDtypeError
         A column does not begin with a number.
     StorageError
@@ -221,7 +256,7 @@ def open_csv(
     Warns
     -----
     UserWarning
-        An index is left out.
+        An index is left out, or whole numbers are read as names.
     """
     loaded_pyarrow()
     tables = [CsvTable.at(path) for path in paths_at(place)]

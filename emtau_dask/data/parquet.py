@@ -1,4 +1,7 @@
-"""Parquet by row groups, by pyarrow."""
+"""Parquet by row groups, by pyarrow.
+
+Folders below the given one that are named ``name=value`` give their files a column, as Hive has it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from hashlib import sha256
 from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import unquote
 
 import numpy as np
 from dask.utils import natural_sort_key
@@ -36,6 +40,9 @@ SIGNATURE_BYTES = 28
 SLACK, SLACK_BYTES = 1.05, 2**24
 """For what arrow's allocator keeps, and for pages."""
 SUFFIXES = (".parquet", ".pq")
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+INT32 = np.iinfo(np.int32)
+"""Whole numbers in the names of folders are of this type, as pyarrow infers it."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -52,10 +59,14 @@ def loaded_pyarrow() -> Any:
 
 @dataclass(frozen=True)
 class ParquetPart:
-    """One parquet file of ``size`` bytes, at an absolute path or behind a URL."""
+    """One parquet file of ``size`` bytes, at an absolute path or behind a URL.
+
+    ``partition`` are the names and values that folders above it give; None is a null.
+    """
 
     place: str | Url
     size: int
+    partition: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def remote(self) -> bool:
@@ -66,10 +77,12 @@ class ParquetPart:
     def opened(self) -> Iterator[pq.ParquetFile]:
         """Open the file with pyarrow; any error, here or in the block, becomes an `InvalidDataError`."""
         parquet = loaded_pyarrow().parquet
-        with read_errors(f"the parquet file {self.place}", remote=self.remote):
-            source = opened_stream(self.place, self.size) if isinstance(self.place, Url) else self.place
-            with parquet.ParquetFile(source, pre_buffer=self.remote) as file:
-                yield file
+        with (
+            read_errors(f"the parquet file {self.place}", remote=self.remote),
+            arrow_input(self.place, self.size) as source,
+            parquet.ParquetFile(source, pre_buffer=self.remote) as file,
+        ):
+            yield file
 
     def footer(self) -> tuple[pa.Schema, pq.FileMetaData]:
         """Return the file's schema and metadata.
@@ -90,6 +103,21 @@ class ParquetPart:
         if isinstance(self.place, Url):
             return opened_stream(self.place, self.size)
         return Path(self.place).open("rb")
+
+
+@contextmanager
+def arrow_input(place: str | Url, size: int) -> Iterator[str | BinaryIO]:
+    """Open what pyarrow reads: a path, or a stream behind a URL or of a file whose name is not UTF-8."""
+    if isinstance(place, Url):
+        yield opened_stream(place, size)
+        return
+    try:
+        place.encode()
+    except UnicodeEncodeError:
+        with Path(place).open("rb") as stream:
+            yield stream
+    else:
+        yield place
 
 
 @dataclass(frozen=True)
@@ -114,7 +142,8 @@ class RowGroup:
 class ParquetReader(RangeReader):
     """Reads rows from the row groups that hold them; a null is NaN, whatever the column's type.
 
-    ``dtype`` is that of rows without nulls. With ``squeeze``, rows of the single column have shape (n,).
+    ``dtype`` is that of rows without nulls. The names of folders give the columns ``partitions``. With
+    ``squeeze``, rows of the single column have shape (n,).
     """
 
     parts: tuple[ParquetPart, ...]
@@ -122,14 +151,15 @@ class ParquetReader(RangeReader):
     columns: tuple[str, ...]
     dtype: np.dtype[Any]
     squeeze: bool
+    partitions: frozenset[str] = frozenset()
 
     def read(self, start: int, stop: int) -> Loaded:
         """Return the rows; the bytes are the compressed sizes of the column chunks read."""
         rows: NDArray[Any] | None = None
-        touched = self._touched(start, stop)
+        touched, stored = self._touched(start, stop), self._stored
         for group in touched:
             with group.part.opened() as file:
-                table = file.read_row_group(group.number, columns=list(self.columns))
+                table = file.read_row_group(group.number, columns=stored)
                 if table.num_rows != group.stop - group.start:
                     raise ValueError(f"row group {group.number} has {table.num_rows} rows now")
                 if rows is None:  # Only now is it known that the file has as many rows as it declares.
@@ -139,18 +169,27 @@ class ParquetReader(RangeReader):
             rows = self._room(start, stop)
         return Loaded(rows[:, 0] if self.squeeze else rows, sum(group.stored for group in touched))
 
+    @property
+    def _stored(self) -> list[str]:
+        return [name for name in self.columns if name not in self.partitions]
+
     def _room(self, start: int, stop: int) -> NDArray[Any]:
         return np.empty((stop - start, len(self.columns)), dtype=self.dtype)
 
     def _filled(self, rows: NDArray[Any], start: int, group: RowGroup, table: pa.Table) -> NDArray[Any]:
         """Return ``rows``, which begin at ``start``, with those of a group filled in."""
-        if any(table.column(name).null_count for name in self.columns):
+        if any(table.column(name).null_count for name in self._stored):
             rows = rows.astype(np.float64, copy=False)
         inside = slice(max(start - group.start, 0), start + len(rows) - group.start)
         first = max(group.start - start, 0)
+        last = min(group.stop - start, len(rows))
+        partition = dict(group.part.partition)
         for j, name in enumerate(self.columns):
-            values = table.column(name).to_numpy()[inside]
-            rows[first : first + len(values), j] = values
+            if name in self.partitions:
+                value = partition[name]
+                rows[first:last, j] = np.nan if value is None else int(value)
+            else:
+                rows[first:last, j] = table.column(name).to_numpy()[inside]
         return rows
 
     def _touched(self, start: int, stop: int) -> tuple[RowGroup, ...]:
@@ -203,12 +242,47 @@ def _parts_of(path: str) -> list[ParquetPart]:
         return [one]
     with read_errors(str(place), remote=isinstance(place, Url)):
         if isinstance(place, Url):
-            parts = [ParquetPart(place / name, size) for name, size in _below_url(place)]
+            parts = [ParquetPart(place / name, size, _partition(name)) for name, size in _below_url(place)]
         else:
-            parts = [ParquetPart(file, check_regular(file)) for file in _below_folder(place)]
+            parts = [
+                ParquetPart(file, check_regular(file), _partition(file.removeprefix(place)))
+                for file in _below_folder(place)
+            ]
     if not parts:
         raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
     return parts
+
+
+def _partition(name: str) -> tuple[tuple[str, str | None], ...]:
+    """Return what the folders in the name of a file give it, by name."""
+    pairs = [folder.split("=", 1) for folder in name.split("/")[:-1] if "=" in folder]
+    return tuple((unquote(key), None if value == NULL_PARTITION else unquote(value)) for key, value in pairs)
+
+
+def _partition_columns(parts: Sequence[ParquetPart]) -> dict[str, np.dtype[Any] | None]:
+    """Return the type of each column that the names of folders give; None for text.
+
+    Raises `InvalidDataError` where not all files have the same ones.
+    """
+    names = [name for name, _ in parts[0].partition]
+    for part in parts:
+        other = [name for name, _ in part.partition]
+        if other != names:
+            raise InvalidDataError(
+                f"the names of folders give {part.place} the columns {other}, but {parts[0].place} has "
+                f"{names}. Files of one table must have the same ones."
+            )
+    values = {name: [dict(part.partition)[name] for part in parts] for name in names}
+    return {name: _partition_dtype(found) for name, found in values.items()}
+
+
+def _partition_dtype(values: Sequence[str | None]) -> np.dtype[Any] | None:
+    given = [value for value in values if value is not None]
+    if not given or not all(value.removeprefix("-").isdecimal() for value in given):
+        return None
+    if not all(INT32.min <= int(value) <= INT32.max for value in given):
+        return None
+    return np.dtype(np.float64 if len(given) < len(values) else np.int32)
 
 
 def _below_folder(folder: str) -> list[str]:
@@ -239,7 +313,7 @@ def _row_groups(
     """
     paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     leaves = [paths.index(name) for name in columns]
-    widest = max(dtype.itemsize for dtype in columns.values())
+    widest = max((dtype.itemsize for dtype in columns.values()), default=0)
     decoded = widest * (len(columns) + min(len(columns), os.cpu_count() or 1))
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -274,6 +348,21 @@ def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
     return dtype
 
 
+def _checked_partitions(
+    columns: Mapping[str, np.dtype[Any] | None], chosen: Sequence[str], part: ParquetPart
+) -> Iterator[np.dtype[Any]]:
+    """Yield the types of those chosen columns that the names of folders give; refuse text."""
+    for name in chosen:
+        if name in columns:
+            dtype = columns[name]
+            if dtype is None:
+                raise InvalidDtypeError(
+                    f"column {name!r} of {part.place} holds text (the folder is named "
+                    f"{name}={dict(part.partition)[name]}), not real numbers. Leave it out of columns."
+                )
+            yield dtype
+
+
 def is_parquet(place: Place) -> bool:
     """Return whether all of a place is parquet: files, or folders that hold any at any depth; see `paths_at`.
 
@@ -298,13 +387,29 @@ def _is_parquet(path: str) -> bool:
 
 def parquet_names(place: Place) -> tuple[str, ...]:
     """Return the columns that are features by default; warns and raises as `open_parquet`."""
-    part = _parts(place)[0]
-    schema, _ = part.footer()
-    return _features(schema, str(part.place))
+    parts = _parts(place)
+    schema, _ = parts[0].footer()
+    return _features(schema, str(parts[0].place), _partition_columns(parts))
 
 
-def _features(schema: pa.Schema, place: str) -> tuple[str, ...]:
-    """Return the names of all columns but those that hold the index of a DataFrame; warns of these."""
+def _features(
+    schema: pa.Schema, place: str, partitions: Mapping[str, np.dtype[Any] | None]
+) -> tuple[str, ...]:
+    """Return the names of all columns of numbers, those of folders last, but the index of a DataFrame.
+
+    Warns of an index, and of text in the names of folders.
+    """
+    numbers = [name for name, dtype in partitions.items() if dtype and name not in schema.names]
+    text = [name for name, dtype in partitions.items() if dtype is None and name not in schema.names]
+    if text:
+        warn_user(
+            f"the names of folders above {place} give it the column(s) {', '.join(map(repr, text))}, which "
+            "hold text and are left out."
+        )
+    return (*_stored_features(schema, place), *numbers)
+
+
+def _stored_features(schema: pa.Schema, place: str) -> tuple[str, ...]:
     index = _index_columns(schema)
     chosen = tuple(name for name in schema.names if name not in index)
     left_out = ", ".join(repr(name) for name in schema.names if name in index)
@@ -360,7 +465,8 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
         See `paths_at`.
     columns : sequence of str or None
         Features in this order; by default all columns, as the first file has them, but those that pandas'
-        metadata name as the index of a DataFrame.
+        metadata name as the index of a DataFrame, and then those that the names of folders give, if these are
+        whole numbers. A column of the files hides one of folders with the same name.
     squeeze : bool, default=False
         Give the single column as shape (n,), for weights.
 
@@ -374,24 +480,28 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
     Warns
     -----
     UserWarning
-        An index is left out.
+        An index, or text in the names of folders, is left out.
     """
     loaded_pyarrow()
     parts = _parts(place)
+    partitions = _partition_columns(parts)
+    of_folders: dict[str, np.dtype[Any] | None] = {}
     groups: list[RowGroup] = []
     chosen: tuple[str, ...] = () if columns is None else tuple(columns)
     dtypes: list[np.dtype[Any]] = []
     for part, (schema, metadata) in zip(parts, each(ParquetPart.footer, parts), strict=True):
         where = str(part.place)
-        chosen = chosen or _features(schema, where)
-        check_names(schema.names, chosen, where)
-        typed = {name: _column_dtype(schema.field(name), where) for name in chosen}
+        chosen = chosen or _features(schema, where, partitions)
+        if part is parts[0]:
+            of_folders = {name: partitions[name] for name in partitions if name not in schema.names}
+        check_names([*schema.names, *of_folders], chosen, where)
+        typed = {name: _column_dtype(schema.field(name), where) for name in chosen if name not in of_folders}
         groups += _row_groups(part, metadata, typed, groups[-1].stop if groups else 0)
-        dtypes += typed.values()
+        dtypes += [*typed.values(), *_checked_partitions(of_folders, chosen, part)]
     if squeeze:
         check_single(place_text(place), chosen)
     dtype = np.result_type(*dtypes)
-    reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, squeeze)
+    reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, squeeze, frozenset(of_folders))
     rows = tuple(group.stop - group.start for group in groups)
     shape = (sum(rows),) if squeeze else (sum(rows), len(chosen))
     return RangeSource(reader, shape, dtype, rows, None if squeeze else chosen)

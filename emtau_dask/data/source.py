@@ -36,9 +36,15 @@ COPIED_BYTES = 2**20
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:
     """Raise `InvalidDtypeError` unless ``dtype`` is real numbers of at most 8 bytes."""
     if dtype.kind not in "fiub":
+        remedy = {
+            "M": f"({what} - {what}.min()) / numpy.timedelta64(1, 's')",
+            "m": f"{what} / numpy.timedelta64(1, 's')",
+            "V": f"numpy.lib.recfunctions.structured_to_unstructured({what})",
+            "c": f"{what}.real, or its real and imaginary parts as two features",
+        }.get(dtype.kind, ".astype('float64')")
         raise InvalidDtypeError(
             f"{what} has dtype {dtype}: argument must be real numbers (floating, integer or bool), not "
-            f"a string, object or complex number. Convert it, for example with .astype('float64')."
+            f"a string, object or complex number. Convert it, for example with {remedy}."
         )
     if dtype.itemsize > 8:
         raise InvalidDtypeError(

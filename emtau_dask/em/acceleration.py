@@ -1,10 +1,10 @@
 """Quasi-Newton steps between the E-step and the M-step, and when they are refused.
 
-The fixed-point map of EM is a gradient step of length 1 in the metric of the complete data's Fisher
-information. Limited-memory BFGS (Liu and Nocedal 1989) in that metric begins from it, and learns from the
-last steps in which directions EM is slow. (Jamshidian and Jennrich 1997, method QN2, is the same idea in
-the parameters' own coordinates.) An extrapolation is made of moments, so that the M-step stays the only way
-to parameters. A step is accepted where the objective does not fall; one of the M-step alone always is.
+An EM step is a gradient step of length 1 in the metric of the complete data's Fisher information.
+Limited-memory BFGS (Liu and Nocedal 1989) in that metric starts from the EM step. It learns from the last
+steps in which directions EM is slow. Jamshidian and Jennrich (1997, method QN2) do the same in the
+coordinates of the parameters. Here moments are extrapolated, and the M-step turns them into parameters.
+A step is accepted if the objective does not fall. An EM step is always accepted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
 
-FALL = 1e-13
-"""Largest difference between objectives that is taken for rounding, relative to them."""
-LEAST_CURVATURE = 1e-8
-"""Smallest cosine of a step and the change of the gradient along it that is learnt from."""
-TRUSTED, LEAST, SHRINK, GROW = 0.25, 0.01, 0.5, 2.0
-"""The radius grows where a gain is at least this part of the predicted one. Refused steps shrink so far."""
+ROUNDING = 1e-13
+"""Maximum difference between two objectives that counts as rounding, relative to them."""
+MIN_CURVATURE = 1e-8
+"""Minimum cosine of a step and the change of the gradient along it; other pairs are not used."""
+GOOD_GAIN, MIN_SHARE, MAX_SHARE, GROWTH = 0.25, 0.01, 0.5, 2.0
+"""The radius grows by `GROWTH` if a step gains at least `GOOD_GAIN` of what was predicted. A refused step is
+shortened to a share between `MIN_SHARE` and `MAX_SHARE`."""
 HALVINGS = 6
-MEMORY, LEAST_MEMORY, MEMORY_BYTES = 10, 3, 2**26
+MAX_MEMORY, MIN_MEMORY, MAX_MEMORY_BYTES = 10, 3, 2**26
 
 
 class Kind(Enum):
@@ -47,7 +48,7 @@ REFUSABLE = (Kind.EXTRAPOLATED, Kind.CYCLE)
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A step of the moments, and by how much the gradient decreased along it."""
+    """A step of the moments, and the decrease of the gradient along it."""
 
     step: Floats
     decrease: Floats
@@ -57,7 +58,7 @@ class Pair:
 class Point:
     """An accepted point of an objective: Θ is the M-step of ``moments``, and EM maps them to ``response``.
 
-    Both moments are those of one row, and ``objective`` is in nats per row.
+    Both moments are means over the rows, and ``objective`` is in nats per row.
     """
 
     parameters: MixtureParameters
@@ -72,23 +73,23 @@ class Point:
 
     @property
     def known(self) -> bool:
-        """Whether the moments are; where they are not, the response is in their place."""
+        """Whether ``moments`` are known; otherwise they are a copy of ``response``."""
         return bool(self.gradient.any())
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Parameters to be scored next.
+    """How the parameters that are scored next were found.
 
     Attributes
     ----------
     moments : ndarray or None
-        Whose M-step they are; None where that is not known.
+        The parameters are their M-step; None if they are not known.
     kind : Kind
     length : float
-        Of the step that led there, in the metric.
+        Length of the step to these parameters, in the metric.
     predicted : float
-        Gain that the step should bring, nats per row.
+        Predicted gain of the step, nats per row.
     """
 
     moments: Floats | None = None
@@ -104,14 +105,14 @@ class Ascent:
     Attributes
     ----------
     origins : ndarray of shape (K, d)
-        Of all moments here.
+        Origins of all moments of this record.
     pairs : tuple of Pair
         The oldest first.
     point : Point or None
-        The last accepted point of the objective that is climbed now.
+        The last accepted point of the current objective.
     trial : Trial
     radius : float
-        Longest step, in the metric, unless EM's own is longer.
+        Maximum length of a step, in the metric; an EM step may be longer.
     """
 
     origins: Floats
@@ -120,14 +121,14 @@ class Ascent:
     trial: Trial = Trial()
     radius: float = math.inf
 
-    def elsewhere(self) -> Ascent:
-        """Return what is remembered where another objective is climbed from the same parameters."""
+    def with_new_objective(self) -> Ascent:
+        """Return what stays known when the rows that are scored change, and with them the objective."""
         return replace(self, point=None, trial=replace(self.trial, kind=Kind.GIVEN), radius=math.inf)
 
 
 @dataclass(frozen=True, eq=False)
-class Climb:
-    """One step: the new state, the parameters to be scored next, and what was found.
+class AcceleratedStep:
+    """A step: what is remembered from now on, the parameters to be scored next, and the estimated gap.
 
     Attributes
     ----------
@@ -136,9 +137,9 @@ class Climb:
     accepted : bool
         Whether the parameters that were scored are kept.
     gap : float
-        Estimated nats per row between the accepted point and the objective's stationary point: half of the
-        product of gradient and quasi-Newton step (the Newton decrement), at least that of EM's own step.
-        NaN where there is no estimate.
+        Estimated nats per row between the accepted point and a stationary point: half of the product of
+        gradient and quasi-Newton step (the Newton decrement), at least that of the EM step. NaN if there
+        is no estimate.
     """
 
     ascent: Ascent
@@ -149,7 +150,7 @@ class Climb:
 
 @dataclass(frozen=True, eq=False)
 class Maximiser:
-    """The M-step of moments, with a memory of so many steps; 0 makes plain EM of it."""
+    """The M-step of moments, and how many steps are remembered; with a memory of 0 every step is EM's."""
 
     structure: CovarianceStructure
     reg_covar: float
@@ -157,7 +158,7 @@ class Maximiser:
     memory: int
 
     def parameters(self, space: MomentSpace, moments: Floats) -> MixtureParameters | None:
-        """Return the M-step of moments; None where it is singular."""
+        """Return the M-step of moments; None if it is singular."""
         statistics = space.statistics(moments)
         if statistics is None:
             return None
@@ -167,21 +168,21 @@ class Maximiser:
             return None
 
     def extrapolated(self, space: MomentSpace, moments: Floats) -> MixtureParameters | None:
-        """Return the M-step of moments; None where it is singular without ``reg_covar``."""
+        """Return the M-step of moments; None if it would be singular without ``reg_covar``."""
         if self.reg_covar and replace(self, reg_covar=0.0).parameters(space, moments) is None:
             return None
         return self.parameters(space, moments)
 
 
 def rounding(objective: float) -> float:
-    """Return the largest difference between objectives that is taken for rounding, nats per row."""
-    return FALL * max(1.0, abs(objective))
+    """Return the maximum difference between objectives that counts as rounding, nats per row."""
+    return ROUNDING * max(1.0, abs(objective))
 
 
 def memory_for(structure: CovarianceStructure, n_components: int, n_features: int) -> int:
-    """Return how many steps are remembered: 10, or fewer where their moments are large."""
+    """Return how many steps are remembered: 10, or fewer (at least 3) if their moments are large."""
     size = MomentSpace(structure, np.empty((n_components, n_features))).size
-    return max(LEAST_MEMORY, min(MEMORY, MEMORY_BYTES // (16 * size)))
+    return max(MIN_MEMORY, min(MAX_MEMORY, MAX_MEMORY_BYTES // (16 * size)))
 
 
 def direction(gradient: Floats, steps: Sequence[Floats], decreases: Sequence[Floats]) -> tuple[Floats, float]:
@@ -199,7 +200,7 @@ def direction(gradient: Floats, steps: Sequence[Floats], decreases: Sequence[Flo
     used = []
     for i in range(m):
         curvature = products[1 + i, 1 + m + i]
-        if curvature > LEAST_CURVATURE * lengths[1 + i] * lengths[1 + m + i]:
+        if curvature > MIN_CURVATURE * lengths[1 + i] * lengths[1 + m + i]:
             used.append((1 + i, 1 + m + i, curvature))
     back = []
     for s, y, curvature in reversed(used):
@@ -211,14 +212,14 @@ def direction(gradient: Floats, steps: Sequence[Floats], decreases: Sequence[Flo
     return step, float(products[0] @ step)
 
 
-def climb(
+def accelerated_step(
     ascent: Ascent,
     maximiser: Maximiser,
     parameters: MixtureParameters,
     objective: float,
     statistics: SufficientStatistics | None,
     plain: MixtureParameters | None,
-) -> Climb:
+) -> AcceleratedStep:
     """Return the next step after an E-step under ``parameters``.
 
     Parameters
@@ -226,18 +227,18 @@ def climb(
     ascent : Ascent
     maximiser : Maximiser
     parameters : MixtureParameters
-        Of ``ascent.trial``.
+        Those that ``ascent.trial`` describes.
     objective : float
         At these parameters, nats per row.
     statistics : SufficientStatistics or None
-        Of all rows under them; None where they are no statistics of a mixture.
+        Of all rows under these parameters; None if no mixture has such statistics.
     plain : MixtureParameters or None
-        Their M-step; None where it is singular.
+        The M-step of the statistics; None if it is singular.
 
     Returns
     -------
-    Climb
-        Where nothing is left to try, the parameters are the last accepted ones (or the given ones), not
+    AcceleratedStep
+        If no step is left to try, the parameters are the last accepted ones (or the given ones), not
         accepted, and the gap is NaN.
     """
     space = MomentSpace(maximiser.structure, ascent.origins)
@@ -247,29 +248,29 @@ def climb(
         response /= response[: len(parameters.weights)].sum()
         moments = ascent.trial.moments
         scored = Point(parameters, objective, response if moments is None else moments, response)
-    refused = scored is None or _falls(ascent, objective)
+    refused = scored is None or _refused(ascent, objective)
     if ascent.point is not None and scored is not None:
-        ascent = replace(ascent, pairs=_learnt(ascent, scored, maximiser.memory))
+        ascent = replace(ascent, pairs=_pairs_with(ascent, scored, maximiser.memory))
     if refused and ascent.point is not None:
-        return _back(space, ascent, maximiser, scored)
+        return _shorter_step(space, ascent, maximiser, scored)
     if scored is None or plain is None:
-        return Climb(ascent, parameters, False, math.nan)
+        return AcceleratedStep(ascent, parameters, False, math.nan)
     radius = ascent.radius
     trial = ascent.trial
     before = ascent.point if trial.kind is Kind.EXTRAPOLATED else None
-    if before is not None and objective - before.objective >= TRUSTED * trial.predicted:
-        radius = max(radius, GROW * trial.length)
-    ascent = _about(space, replace(ascent, point=scored, radius=radius), parameters.means)
+    if before is not None and objective - before.objective >= GOOD_GAIN * trial.predicted:
+        radius = max(radius, GROWTH * trial.length)
+    ascent = _with_origins(space, replace(ascent, point=scored, radius=radius), parameters.means)
     known = trial.moments is not None
-    return _stepped(MomentSpace(maximiser.structure, ascent.origins), ascent, maximiser, plain, known=known)
+    return _next_step(MomentSpace(maximiser.structure, ascent.origins), ascent, maximiser, plain, known=known)
 
 
-def begin_cycle(ascent: Ascent, maximiser: Maximiser, damping: float) -> Climb:
-    """Return the first step on a part of the rows that stands for all, from the accepted point of all rows.
+def begin_cycle(ascent: Ascent, maximiser: Maximiser, damping: float) -> AcceleratedStep:
+    """Return the first step on weighted active rows, from the accepted point of all rows.
 
-    There the objective of the part has the value and the gradient of all rows', less what ``damping`` adds:
-    it is the weight, in units of all rows, of the complete data expected at the accepted point (a proximal
-    term; see `docs/passes.md`).
+    At that point the objective of the weighted rows equals that of all rows in value and gradient, but for
+    the proximal term. Its weight is ``damping``, relative to all rows: that of the complete data expected at
+    the point (see `docs/passes.md`).
     """
     space, point = MomentSpace(maximiser.structure, ascent.origins), ascent.point
     assert point is not None
@@ -279,16 +280,16 @@ def begin_cycle(ascent: Ascent, maximiser: Maximiser, damping: float) -> Climb:
     plain = maximiser.parameters(space, response)
     assert plain is not None
     pairs = tuple(Pair(pair.step, (pair.decrease + damping * pair.step) / whole) for pair in ascent.pairs)
-    return _stepped(space, replace(ascent, point=point, pairs=pairs), maximiser, plain, known=True)
+    return _next_step(space, replace(ascent, point=point, pairs=pairs), maximiser, plain, known=True)
 
 
 def end_cycle(
     inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: MixtureParameters, damping: float
-) -> Climb:
-    """Return the step of all rows to where a cycle led; their own next step where it should bring nothing.
+) -> AcceleratedStep:
+    """Return the step of all rows to the parameters that a cycle reached.
 
-    The steps that were learnt from in the cycle are kept: their curvature is that of all rows but for the
-    error of sampling.
+    If no gain is predicted, it is the next step without the cycle. Pairs that were found in the cycle are
+    kept: their curvature is that of all rows up to sampling error.
     """
     assert outer.point is not None
     at = MomentSpace(maximiser.structure, outer.origins)
@@ -296,8 +297,8 @@ def end_cycle(
         outer,
         pairs=tuple(
             Pair(
-                _from(inner, at, pair.step),
-                _from(inner, at, (1.0 + damping) * pair.decrease - damping * pair.step),
+                _moved_from(inner, at, pair.step),
+                _moved_from(inner, at, (1.0 + damping) * pair.decrease - damping * pair.step),
             )
             for pair in inner.pairs
         ),
@@ -305,33 +306,33 @@ def end_cycle(
     point, moments = outer.point, inner.trial.moments
     assert moments is not None
     predicted = _decrement(at, point, reached)
-    if (predicted > 0 or not point.known) and not _same(reached, point.parameters):
-        moments = _from(inner, at, moments)
+    if (predicted > 0 or not point.known) and not _equal(reached, point.parameters):
+        moments = _moved_from(inner, at, moments)
         length = float(np.linalg.norm(at.standardised(moments - point.moments, point.parameters)))
         ascent = replace(back, trial=Trial(moments, Kind.CYCLE, length, predicted))
-        return Climb(ascent, reached, True, predicted)
+        return AcceleratedStep(ascent, reached, True, predicted)
     plain = maximiser.parameters(at, point.response)
     assert plain is not None
-    return _stepped(at, back, maximiser, plain, known=True)
+    return _next_step(at, back, maximiser, plain, known=True)
 
 
-def _same(a: MixtureParameters, b: MixtureParameters) -> bool:
+def _equal(a: MixtureParameters, b: MixtureParameters) -> bool:
     pairs = ((a.weights, b.weights), (a.means, b.means), (a.covariances, b.covariances))
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-def _from(inner: Ascent, space: MomentSpace, moments: Floats) -> Floats:
+def _moved_from(inner: Ascent, space: MomentSpace, moments: Floats) -> Floats:
     return MomentSpace(space.structure, inner.origins).moved(moments, space.origins)
 
 
-def _falls(ascent: Ascent, objective: float) -> bool:
+def _refused(ascent: Ascent, objective: float) -> bool:
     if ascent.point is None or ascent.trial.kind not in REFUSABLE:
         return False
     before = ascent.point.objective
     return not objective >= before - rounding(before)
 
 
-def _learnt(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
+def _pairs_with(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
     before = ascent.point
     assert before is not None
     if not before.known:
@@ -340,27 +341,31 @@ def _learnt(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
     return (*ascent.pairs, pair)[-memory:] if memory else ()
 
 
-def _back(space: MomentSpace, ascent: Ascent, maximiser: Maximiser, scored: Point | None) -> Climb:
-    """Return a shorter step from the accepted point, as far as the objective rises, or its plain one."""
+def _shorter_step(
+    space: MomentSpace, ascent: Ascent, maximiser: Maximiser, scored: Point | None
+) -> AcceleratedStep:
+    """Return a shorter step from the accepted point, or its EM step if that is about as long."""
     point, trial = ascent.point, ascent.trial
     assert point is not None
     plain = maximiser.parameters(space, point.response)
     if plain is None or trial.kind is Kind.PLAIN:
-        # EM's own step led to rows that determine no mixture: nothing is left to try here.
-        return Climb(replace(ascent, trial=Trial(point.moments)), point.parameters, False, math.nan)
+        # No mixture fits the statistics after the EM step: nothing is left to try here.
+        return AcceleratedStep(replace(ascent, trial=Trial(point.moments)), point.parameters, False, math.nan)
     assert trial.moments is not None
     step = trial.moments - point.moments
-    share = SHRINK if scored is None else _summit(space, point, scored, step)
+    share = MAX_SHARE if scored is None else _best_share(space, point, scored, step)
     own = float(np.linalg.norm(space.standardised(point.gradient, point.parameters)))
     gain = _decrement(space, point, plain)
     moments = point.moments + share * step
     produced = maximiser.extrapolated(space, moments) if share * trial.length > own else None
     if produced is None:
-        plainly = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain), radius=own)
-        return Climb(plainly, plain, False, gain)
+        em_step = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain), radius=own)
+        return AcceleratedStep(em_step, plain, False, gain)
     predicted = _decrement(space, point, produced)
     shorter = Trial(moments, Kind.EXTRAPOLATED, share * trial.length, predicted)
-    return Climb(replace(ascent, trial=shorter, radius=shorter.length), produced, False, max(gain, predicted))
+    return AcceleratedStep(
+        replace(ascent, trial=shorter, radius=shorter.length), produced, False, max(gain, predicted)
+    )
 
 
 def _decrement(space: MomentSpace, point: Point, produced: MixtureParameters) -> float:
@@ -369,23 +374,23 @@ def _decrement(space: MomentSpace, point: Point, produced: MixtureParameters) ->
     return 0.5 * (after - space.expected_log_density(point.gradient, point.parameters))
 
 
-def _summit(space: MomentSpace, point: Point, refused: Point, step: Floats) -> float:
-    """Return where along a refused step the objective is largest, as a share of the step.
+def _best_share(space: MomentSpace, point: Point, refused: Point, step: Floats) -> float:
+    """Return the share of a refused step at which the objective is largest.
 
-    By the cubic through both objectives and both slopes (Nocedal and Wright 2006, eq. 3.59), between `LEAST`
-    and `SHRINK`.
+    It is the maximum of the cubic through both objectives and both slopes (Nocedal and Wright 2006,
+    eq. 3.59), between `MIN_SHARE` and `MAX_SHARE`.
     """
     first, last = _slope(space, point, step), _slope(space, refused, step)
     bend = 3.0 * (point.objective - refused.objective) + first + last
     square = bend**2 - first * last
     if not (first > 0 and square >= 0 and math.isfinite(square)):
-        return SHRINK
+        return MAX_SHARE
     root = math.sqrt(square)
-    return min(max(1.0 - (root + bend - last) / (first - last + 2.0 * root), LEAST), SHRINK)
+    return min(max(1.0 - (root + bend - last) / (first - last + 2.0 * root), MIN_SHARE), MAX_SHARE)
 
 
 def _slope(space: MomentSpace, point: Point, step: Floats) -> float:
-    """Return by how much the objective rises at a point for each such step, by first order."""
+    """Return the first-order change of the objective at a point along a step."""
     there = MomentSpace(space.structure, point.parameters.means)
 
     def standard(moments: Floats) -> Floats:
@@ -394,8 +399,8 @@ def _slope(space: MomentSpace, point: Point, step: Floats) -> float:
     return float(standard(point.gradient) @ standard(step))
 
 
-def _about(space: MomentSpace, ascent: Ascent, origins: Floats) -> Ascent:
-    """Return the state with all moments about other origins."""
+def _with_origins(space: MomentSpace, ascent: Ascent, origins: Floats) -> Ascent:
+    """Return the same with all moments about other origins."""
 
     def moved(moments: Floats) -> Floats:
         return space.moved(moments, origins)
@@ -407,10 +412,10 @@ def _about(space: MomentSpace, ascent: Ascent, origins: Floats) -> Ascent:
     return replace(ascent, origins=origins, pairs=pairs, point=point)
 
 
-def _stepped(
+def _next_step(
     space: MomentSpace, ascent: Ascent, maximiser: Maximiser, plain: MixtureParameters, *, known: bool
-) -> Climb:
-    """Return the step from the accepted point; the gradient is unknown where its moments are not known."""
+) -> AcceleratedStep:
+    """Return the step from the accepted point; it is EM's if the gradient there is not known."""
     point = ascent.point
     assert point is not None
     gradient = point.gradient
@@ -419,9 +424,9 @@ def _stepped(
     standard = space.standardised(gradient, theta)
     own = float(np.linalg.norm(standard))
     gain = _decrement(space, point, plain) if known else math.nan
-    plainly = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain))
+    em_step = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain))
     if not known or not ascent.pairs:
-        return Climb(plainly, plain, True, gain)
+        return AcceleratedStep(em_step, plain, True, gain)
     steps = [pair.step for pair in ascent.pairs]
     decreases = [pair.decrease for pair in ascent.pairs]
     coefficients, slope = direction(
@@ -430,12 +435,12 @@ def _stepped(
         [space.standardised(decrease, theta) for decrease in decreases],
     )
     if not slope > 0:
-        return Climb(plainly, plain, True, gain)
+        return AcceleratedStep(em_step, plain, True, gain)
     step = np.tensordot(coefficients, np.array([gradient, *steps, *decreases]), axes=1)
     length = float(np.linalg.norm(space.standardised(step, theta)))
     share = min(1.0, max(ascent.radius, own) / length) if length > 0 else 1.0
     if share * length <= own * (1 + 1e-7):
-        return Climb(plainly, plain, True, max(gain, 0.5 * slope))
+        return AcceleratedStep(em_step, plain, True, max(gain, 0.5 * slope))
     for _ in range(HALVINGS):
         moments = point.moments + share * step
         produced = maximiser.extrapolated(space, moments)
@@ -443,7 +448,7 @@ def _stepped(
             break
         share *= 0.5
     else:
-        return Climb(plainly, plain, True, gain)
+        return AcceleratedStep(em_step, plain, True, gain)
     predicted = _decrement(space, point, produced)
     trial = Trial(moments, Kind.EXTRAPOLATED, share * length, predicted)
-    return Climb(replace(ascent, trial=trial), produced, True, max(gain, predicted / share))
+    return AcceleratedStep(replace(ascent, trial=trial), produced, True, max(gain, predicted / share))

@@ -1,4 +1,10 @@
-"""A whole fit: starts, which of them goes on, the best run."""
+"""A whole fit: its starts, which of them goes on, and the best run.
+
+A default fit of enough rows compares several starts on the smallest sample of the rows. A start makes up to
+16 iterations there, and is dropped after 4 if it can no longer reach the best one. The best start goes on
+over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is below the tolerance.
+Other fits make ``n_init`` whole runs, and the run with the highest final bound is the result.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +47,22 @@ from emtau_dask.process import threads_side_by_side
 from emtau_dask.settings import marginalises
 
 STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
-"""Iterations, at most, of each of several starts on the first sample before the best goes on."""
-HOPELESS_AFTER, HOPE = 4, 20.0
-"""After so many, a start is given up that so many of its estimated gaps would not bring to the best one."""
-SAME, SAME_SINGLE = 1e-9, 1e-6
-"""Starts whose bounds differ by less, relatively, are at one optimum: rounding does not choose among them.
-The second is for rows of float32."""
+"""Maximum iterations of a start on the first sample before starts are compared: of one that was not annealed,
+and of one that was."""
+MIN_ITERATIONS, MOST_GAPS = 4, 20.0
+"""After 4 iterations, a start is dropped if its bound plus 20 estimated gaps is below the best bound."""
+SAME_OPTIMUM, SAME_OPTIMUM_FLOAT32 = 1e-9, 1e-6
+"""Maximum relative difference of the bounds of two starts at the same optimum, so that rounding does not
+choose between them. The second is for rows of float32."""
 RELEASE_SECONDS = 5.0
-"""How long the end of a fit waits for workers to remove what they keep for it."""
+"""Maximum wait (seconds) at the end of a fit for workers to remove its cache."""
 
 
 @dataclass(frozen=True)
 class FitSources:
-    """What a fit reads, in the chunks of the rows. Given responsibilities replace every other start."""
+    """What a fit reads. Weights and responsibilities have the chunks of the rows; given responsibilities
+    replace every other start.
+    """
 
     rows: Source
     weights: Source | None = None
@@ -107,7 +116,7 @@ def fit(
     with lasting_threads(executor) as its_threads:
         problem = _problem_of(settings, sources, its_threads, replace(context, contents=journal.contents))
         settings = _with_large_samples(settings, problem)
-        fixed = _Fixed(problem, settings, sources.responsibilities, journal)
+        fixed = _Fit(problem, settings, sources.responsibilities, journal)
         state = journal.state
         with first_unusable_row_named(problem), journal.watched():
             while not state.finished:
@@ -136,8 +145,8 @@ def _problem_of(settings: EmSettings, sources: FitSources, executor: Executor, c
 
 
 @dataclass(frozen=True, eq=False)
-class _Fixed:
-    """What does not change in a fit."""
+class _Fit:
+    """What stays the same during a fit."""
 
     problem: Problem
     settings: EmSettings
@@ -145,22 +154,22 @@ class _Fixed:
     journal: Journal
 
     @property
-    def contested(self) -> bool:
-        """Whether several starts are compared on the first sample, of which the best goes on."""
+    def compares_starts(self) -> bool:
+        """Whether several starts are compared on the first sample, and only the best one goes on."""
         return len(self.settings.shares) > 0 and len(self.settings.seeds) > 1
 
     @property
     def same(self) -> float:
-        """Relative difference of bounds below which starts are at one optimum."""
-        return SAME_SINGLE if self.problem.rows.dtype == np.float32 else SAME
+        """Maximum relative difference of the bounds of two starts at the same optimum."""
+        return SAME_OPTIMUM_FLOAT32 if self.problem.rows.dtype == np.float32 else SAME_OPTIMUM
 
-    def contest_over(self, run: RunState) -> bool:
-        """Whether the starts made the iterations that a fit may make on samples: the best one goes on."""
+    def comparison_over(self, run: RunState) -> bool:
+        """Whether all iterations that a fit may make on samples are made, so that the best start goes on."""
         return run.iteration >= most_on_samples(self.settings.max_iter)
 
 
 def _with_large_samples(settings: EmSettings, problem: Problem) -> EmSettings:
-    """Return the settings without the samples that rows of weight 0 make much smaller than was planned."""
+    """Return the settings without samples that are too small because many rows have weight 0."""
     acceleration = settings.acceleration
     if acceleration is None or not settings.shares:
         return settings
@@ -170,7 +179,7 @@ def _with_large_samples(settings: EmSettings, problem: Problem) -> EmSettings:
     return replace(settings, acceleration=replace(acceleration, samples=samples))
 
 
-def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError) -> FitState:
+def _run_left_out(fixed: _Fit, state: FitState, error: SingularComponentError) -> FitState:
     """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
     n_runs = len(fixed.settings.seeds)
     if state.run == n_runs - 1 and state.best is None:
@@ -180,7 +189,7 @@ def _run_left_out(fixed: _Fixed, state: FitState, error: SingularComponentError)
     return _next_run(fixed, replace(state, left_out=(*state.left_out, message)), state.best)
 
 
-def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
+def _start(fixed: _Fit, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
     problem, settings = fixed.problem, fixed.settings
     acceleration = settings.acceleration
     if fixed.responsibilities is not None:
@@ -198,7 +207,7 @@ def _start(fixed: _Fixed, state: FitState, after: Callable[[KMeansProgress], Non
     return starting_parameters(problem, settings.given, statistics, settings.reg_covar)
 
 
-def _run_started(fixed: _Fixed, state: FitState) -> FitState:
+def _run_started(fixed: _Fit, state: FitState) -> FitState:
     """Return the state with a current run, whose Θ₀ is committed."""
     if state.current is not None:
         return state
@@ -210,8 +219,8 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
     parameters = _start(fixed, state, after)
     run = RunState(parameters, fixed.settings.previous_bound)
     if fixed.settings.acceleration is not None:
-        records = () if state.best is None or not fixed.contested else state.best.records
-        chosen = not fixed.contested
+        records = () if state.best is None or not fixed.compares_starts else state.best.records
+        chosen = not fixed.compares_starts
         annealed = fixed.settings.acceleration.annealed_passes(state.run)
         progress = Progress(
             Ascent(parameters.means), level_began=len(records), annealed_passes=annealed, chosen=chosen
@@ -222,7 +231,7 @@ def _run_started(fixed: _Fixed, state: FitState) -> FitState:
     return begun
 
 
-def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
+def _run_ended(fixed: _Fit, state: FitState) -> FitState:
     """Return the state after the current run: that before the next, or the finished one."""
     assert state.current is not None
     journal = fixed.journal
@@ -238,19 +247,19 @@ def _run_ended(fixed: _Fixed, state: FitState) -> FitState:
     def left(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
             return False
-        return fixed.contest_over(run) or _start_judged(run, iterations, state.best, fixed.same)
+        return fixed.comparison_over(run) or _start_done(run, iterations, state.best, fixed.same)
 
     ended = iterate(fixed.problem, state.current, fixed.settings, journal.writer, after, left)
-    if fixed.contested and ended.stop_reason is None:
-        return _next_run(fixed, state, _judged(ended, state.best, fixed.same))
-    if fixed.contested:
+    if fixed.compares_starts and ended.stop_reason is None:
+        return _next_run(fixed, state, _better_start(ended, state.best, fixed.same))
+    if fixed.compares_starts:
         return replace(state, start=None, current=ended, best=None, finished=True)
     best = state.best
     return _next_run(fixed, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
 
 
-def _judged(run: RunState, best: RunState | None, same: float) -> RunState:
-    """Return the better of two starts by their last bounds on the first sample, with the records of both."""
+def _better_start(run: RunState, best: RunState | None, same: float) -> RunState:
+    """Return the better of two starts by their bounds on the first sample, with the records of both."""
     assert run.progress is not None
     made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
     bounds = [record.lower_bound for record in made if record.accepted]
@@ -261,8 +270,8 @@ def _judged(run: RunState, best: RunState | None, same: float) -> RunState:
     return replace(run, bound=bound if math.isfinite(bound) else None)
 
 
-def _start_judged(run: RunState, iterations: int, best: RunState | None, same: float) -> bool:
-    """Return whether a start has gone far enough on its sample to be compared, or cannot reach the best."""
+def _start_done(run: RunState, iterations: int, best: RunState | None, same: float) -> bool:
+    """Return whether a start has made its iterations on the first sample, or can no longer reach the best."""
     progress = run.progress
     assert progress is not None
     if progress.annealed_passes:
@@ -270,19 +279,19 @@ def _start_judged(run: RunState, iterations: int, best: RunState | None, same: f
     made = len(run.records) - progress.level_began
     if progress.level > 0 or made >= iterations:
         return True
-    if made < HOPELESS_AFTER or best is None or best.bound is None:
+    if made < MIN_ITERATIONS or best is None or best.bound is None:
         return False
     last = run.records[-1]
-    return last.accepted and last.lower_bound + HOPE * last.gap < best.bound - same * max(
+    return last.accepted and last.lower_bound + MOST_GAPS * last.gap < best.bound - same * max(
         1.0, abs(best.bound)
     )
 
 
-def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState:
-    cut = fixed.contested and best is not None and fixed.contest_over(best)
+def _next_run(fixed: _Fit, state: FitState, best: RunState | None) -> FitState:
+    cut = fixed.compares_starts and best is not None and fixed.comparison_over(best)
     if state.run + 1 < len(fixed.settings.seeds) and not cut:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
-    if fixed.contested and best is not None and best.progress is not None:
+    if fixed.compares_starts and best is not None and best.progress is not None:
         progress = replace(best.progress, chosen=True, level_began=len(best.records))
         chosen = replace(best, bound=fixed.settings.previous_bound, progress=progress)
         return replace(state, start=None, current=chosen, best=None)
@@ -291,10 +300,10 @@ def _next_run(fixed: _Fixed, state: FitState, best: RunState | None) -> FitState
 
 @contextmanager
 def open_context(executor: Executor, observer: FitObserver, cache_bytes: int = 0) -> Iterator[Context]:
-    """Open the context of a fit: BLAS is limited to one thread, and active rows are cached between passes.
+    """Open the context of a fit: BLAS has one thread, and active rows are cached between passes.
 
-    At the end the limit and all caches, those of workers too, are removed. ``cache_bytes`` are those that
-    each process may keep in memory, 0 for no cache.
+    Both end with the context, on workers too. Each process may cache ``cache_bytes`` in memory; 0 caches
+    nothing.
     """
     with (
         interruptible(),
@@ -306,9 +315,10 @@ def open_context(executor: Executor, observer: FitObserver, cache_bytes: int = 0
 
 @contextmanager
 def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
-    """Open a cache of active rows and row state, None where ``limit`` is 0.
+    """Open a cache of active rows and row state.
 
-    Also None for a pool of processes: they may end with a pass, and cannot be notified of the fit's end.
+    There is none if ``limit`` is 0, or for a pool of processes: these may end with a pass, and nothing tells
+    them that the fit has ended.
     """
     client = executor.client
     if not limit or (client is None and not executor.in_process):
@@ -324,7 +334,7 @@ def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
 
 
 def _release_on(client: Any, token: str) -> None:
-    """Let workers remove their caches; one that does not answer removes them in a later fit."""
+    """Let workers remove their caches. A worker that does not answer removes them in a later fit."""
 
     def tell() -> None:
         with suppress(Exception):

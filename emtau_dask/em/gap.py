@@ -1,9 +1,9 @@
-"""How far below a maximum an objective is, by its curvature in all directions that matter.
+"""The gap: how far the objective is below its maximum, measured by the Newton decrement.
 
-The Newton decrement is half of ``gᵀ H⁻¹ g`` for the gradient g and H = I − J, where J is the Jacobian of EM's
-map. Conjugate gradients (Hestenes and Stiefel 1952) solve with H, which is symmetric in the metric of the
-complete data, and need only its products with vectors. Where H is not positive definite the point is near a
-saddle, and nothing local says how far the objective will rise.
+The Newton decrement is half of ``gᵀ H⁻¹ g`` for the gradient g and H = I − J, where J is the Jacobian of the
+EM map. H is symmetric in the metric of the complete data, so conjugate gradients (Hestenes and Stiefel 1952)
+solve with it and need only its products with vectors. If H is not positive definite, the point is near a
+saddle, and its neighbourhood does not tell how far the objective will rise.
 """
 
 from __future__ import annotations
@@ -27,30 +27,32 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import DOUBLE
 from emtau_dask.mixture.statistics import SufficientStatistics
 
-SPREAD = 0.1
-"""The gradients of the components are scaled by factors that differ by so much from 1. Where two components
-coincide, their gradients are the same, and no product with H would show that they part."""
-SETTLED = 0.25
-"""The products end where what may be missing is this part of the decrement."""
+GRADIENT_SPREAD = 0.1
+"""Each component's gradient is scaled by a factor within 0.1 of 1. Without that, two equal components have
+equal gradients, and no product with H would show that they can part."""
+MAX_MISSING = 0.25
+"""Maximum missing part of the decrement at which the products end."""
 HALVINGS = 20
-LEAST_PRODUCTS, MOST_PRODUCTS = 8, 32
-LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS = 4, 16
-"""Passes by which a gap is measured, over rows that stand for all and over all rows."""
-LESS = 10.0
-"""A gap that was found to be too large is measured again once the estimate is a tenth of what it was. Once an
-estimate is ten times the tolerance, the next is measured as at first."""
+MIN_PRODUCTS, MAX_PRODUCTS = 8, 32
+MIN_FULL_PRODUCTS, MAX_FULL_PRODUCTS = 4, 16
+"""Minimum and maximum products, of a pass each, by which a gap is measured: over weighted active rows, and
+over all rows."""
+REMEASURE = 10.0
+"""A gap that was too large is measured again when its estimate is 10 times smaller. When an estimate is 10
+times the tolerance, that condition is dropped."""
 
 
 class Decrement(NamedTuple):
-    """An estimated gap, nats per row; NaN where H is not positive definite.
+    """A measured gap, nats per row; NaN if H is not positive definite.
 
     Attributes
     ----------
     gap : float
         The geometric mean of what the products found and of ``most``.
     most : float
-        What they found and what they may have missed.
+        The sum of what the products found and of what they may have missed.
     products : int
+        Products that were made.
     """
 
     gap: float
@@ -63,8 +65,8 @@ def newton_decrement(
 ) -> Decrement:
     """Return the Newton decrement at a point.
 
-    What its products may have missed is half of ``|r|² / λ`` for the residual r and the smallest eigenvalue λ
-    of H, for which the smallest Ritz value stands.
+    The products may have missed half of ``|r|² / λ`` for the residual r and the smallest eigenvalue λ of H,
+    which the smallest Ritz value approximates.
 
     Parameters
     ----------
@@ -74,13 +76,13 @@ def newton_decrement(
     jacobian : callable (ndarray) -> ndarray
         The product of J with moments.
     least, most : int
-        Products of H, at least and at most.
+        Minimum and maximum number of products.
     """
 
     def standard(moments: Floats) -> Floats:
         return space.standardised(moments, point.parameters)
 
-    residual = _spread(space, point.gradient)
+    residual = _spread_gradients(space, point.gradient)
     step = residual
     square = _square(standard(residual))
     if square == 0:
@@ -102,7 +104,7 @@ def newton_decrement(
         residual = residual - length * product
         before, square = square, _square(standard(residual))
         missing = 0.5 * square / smallest
-        if square == 0 or (made >= least and missing <= SETTLED * decrement):
+        if square == 0 or (made >= least and missing <= MAX_MISSING * decrement):
             break
         ratio = square / before
         shift = ratio / length
@@ -120,10 +122,10 @@ def jacobian_of(
     response: Callable[[MixtureParameters], Floats | None],
     width: float,
 ) -> Callable[[Floats], Floats]:
-    """Return the products of J with moments other than 0, as differences over a step of length ``width``.
+    """Return the product of J with nonzero moments: a finite difference over a step of length ``width``.
 
-    ``response`` returns the moments of the rows under given parameters, None where there are none, and
-    ``here`` are those at the point. Of both, the part may be left out that hardly depends on parameters.
+    ``response`` returns the moments of the rows under given parameters, or None if there are none. ``here``
+    are those at the point. Terms that hardly depend on the parameters may be omitted from both.
     """
 
     def product(moments: Floats) -> Floats:
@@ -147,11 +149,11 @@ class Measured(NamedTuple):
     ----------
     state : RunState
     gap : float
-        NaN near a saddle: nothing local says how far the bound will rise.
+        Nats per row; NaN near a saddle.
     ends : bool
         Whether the gap may end the run.
     rows, bytes_read : int
-        What was scored and read to measure it.
+        Rows scored and bytes read to measure it.
     """
 
     state: RunState
@@ -172,10 +174,10 @@ def gap_measured(
 ) -> Measured:
     """Measure the gap after an accepted full pass whose estimated ``gap`` would end the run.
 
-    It is the Newton decrement, by passes over the rows that the pass left active where they stand for all.
-    The run does not end where these show that it is near a saddle, or that the gap is not below the
-    tolerance. Later passes measure again once the estimate is a tenth, over all rows: so few rows may show a
-    saddle where there is none.
+    The gap is the Newton decrement. Its passes score the rows that the full pass left active if these carry
+    sampling weights, and all rows otherwise. The run does not end near a saddle, or if the measured gap is
+    not below the tolerance. Then a later pass measures again, over all rows, since a sample may show a saddle
+    that the data do not have.
     """
     progress = state.progress
     assert progress is not None
@@ -206,22 +208,22 @@ def gap_measured(
     dtype = DOUBLE if problem.missing else problem.rows.dtype
     width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
     products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
-    least, most = LEAST_FULL_PRODUCTS, MOST_FULL_PRODUCTS
+    least, most = MIN_FULL_PRODUCTS, MAX_FULL_PRODUCTS
     if few:
-        least, most = LEAST_PRODUCTS, MOST_PRODUCTS
+        least, most = MIN_PRODUCTS, MAX_PRODUCTS
     found = newton_decrement(space, point, products, least, most)
     ends = found.most < settings.gap_tol
     if not ends:
-        gap_margin = LESS * settings.gap_tol / gap
+        gap_margin = REMEASURE * settings.gap_tol / gap
         state = replace(state, progress=replace(progress, gap_margin=gap_margin, gap_of_all_rows=True))
     return Measured(state, found.gap, ends, rows, bytes_read)
 
 
 def gap_margin_reset(state: RunState, settings: EmSettings, gap: float) -> RunState:
-    """Return the state in which a gap is measured as at first, if the estimated ``gap`` has grown."""
+    """Return the state without a margin for the next measurement, if the estimated ``gap`` has grown."""
     progress = state.progress
     assert progress is not None
-    if progress.gap_margin == 1.0 or not gap >= LESS * settings.gap_tol:
+    if progress.gap_margin == 1.0 or not gap >= REMEASURE * settings.gap_tol:
         return state
     return replace(state, progress=replace(progress, gap_margin=1.0))
 
@@ -234,11 +236,11 @@ def _mean(space: MomentSpace, statistics: SufficientStatistics, weight: float) -
     return space.of(statistics) / weight
 
 
-def _spread(space: MomentSpace, gradient: Floats) -> Floats:
+def _spread_gradients(space: MomentSpace, gradient: Floats) -> Floats:
     result = gradient.copy()
     weights, firsts, seconds = space.split(result)
     middle = (len(weights) - 1) / 2
-    factors = 1.0 + SPREAD * (np.arange(len(weights)) - middle) / max(middle, 1.0)
+    factors = 1.0 + GRADIENT_SPREAD * (np.arange(len(weights)) - middle) / max(middle, 1.0)
     weights *= factors
     firsts *= factors[:, np.newaxis]
     if not space.structure.shared:

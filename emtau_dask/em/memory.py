@@ -32,21 +32,21 @@ PROCESS_BYTES = 300 * 10**6
 In a new environment it also compiles their modules to bytecode, which takes 15 MB.
 """
 COMPILER_BYTES = 150 * 10**6
-"""Numba and LLVM with what they compile, where a fit goes by compiled tiles."""
+"""Numba, LLVM and what they compile, if a fit uses compiled loops."""
 FLOAT = 8
 STATISTICS_KEPT = 32
 ROW_BYTES = 8 + 8 + 8 + 8 + 8 + 2
-"""Bytes of a row while its chunk is processed: positions twice, two values of evidence, weight, masks."""
+"""Bytes of a row while its chunk is processed: two positions, two scores, weight and masks."""
 STATE_COPIES, OBJECT_COPIES = 6, 4
 SAMPLE_COPIES = 6
 READING_SLACK = 2**22
-"""Bytes that a read of chunks of another length may take, beside those in proportion to its rows."""
+"""Bytes that a read may take in addition to those in proportion to its rows."""
 SHARE = 5
-"""By default rows and state may take a fifth of the memory."""
+"""Default share of the memory for cached rows and row state: one fifth."""
 LEAST_BYTES = 2**20
-"""They may take so much in any case. The rest goes to files, which need a cache too."""
+"""Minimum size of the cache (bytes). Rows that do not fit go to files, which need a cache too."""
 UNKNOWN_BYTES = 2**25
-"""They may take so much where the memory is not known: the cluster has no workers yet."""
+"""Size of the cache (bytes) if the memory is not known, because the cluster has no workers yet."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class FitDemand:
     Attributes
     ----------
     memory : int
-        Upper bound of the resident bytes of one process, without the tasks of
-        graph sources.
+        Upper bound of the resident bytes of one process, without the tasks of graph sources.
     largest_read : int
         Bytes that reading the longest chunk holds at once, of ``memory``.
     cache : int
@@ -71,8 +70,8 @@ class FitDemand:
     chunks : int
         Chunks that hold rows.
     complete : bool
-        Whether ``memory`` covers all: False for graph sources, whose own tasks
-        need an unknown amount.
+        Whether ``memory`` covers everything. It is False for graph sources, whose own tasks need an unknown
+        amount.
     """
 
     memory: int
@@ -159,10 +158,9 @@ def _memory(
 
 
 def largest_chunk(sources: Mapping[str, Source], outline: FitOutline, limit: int) -> int:
-    """Return how many rows a chunk, as stored and read, may have for a fit to stay within ``limit`` bytes.
+    """Return the maximum rows of a chunk with which a fit stays within ``limit`` bytes; 0 if there is none.
 
-    Lengths a twentieth apart are tried; 0 means that none fits. It is assumed that a read takes as many
-    bytes for each row as it does now.
+    Lengths that differ by a twentieth are tried. A read is assumed to take as many bytes per row as now.
     """
     longest = max(sources["X"].chunk_rows, default=0)
     reading = sum(_reading(source) for source in sources.values())
@@ -282,14 +280,14 @@ def _merges(leaves: set[tuple[int, int]]) -> int:
 def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: int) -> int:
     """Return the bytes that a process may keep, of ``memory`` bytes that it may use in all.
 
-    They are a fifth of them, or what the fit leaves by the prediction of its other needs.
+    They are a fifth of ``memory``, or less if the predicted other needs of the fit leave less.
 
     Parameters
     ----------
     sources : mapping of str to Source
         As for `demand`.
     outline : FitOutline
-        Whatever its ``cache_limit``.
+        Its ``cache_limit`` does not matter.
     memory : int
     """
     least = demand(sources, replace(outline, cache_limit=LEAST_BYTES))

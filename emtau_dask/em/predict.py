@@ -26,8 +26,8 @@ from emtau_dask.mixture.missing import Conditioning, Observed
 from emtau_dask.mixture.parameters import MixtureParameters
 
 RESULT_BYTES, MOST_BYTES = 2**26, 2**30
-"""Of the results of each pass that `score_rows` makes; and the most, where fewer chunks than workers would
-have so few."""
+"""Default and maximum size (bytes) of the results of one pass of `score_rows`. A pass has more than the
+default if there would be fewer chunks than workers."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _one_after_the_other(parts: Iterable[list[ChunkResults]]) -> list[ChunkResul
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Tells an observer of the chunks of passes that are parts of one."""
+    """Reports the chunks of several passes to an observer as those of one."""
 
     observer: PassObserver
 

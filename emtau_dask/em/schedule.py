@@ -1,6 +1,6 @@
-"""The steps of a run that is accelerated: on samples, on all rows, and in cycles of weighted passes.
+"""The steps of an accelerated run: on samples, on all rows, and in cycles of weighted passes.
 
-A gap that would end such a run is measured, by passes of their own (`em.gap`).
+Before a gap ends such a run it is measured, by extra passes (`em.gap`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from emtau_dask.em.acceleration import (
     REFUSABLE,
-    Climb,
+    AcceleratedStep,
     Kind,
     Maximiser,
     Trial,
+    accelerated_step,
     begin_cycle,
-    climb,
     end_cycle,
     rounding,
 )
@@ -35,21 +35,22 @@ from emtau_dask.em.sums import FrozenRows
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 
 LEVEL_GAP = 1e-3
-"""A sample is left once the estimated gap is this part of p/2n, what its sampling error costs."""
-LEVEL_ITERATIONS = 100
-"""A sample is left after so many iterations at the latest."""
-LEAST_DAMPING, MORE = 0.02, 4.0
-"""What follows a cycle that failed: damping of at least this, or four times as much."""
-CRAWLING = 0.5
-"""A cycle fails too if it gains more than this part of what the one before it gained."""
+"""A run leaves a sample when the estimated gap is below this part of p/2n, the cost of sampling error."""
+MAX_LEVEL_ITERATIONS = 100
+"""Maximum iterations on one sample."""
+MIN_DAMPING, DAMPING_GROWTH = 0.02, 4.0
+"""After a failed cycle, damping is multiplied by `DAMPING_GROWTH`, and is at least `MIN_DAMPING`."""
+SLOW_GAIN = 0.5
+"""A cycle also counts as failed if it gains more than this part of the gain of the cycle before it: then the
+run is slow, and cycles do not help."""
 
 
 @dataclass(frozen=True, eq=False)
 class AcceleratedSteps(EmSteps):
     """Quasi-Newton steps between the E-step and the M-step.
 
-    A run begins on samples, if the settings have some. Where the policy lets active rows stand for all, the
-    passes between two full ones are a cycle, which climbs the bound of these rows.
+    A run begins on samples, if the settings have some. If the policy gives active rows sampling weights, the
+    passes between two full ones are a cycle: they maximise the bound of the weighted rows.
     """
 
     acceleration: Acceleration
@@ -61,11 +62,11 @@ class AcceleratedSteps(EmSteps):
         return Maximiser(self.problem.structure, self.settings.reg_covar, threads, self.acceleration.memory)
 
     def begun(self, state: RunState) -> RunState:
-        """Return the state without samples, once half of the iterations are made."""
+        """Return the state; after half of `max_iter` the run leaves its samples."""
         progress, level = _progress(state), len(self.acceleration.samples.shares)
         if state.iteration < most_on_samples(self.settings.max_iter) or progress.level >= level:
             return state
-        ascent = progress.ascent.elsewhere()
+        ascent = progress.ascent.with_new_objective()
         left = replace(progress, level=level, level_began=state.iteration, annealed_passes=0, ascent=ascent)
         return replace(state, progress=left)
 
@@ -75,7 +76,7 @@ class AcceleratedSteps(EmSteps):
         Raises
         ------
         SingularComponentError
-            EM's own step led to a component that collapsed.
+            A component collapsed in an EM step.
         """
         progress = _progress(state)
         if this.sample is not None:
@@ -85,25 +86,24 @@ class AcceleratedSteps(EmSteps):
         if scored.sums.scored == self.problem.n_present:
             return self._after_full_pass(state, progress, scored)
         assert scored.plain is not None
-        ascent = replace(progress.ascent, trial=Trial()).elsewhere()
+        ascent = replace(progress.ascent, trial=Trial()).with_new_objective()
         state = replace(state, parameters=scored.plain, progress=replace(progress, ascent=ascent))
         return Step(state, True, math.nan)
 
     def gap(self, before: RunState, record: IterationRecord) -> float:
-        """Return the gap of the step; of a full pass, with what those before it say."""
+        """Return the estimated gap of the step; that of a full pass is corrected by those before it."""
         if record.full_pass and record.accepted:
             return corrected_gap(before.records, record.gap, record.lower_bound)
         return record.gap
 
     def comparable(self, record: IterationRecord) -> bool:
-        """Return whether the bound is that of all rows, at parameters that are kept."""
+        """Return whether the bound is of all rows, and of parameters that are kept."""
         return record.full_pass and record.accepted
 
     def cycle(self, state: RunState, gap: float) -> tuple[float, int]:
         """Return the gap with which a cycle began (NaN outside of cycles), and how many cycles failed.
 
-        The gap is what was estimated then, or, where that is less or unknown, what the cycle gained and the
-        ``gap`` that is left.
+        That gap is the smaller of its estimate and of the gain of the cycle so far plus the present ``gap``.
         """
         progress = _progress(state)
         cycle, now = progress.cycle, progress.ascent.point
@@ -119,7 +119,7 @@ class AcceleratedSteps(EmSteps):
     def verified(
         self, state: RunState, record: IterationRecord, scored: Scored, writer: Writer, *, ends: bool
     ) -> Verified:
-        """Measure the gap that would end the run; the record has it, and the work of measuring."""
+        """Return the state and the record with the measured gap, if the estimated one would end the run."""
         if not (record.full_pass and record.accepted):
             return Verified(state, record, False)
         state = gap_margin_reset(state, self.settings, record.gap)
@@ -137,9 +137,9 @@ class AcceleratedSteps(EmSteps):
         return Verified(found.state, record, found.ends)
 
     def onwards(self, state: RunState, scored: Scored, gap: float) -> RunState:
-        """Return the state at the parameters that are scored next, by the objective of the rows that are.
+        """Return the state with the parameters for the next pass, whose rows the policy has chosen.
 
-        Before the end these are EM's own step from the last accepted point of all rows: it is never worse.
+        For the last pass they are the EM step from the last accepted point of all rows, which is never worse.
         """
         progress, max_iter = _progress(state), self.settings.max_iter
         if state.stop_reason is not None or state.iteration >= max_iter:
@@ -157,13 +157,15 @@ class AcceleratedSteps(EmSteps):
             return state
         return self._without_extrapolation(state, progress)
 
-    def _climb(self, state: RunState, progress: Progress, objective: float, scored: Scored) -> Climb:
-        return climb(
+    def _accelerated(
+        self, state: RunState, progress: Progress, objective: float, scored: Scored
+    ) -> AcceleratedStep:
+        return accelerated_step(
             progress.ascent, self.maximiser, state.parameters, objective, scored.statistics, scored.plain
         )
 
     def _after_sample(self, state: RunState, progress: Progress, scored: Scored) -> Step:
-        """Where the sample determines no mixture, or has little left to gain, the next one follows."""
+        """Return the step after a pass over a sample; go to the next sample if little is left to gain."""
         if scored.weight > 0:
             progress = replace(progress, uncertainty=scored.sums.uncertainty / scored.weight)
         if progress.annealed_passes and scored.plain is not None:
@@ -171,47 +173,47 @@ class AcceleratedSteps(EmSteps):
                 progress, annealed_passes=progress.annealed_passes - 1, level_began=state.iteration + 1
             )
             return Step(replace(state, parameters=scored.plain, progress=cooler), True, math.nan)
-        step = self._climb(state, progress, scored.bound, scored)
+        step = self._accelerated(state, progress, scored.bound, scored)
         progress = replace(progress, ascent=step.ascent)
         stuck = not step.accepted and math.isnan(step.gap)
         made = state.iteration + 1 - progress.level_began
         close = step.gap < LEVEL_GAP * sampling_gap(self.problem, max(scored.sums.scored, 1)) and made > 1
-        if stuck or close or made >= LEVEL_ITERATIONS:
+        if stuck or close or made >= MAX_LEVEL_ITERATIONS:
             progress = replace(
                 progress,
                 level=progress.level + 1,
                 level_began=state.iteration + 1,
                 annealed_passes=0,
-                ascent=step.ascent.elsewhere(),
+                ascent=step.ascent.with_new_objective(),
             )
-        return _taken(state, progress, step)
+        return _step_to(state, progress, step)
 
     def _after_full_pass(self, state: RunState, progress: Progress, scored: Scored) -> Step:
         trial = progress.ascent.trial
         if scored.collapse is not None and trial.kind not in REFUSABLE:
             raise scored.collapse
-        step = self._climb(state, progress, scored.bound, scored)
+        step = self._accelerated(state, progress, scored.bound, scored)
         progress = replace(progress, ascent=step.ascent, uncertainty=scored.sums.uncertainty / scored.weight)
         if trial.kind is Kind.CYCLE and not step.accepted:
-            progress = _failed(progress)
-        elif trial.kind is Kind.CYCLE and _crawls(state.records, scored.bound):
+            progress = _with_failed_cycle(progress)
+        elif trial.kind is Kind.CYCLE and _gains_slowly(state.records, scored.bound):
             progress = replace(progress, failed_cycles=progress.failed_cycles + 1)
-        return _taken(state, progress, step)
+        return _step_to(state, progress, step)
 
     def _after_weighted_pass(self, state: RunState, progress: Progress, cycle: Cycle, scored: Scored) -> Step:
-        step = self._climb(state, progress, scored.bound / (1.0 + progress.damping), scored)
+        step = self._accelerated(state, progress, scored.bound / (1.0 + progress.damping), scored)
         if scored.leaving is not None:
-            change = _signed(scored, state.parameters)
+            change = _held_moments(scored, state.parameters)
             cycle = replace(cycle, held=cycle.held.plus(change, 1.0, self.problem.structure))
-        return _taken(state, replace(progress, ascent=step.ascent, cycle=cycle), step)
+        return _step_to(state, replace(progress, ascent=step.ascent, cycle=cycle), step)
 
     def _cycle_begun(self, state: RunState, progress: Progress, scored: Scored, gap: float) -> RunState:
-        """Return the state before the first pass over the rows that a full pass left active."""
+        """Return the state before the first weighted pass over the rows that a full pass left active."""
         outer, damping = progress.ascent, progress.damping
         point = outer.point
         assert point is not None
         structure = self.problem.structure
-        held = _signed(scored, point.parameters)
+        held = _held_moments(scored, point.parameters)
         if damping > 0:
             space = MomentSpace(structure, outer.origins)
             expected = space.expected_log_density(point.moments, point.parameters)
@@ -222,11 +224,11 @@ class AcceleratedSteps(EmSteps):
         return replace(state, parameters=step.parameters, progress=progress)
 
     def _cycle_ended(self, state: RunState, progress: Progress, cycle: Cycle) -> RunState:
-        """Return the state before all rows are scored at the parameters that weighted passes led to."""
+        """Return the state before the full pass at the parameters that weighted passes reached."""
         step = end_cycle(progress.ascent, cycle.outer, self.maximiser, state.parameters, progress.damping)
         progress = replace(progress, ascent=step.ascent, cycle=None)
         if step.ascent.trial.kind is not Kind.CYCLE:
-            progress = _failed(progress)
+            progress = _with_failed_cycle(progress)
         return replace(state, parameters=step.parameters, progress=progress)
 
     def _without_extrapolation(self, state: RunState, progress: Progress) -> RunState:
@@ -242,30 +244,30 @@ class AcceleratedSteps(EmSteps):
 
 
 def sampling_gap(problem: Problem, n_rows: float) -> float:
-    """Return ``p/2n``: what the sampling error of n rows costs in likelihood, nats per row."""
+    """Return ``p/2n``, the cost of the sampling error of n rows in log-likelihood, nats per row."""
     p = free_parameters(problem.structure, problem.n_components, problem.n_features)
     return p / (2.0 * n_rows)
 
 
-def _taken(state: RunState, progress: Progress, step: Climb) -> Step:
+def _step_to(state: RunState, progress: Progress, step: AcceleratedStep) -> Step:
     return Step(replace(state, parameters=step.parameters, progress=progress), step.accepted, step.gap)
 
 
-def _crawls(records: Sequence[IterationRecord], bound: float) -> bool:
-    """Return whether the bounds of full passes rise slowly, but steadily: by steps that hardly fall."""
+def _gains_slowly(records: Sequence[IterationRecord], bound: float) -> bool:
+    """Return whether the bounds of full passes rise slowly: a gain is about as large as the one before."""
     kept = [record.lower_bound for record in records if record.full_pass and record.accepted]
     if len(kept) < 2:
         return False
     gain, gain_before = bound - kept[-1], kept[-1] - kept[-2]
-    return gain > max(CRAWLING * gain_before, rounding(bound))
+    return gain > max(SLOW_GAIN * gain_before, rounding(bound))
 
 
-def _failed(progress: Progress) -> Progress:
-    damping = max(MORE * progress.damping, LEAST_DAMPING)
+def _with_failed_cycle(progress: Progress) -> Progress:
+    damping = max(DAMPING_GROWTH * progress.damping, MIN_DAMPING)
     return replace(progress, damping=damping, failed_cycles=progress.failed_cycles + 1)
 
 
-def _signed(scored: Scored, parameters: MixtureParameters) -> HeldMoments:
+def _held_moments(scored: Scored, parameters: MixtureParameters) -> HeldMoments:
     space = MomentSpace(parameters.structure, parameters.means)
 
     def moments(part: FrozenRows | None) -> HeldMoments:

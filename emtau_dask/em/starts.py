@@ -216,12 +216,18 @@ def complete_problem(problem: Problem, seed: int) -> Problem:
         There are too few such rows among those that are sampled.
     """
     sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
-    complete = np.flatnonzero(np.isfinite(sample.rows).all(axis=1))
+    known = np.isfinite(sample.rows)
+    complete = np.flatnonzero(known.all(axis=1))
     if len(complete) < problem.n_components:
+        shares = known.mean(axis=0)
+        rarest = int(shares.argmin())
+        found = f"of {len(sample.rows):,} sampled rows only {len(complete):,} have all features"
+        if shares[rarest] == 0:
+            raise InvalidDataError(f"{found}, and none has feature {rarest}. Leave that feature out.")
         raise InvalidDataError(
-            f"of {len(sample.rows):,} sampled rows only {len(complete):,} have all features, fewer than the "
-            f"{problem.n_components} components. Give weights_init, means_init and precisions_init, or "
-            "warm_start from another fit."
+            f"{found}, fewer than the {problem.n_components} components; feature {rarest} is known in "
+            f"{shares[rarest]:.1%} of them. Leave such features out, or give weights_init, means_init and "
+            "precisions_init, or warm_start from another fit."
         )
     return _in_memory(problem, sample.rows[complete], sample.weights[complete])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,8 @@ from emtau_dask.data.zarr_arrays import group_source
 from emtau_dask.em.fit import FitSources
 from emtau_dask.em.problem import check_counts
 from emtau_dask.em.starts import check_responsibilities_shape
-from emtau_dask.errors import ConfigError, InvalidDataError, InvalidDtypeError, cause_of, short
+from emtau_dask.errors import ConfigError, InvalidDataError, short
+from emtau_dask.estimator.dtypes import check_names_differ, check_real_numbers, errors_named
 from emtau_dask.execution.workers import resident, shared_source
 from emtau_dask.settings import Settings
 from emtau_dask.storage.locations import paths_at
@@ -87,59 +87,40 @@ def _checked_columns(columns: Any) -> list[str]:
 
 
 def _opened(data: Any) -> Any:
-    """Open a zarr group or a dask dataframe; return anything else as it is."""
+    """Open a zarr group or a dask dataframe; return anything else as it is.
+
+    Raises `InvalidDtypeError` for a dataframe with a column of no real numbers.
+    """
     if isinstance(data, zarr.Group):
         return group_source(data, None, str(data.store_path))
-    return data.to_dask_array() if hasattr(data, "to_dask_array") else data
+    if not hasattr(data, "to_dask_array"):
+        return data
+    check_real_numbers(data, "X")
+    kinds = [dtype for dtype in getattr(data, "dtypes", ()) if isinstance(dtype, np.dtype)]
+    if {dtype.kind == "b" for dtype in kinds} == {True, False}:
+        data = data.astype(np.result_type(*kinds))  # pandas would make objects of them.
+    return data.to_dask_array()
 
 
 def _feature_names(data: Any, opened: Any) -> list[str] | None:
     if isinstance(opened, RangeSource):
         return None if opened.names is None else list(opened.names)
     names = [str(name) for name in getattr(data, "columns", ())]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InvalidDataError(f"X has several columns {short(min(twice))}; give each a name of its own.")
+    check_names_differ(names)
     return names or None
 
 
-@contextmanager
-def _as_invalid_data(what: str) -> Iterator[None]:
-    """Raise scikit-learn's errors as errors of the package that begin with ``what``."""
-    try:
-        yield
-    except TypeError as error:
-        raise InvalidDtypeError(f"{what}: {error}") from cause_of(error)
-    except ValueError as error:
-        raise InvalidDataError(f"{what}: {error}") from cause_of(error)
-    except OverflowError as error:
-        raise InvalidDataError(f"{what}: {error}. Remove or scale such values.") from error
-
-
 def _refuse_kinds(data: Any, what: str) -> None:
-    """Refuse what scikit-learn would silently convert to numbers: strings, dates, records.
-
-    Also refuse, with a way out, iterators and frames that polars has not computed yet.
-    """
+    """Refuse iterators, masked arrays, and what scikit-learn would silently convert to numbers."""
     if isinstance(data, Iterator):
         raise InvalidDataError(
             f"{what} is a {type(data).__name__}, whose rows can be read only once, but a fit reads them many "
             f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
             "path of stored rows."
         )
-    polars = sys.modules.get("polars")  # Data of it exist only where it has been imported.
-    if polars is not None and isinstance(data, polars.LazyFrame):
-        raise InvalidDataError(
-            f"{what} is a polars LazyFrame, which has not been computed. Give {what}.collect(), or for more "
-            f"than fits in memory the path of a file that {what}.sink_parquet(path) wrote."
-        )
     if isinstance(data, np.ma.MaskedArray):
         raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
-    if isinstance(data, (np.ndarray, list, tuple)):
-        with _as_invalid_data(what):
-            dtype = np.asarray(data).dtype
-        if dtype.kind in "USMmV":
-            check_dtype(dtype, what)
+    check_real_numbers(data, what)
 
 
 def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
@@ -156,7 +137,7 @@ def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
     is_array = type(data) in (np.ndarray, np.memmap) and data.ndim == 2
     plain = is_array and data.shape[1] and data.dtype.kind in "fiub"
     looked_at, dtypes = data[:1] if plain else data, [np.float64, np.float32]
-    with _as_invalid_data("X"):
+    with errors_named("X"):
         checked = validate_data(estimator, looked_at, reset=reset, dtype=dtypes, ensure_all_finite=False)
     return data if plain else checked
 
@@ -217,7 +198,7 @@ def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
     values = unlabelled(values)
     if not is_lazy(values):
         _refuse_kinds(values, what)
-        with _as_invalid_data(what):
+        with errors_named(what):
             values = check_array(
                 values,
                 dtype=[np.float64, np.float32],

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cython_blas, cython_lapack, lapack
 
-from emtau_dask.errors import SingularComponentError
+from emtau_dask.errors import REGULARISE, SingularComponentError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -42,6 +42,12 @@ FEW_FEATURES = 16
 """Up to so many features less one, loops over rows are faster than loops over the features of a row."""
 Routine = Callable[..., None]
 LOWER, LEFT, RIGHT, PLAIN, TRANSPOSED, ANY_DIAGONAL = b"L", b"L", b"R", b"N", b"T", b"N"
+FILL_VALUES = 1e15
+"""Minimum magnitude of numbers that are likely to stand for missing values, such as netCDF's 9.97e36."""
+NO_NUMBERS = (
+    "Numbers that large often stand for missing values: replace them by NaN (and set missing='marginalise'), "
+    "or leave out their rows."
+)
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
 INVERTED_AT_ONCE = 64
@@ -213,8 +219,9 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
         raise SingularComponentError(
             first + int(k),
             float(weights[k]),
-            f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, "
-            "what float64 can resolve there",
+            f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, what "
+            f"float64 can resolve at {means[k, j]:.6g}, where its rows are",
+            NO_NUMBERS if abs(means[k, j]) >= FILL_VALUES else REGULARISE,
         )
 
 

@@ -82,6 +82,9 @@ def free_parameters(structure: CovarianceStructure, n_components: int, n_feature
     return structure.n_parameters(n_components, n_features) + n_components * (n_features + 1) - 1
 
 
+FEWER = "Try to decrease the number of components, or other starts (init_params, n_init, random_state)."
+
+
 def m_step(
     statistics: SufficientStatistics, structure: CovarianceStructure, reg_covar: float, threads: int = 1
 ) -> MixtureParameters:
@@ -111,7 +114,7 @@ def m_step(
     empty = ~(weights > total * np.finfo(np.float64).tiny)
     if empty.any():
         k = int(np.argmax(empty))
-        raise SingularComponentError(k, float(weights[k]), "no row is left in it")
+        raise SingularComponentError(k, float(weights[k]), "no row is left in it", FEWER)
     means = statistics.means
     K, d = means.shape
     if structure.by_threads is not None and threads > 1 and K * d**3 >= THREADED:

@@ -66,6 +66,11 @@ def opened_regular(path: str | Path) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
+def with_home(path: str) -> str:
+    """Return a path with ``~`` or ``~user`` at its beginning replaced, if there is such a user."""
+    return os.path.expanduser(path)  # noqa: PTH111  # Path's raises for an unknown user.
+
+
 def check_regular(path: str | Path) -> int:
     """Return the size of a file in bytes; raises as `opened_regular` does."""
     with opened_regular(path) as (_, size):

@@ -405,7 +405,7 @@ def object_store(where: object) -> ObjectStore:
     if isinstance(where, ObjectStore) and not isinstance(where, type):
         return where
     if isinstance(where, Path):
-        return LocalObjects(str(where.absolute()))
+        where = str(where)
     if isinstance(where, str) and where:
         where = plain_path(where)
         return _at(where) if "://" in where else LocalObjects(str(Path(where).absolute()))

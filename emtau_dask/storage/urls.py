@@ -38,6 +38,7 @@ from emtau_dask.storage.errors import (
     is_unreachable,
     read_errors,
 )
+from emtau_dask.storage.files import with_home
 
 S3, GS, HTTP = ("s3", "s3a"), ("gs", "gcs"), ("http", "https")
 EXTRAS = {**dict.fromkeys(S3, "s3"), **dict.fromkeys(GS, "gs")}
@@ -62,10 +63,10 @@ def is_url(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Return the local path that a ``file://`` URL means; anything else as it is."""
+    """Return the local path that a ``file://`` URL means, or one with ``~``; anything else as it is."""
     if path.startswith(("file://", "local://")):
         return str(LocalFileSystem._strip_protocol(path))
-    return path
+    return with_home(path)
 
 
 def suffix_of(path: str) -> str:

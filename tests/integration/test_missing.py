@@ -166,7 +166,9 @@ class TestFit:
     def test_too_few_complete_rows_for_a_start(self):
         rows = ROWS.copy()
         rows[:, 0], rows[5:, 1] = np.nan, rows[5:, 1]
-        with pytest.raises(InvalidDataError, match=r"only 0 have all features.*Give weights_init"):
+        with pytest.raises(
+            InvalidDataError, match=r"only 0 have all features, and none has feature 0\. Leave that"
+        ):
             mixture().fit(rows)
         assert np.isfinite(stepwise(X=rows).means_[:, 1:]).all()
 

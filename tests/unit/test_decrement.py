@@ -82,7 +82,7 @@ def near():
 
 @STRUCTURES
 def test_near_a_maximum_it_is_the_distance_of_the_objective(covariance_type, near, monkeypatch):
-    monkeypatch.setattr(decrement, "SPREAD", 0.0)
+    monkeypatch.setattr(decrement, "GRADIENT_SPREAD", 0.0)
     statistics, gap = near(covariance_type)
     measured = Measuring(statistics, structure_named(covariance_type)).found()
     assert measured.gap == pytest.approx(gap, rel=0.03)
@@ -136,7 +136,7 @@ def test_near_a_saddle_there_is_none():
 
 
 def test_a_gradient_that_is_the_same_for_both_components_would_not_show_the_saddle(monkeypatch):
-    monkeypatch.setattr(decrement, "SPREAD", 0.0)
+    monkeypatch.setattr(decrement, "GRADIENT_SPREAD", 0.0)
     assert coincident().found(4, 4).gap < 1e-2
 
 

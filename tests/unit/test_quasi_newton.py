@@ -13,14 +13,14 @@ from scipy import optimize
 from tiers import exhaustive_but
 
 from emtau_dask.em.acceleration import (
-    LEAST_CURVATURE,
+    MIN_CURVATURE,
     Ascent,
     Kind,
     Maximiser,
     Pair,
     Trial,
+    accelerated_step,
     begin_cycle,
-    climb,
     direction,
     end_cycle,
     memory_for,
@@ -51,8 +51,8 @@ def scored(parameters, maximiser, rows=ROWS):
     return float(naive.log_likelihoods(rows, theta).mean()), statistics, plain
 
 
-class Climber:
-    """A climb, step by step; ``steps`` has a `Climb` each, ``objectives`` those that were scored."""
+class Run:
+    """A run, step by step: ``steps`` has each `AcceleratedStep`, ``objectives`` those that were scored."""
 
     def __init__(self, parameters, memory=10, reg_covar=0.0):
         self.maximiser = Maximiser(parameters.structure, reg_covar, 1, memory)
@@ -60,7 +60,7 @@ class Climber:
         self.steps, self.objectives, self.trials = [], [], []
 
     def step(self, objective=None, **changes):
-        """Score and climb; an ``objective`` or other arguments take the place of the real ones."""
+        """Score and step; an ``objective`` or other arguments take the place of the real ones."""
         found, statistics, plain = scored(self.parameters, self.maximiser)
         arguments = {"objective": found if objective is None else objective} | {
             "statistics": statistics,
@@ -68,14 +68,14 @@ class Climber:
         }
         arguments |= changes
         self.trials.append(self.ascent.trial)
-        result = climb(self.ascent, self.maximiser, self.parameters, **arguments)
+        result = accelerated_step(self.ascent, self.maximiser, self.parameters, **arguments)
         self.objectives.append(arguments["objective"])
         self.steps.append(result)
         self.ascent, self.parameters = result.ascent, result.parameters
         return result
 
     def until(self, kind, most=30):
-        """Climb until such a step is scored next."""
+        """Go on until such a step is scored next."""
         for _ in range(most):
             if self.ascent.trial.kind is kind:
                 return self
@@ -105,7 +105,7 @@ class TestDirection:
     def dense(self, gradient, steps, decreases):
         inverse = np.eye(len(gradient))
         for s, y in zip(steps, decreases, strict=True):
-            if s @ y <= LEAST_CURVATURE * np.linalg.norm(s) * np.linalg.norm(y):
+            if s @ y <= MIN_CURVATURE * np.linalg.norm(s) * np.linalg.norm(y):
                 continue
             left = np.eye(len(s)) - np.outer(s, y) / (s @ y)
             inverse = left @ inverse @ left.T + np.outer(s, s) / (s @ y)
@@ -144,9 +144,9 @@ class TestDirection:
 @STRUCTURES
 def test_without_memory_the_steps_are_those_of_em(covariance_type):
     theta = theta_of(started(covariance_type))
-    climber = Climber(started(covariance_type), memory=0)
+    run = Run(started(covariance_type), memory=0)
     for _ in range(12):
-        step = climber.step()
+        step = run.step()
         theta = naive.m_step(ROWS, np.ones(len(ROWS)), naive.e_step(ROWS, theta), covariance_type, 0.0)
         found = theta_of(step.parameters)
         for name in ("weights", "means", "covariances"):
@@ -158,21 +158,21 @@ def test_without_memory_the_steps_are_those_of_em(covariance_type):
 
 @STRUCTURES
 def test_accepted_steps_never_lower_the_objective_and_end_where_em_ends_after_fewer(covariance_type):
-    climber = Climber(started(covariance_type)).taken(100)
-    kept = [value for value, step in zip(climber.objectives, climber.steps, strict=True) if step.accepted]
+    run = Run(started(covariance_type)).taken(100)
+    kept = [value for value, step in zip(run.objectives, run.steps, strict=True) if step.accepted]
     assert np.diff(kept).min() >= -1e-11
-    assert any(trial.kind is Kind.EXTRAPOLATED for trial in climber.trials)
-    plain = Climber(started(covariance_type), memory=0).taken(100)
+    assert any(trial.kind is Kind.EXTRAPOLATED for trial in run.trials)
+    plain = Run(started(covariance_type), memory=0).taken(100)
     assert kept[-1] >= plain.objectives[-1] - 1e-12
-    further = Climber(climber.ascent.point.parameters, memory=0).taken(100)
+    further = Run(run.ascent.point.parameters, memory=0).taken(100)
     assert further.objectives[-1] - kept[-1] <= 1e-9
 
 
 @STRUCTURES
 def test_the_gap_is_that_to_the_end_once_it_is_near(covariance_type):
-    climber = Climber(started(covariance_type)).taken(80)
-    end = max(climber.objectives)
-    for objective, step in zip(climber.objectives, climber.steps, strict=True):
+    run = Run(started(covariance_type)).taken(80)
+    end = max(run.objectives)
+    for objective, step in zip(run.objectives, run.steps, strict=True):
         gap = end - objective
         if step.accepted and 1e-9 < gap < 1e-6:
             assert gap / 30 <= step.gap <= 30 * gap
@@ -180,107 +180,107 @@ def test_the_gap_is_that_to_the_end_once_it_is_near(covariance_type):
 
 def test_what_is_climbed_stays_at_the_m_step_of_its_moments():
     """The trial's parameters are the M-step of its moments, whatever they were moved about."""
-    climber = Climber(started("full"))
+    run = Run(started("full"))
     for _ in range(25):
-        step = climber.step()
-        space = MomentSpace(climber.maximiser.structure, step.ascent.origins)
-        same(climber.maximiser.parameters(space, step.ascent.trial.moments), step.parameters, limit=1e-11)
-        if len(climber.steps) > 1:  # before, only what the point was given by is known
-            known = climber.maximiser.parameters(space, step.ascent.point.moments)
+        step = run.step()
+        space = MomentSpace(run.maximiser.structure, step.ascent.origins)
+        same(run.maximiser.parameters(space, step.ascent.trial.moments), step.parameters, limit=1e-11)
+        if len(run.steps) > 1:  # before, only what the point was given by is known
+            known = run.maximiser.parameters(space, step.ascent.point.moments)
             same(known, step.ascent.point.parameters, limit=1e-9)
 
 
 class TestRefusal:
     @pytest.fixture
-    def climber(self):
-        return Climber(started("full")).until(Kind.EXTRAPOLATED)
+    def run(self):
+        return Run(started("full")).until(Kind.EXTRAPOLATED)
 
     @pytest.mark.parametrize("objective", [-math.inf, math.nan, "lower"])
-    def test_a_fall_is_refused_and_the_next_step_is_shorter_from_the_same_point(self, climber, objective):
-        before = climber.ascent
+    def test_a_fall_is_refused_and_the_next_step_is_shorter_from_the_same_point(self, run, objective):
+        before = run.ascent
         if objective == "lower":
             objective = before.point.objective - 1e-9
-        step = climber.step(objective)
+        step = run.step(objective)
         assert not step.accepted
         assert step.ascent.point.parameters is before.point.parameters
         assert step.ascent.point.objective == before.point.objective
-        own = MomentSpace(climber.maximiser.structure, before.origins).standardised(
+        own = MomentSpace(run.maximiser.structure, before.origins).standardised(
             before.point.gradient, before.point.parameters
         )
         assert step.ascent.trial.length <= max(0.5 * before.trial.length, np.linalg.norm(own))
         assert step.ascent.radius == step.ascent.trial.length
 
     @pytest.mark.parametrize("times", [8.0, 16.0])
-    def test_the_shorter_step_goes_as_far_as_the_objective_rises(self, climber, times):
+    def test_the_shorter_step_goes_as_far_as_the_objective_rises(self, run, times):
         """Where that is, SciPy's search along the step says; the cubic is near it."""
-        climber.taken(6)
-        space, point = MomentSpace(climber.maximiser.structure, climber.ascent.origins), climber.ascent.point
-        step = times * (climber.ascent.trial.moments - point.moments)
+        run.taken(6)
+        space, point = MomentSpace(run.maximiser.structure, run.ascent.origins), run.ascent.point
+        step = times * (run.ascent.trial.moments - point.moments)
 
         def fall(share):
-            found = climber.maximiser.parameters(space, point.moments + share * step)
-            return -scored(found, climber.maximiser)[0]
+            found = run.maximiser.parameters(space, point.moments + share * step)
+            return -scored(found, run.maximiser)[0]
 
         best = optimize.minimize_scalar(fall, bounds=(0, 1), method="bounded", options={"xatol": 1e-6}).x
         assert best < 0.5
-        trial = Trial(point.moments + step, Kind.EXTRAPOLATED, times * climber.ascent.trial.length)
-        climber.ascent = replace(climber.ascent, trial=trial, pairs=())
-        climber.parameters = climber.maximiser.parameters(space, trial.moments)
-        shorter = climber.step().ascent.trial
+        trial = Trial(point.moments + step, Kind.EXTRAPOLATED, times * run.ascent.trial.length)
+        run.ascent = replace(run.ascent, trial=trial, pairs=())
+        run.parameters = run.maximiser.parameters(space, trial.moments)
+        shorter = run.step().ascent.trial
         assert shorter.kind is Kind.EXTRAPOLATED
         assert best / 1.5 < shorter.length / trial.length < best * 1.5
-        assert climber.step().accepted
+        assert run.step().accepted
 
-    def test_a_fall_by_rounding_alone_is_accepted(self, climber):
-        objective = climber.ascent.point.objective
-        assert climber.step(objective - 1e-14 * abs(objective)).accepted
+    def test_a_fall_by_rounding_alone_is_accepted(self, run):
+        objective = run.ascent.point.objective
+        assert run.step(objective - 1e-14 * abs(objective)).accepted
 
-    def test_what_a_refused_step_found_is_learnt(self, climber):
-        before = climber.ascent
-        step = climber.step(before.point.objective - 1.0)
+    def test_what_a_refused_step_found_is_learnt(self, run):
+        before = run.ascent
+        step = run.step(before.point.objective - 1.0)
         assert step.ascent.pairs[:-1] == before.pairs
         learnt = step.ascent.pairs[-1]
         np.testing.assert_array_equal(learnt.step, before.trial.moments - before.point.moments)
 
-    def test_refused_again_and_again_it_comes_to_ems_own_step_which_is_accepted(self, climber):
-        point = climber.ascent.point
+    def test_refused_again_and_again_it_comes_to_ems_own_step_which_is_accepted(self, run):
+        point = run.ascent.point
         for _ in range(60):
-            if climber.ascent.trial.kind is Kind.PLAIN:
+            if run.ascent.trial.kind is Kind.PLAIN:
                 break
-            assert not climber.step(point.objective - 1.0).accepted
-        assert climber.ascent.trial.kind is Kind.PLAIN
-        space = MomentSpace(climber.maximiser.structure, climber.ascent.origins)
-        same(climber.parameters, climber.maximiser.parameters(space, point.response))
-        assert climber.step(point.objective - 5.0).accepted
+            assert not run.step(point.objective - 1.0).accepted
+        assert run.ascent.trial.kind is Kind.PLAIN
+        space = MomentSpace(run.maximiser.structure, run.ascent.origins)
+        same(run.parameters, run.maximiser.parameters(space, point.response))
+        assert run.step(point.objective - 5.0).accepted
 
     @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.GIVEN])
     def test_a_plain_step_is_accepted_however_much_it_loses(self, kind):
-        climber = Climber(started("full")).taken(3)
-        climber.ascent = replace(climber.ascent, trial=replace(climber.ascent.trial, kind=kind))
-        assert climber.step(climber.ascent.point.objective - 100.0).accepted
+        run = Run(started("full")).taken(3)
+        run.ascent = replace(run.ascent, trial=replace(run.ascent.trial, kind=kind))
+        assert run.step(run.ascent.point.objective - 100.0).accepted
 
-    def test_rows_that_determine_no_mixture_send_an_extrapolation_back(self, climber):
-        point = climber.ascent.point
-        step = climber.step(statistics=None, plain=None)
+    def test_rows_that_determine_no_mixture_send_an_extrapolation_back(self, run):
+        point = run.ascent.point
+        step = run.step(statistics=None, plain=None)
         assert not step.accepted
         assert step.ascent.point is point
         assert not math.isnan(step.gap)
 
     @pytest.mark.parametrize("at_the_start", [True, False])
     def test_after_a_plain_step_to_them_or_at_the_start_nothing_is_left_to_try(self, at_the_start):
-        climber = Climber(started("full"))
+        run = Run(started("full"))
         if not at_the_start:
-            climber.until(Kind.PLAIN)
-        before = climber.parameters if at_the_start else climber.ascent.point.parameters
-        step = climber.step(plain=None, **({"statistics": None} if at_the_start else {}))
+            run.until(Kind.PLAIN)
+        before = run.parameters if at_the_start else run.ascent.point.parameters
+        step = run.step(plain=None, **({"statistics": None} if at_the_start else {}))
         assert not step.accepted
         assert math.isnan(step.gap)
         assert step.parameters is before
 
-    def test_a_refused_cycle_is_followed_by_a_shorter_step_or_ems_own(self, climber):
-        climber.ascent = replace(climber.ascent, trial=replace(climber.ascent.trial, kind=Kind.CYCLE))
-        point, trial = climber.ascent.point, climber.ascent.trial
-        step = climber.step(point.objective - 1.0)
+    def test_a_refused_cycle_is_followed_by_a_shorter_step_or_ems_own(self, run):
+        run.ascent = replace(run.ascent, trial=replace(run.ascent.trial, kind=Kind.CYCLE))
+        point, trial = run.ascent.point, run.ascent.trial
+        step = run.step(point.objective - 1.0)
         assert not step.accepted
         assert step.ascent.trial.kind in (Kind.PLAIN, Kind.EXTRAPOLATED)
         assert step.ascent.trial.length < trial.length
@@ -290,26 +290,26 @@ class TestRefusal:
 class TestMemory:
     @pytest.mark.parametrize("memory", [1, 3])
     def test_no_more_pairs_are_kept_than_it_says_and_they_are_the_last(self, memory):
-        climber = Climber(started("full"), memory=memory)
+        run = Run(started("full"), memory=memory)
         for taken in range(1, 8):
-            before = climber.ascent
-            step = climber.step()
+            before = run.ascent
+            step = run.step()
             assert len(step.ascent.pairs) == min(memory, max(0, taken - 2))  # the first gradient is unknown
             if step.ascent.pairs:
-                space = MomentSpace(climber.maximiser.structure, before.origins)
+                space = MomentSpace(run.maximiser.structure, before.origins)
                 step_taken = space.moved(before.trial.moments - before.point.moments, step.ascent.origins)
                 np.testing.assert_allclose(step.ascent.pairs[-1].step, step_taken, rtol=1e-9, atol=1e-12)
 
     def test_pairs_are_a_step_and_the_gradients_decrease_along_it(self):
         """Both from E-steps at the two ends, with moments about the same origins."""
-        climber = Climber(started("full")).taken(4)
-        start = climber.ascent.point.parameters
-        end = climber.parameters
-        pair = climber.step().ascent.pairs[-1]
-        space = MomentSpace(climber.maximiser.structure, climber.ascent.origins)
+        run = Run(started("full")).taken(4)
+        start = run.ascent.point.parameters
+        end = run.parameters
+        pair = run.step().ascent.pairs[-1]
+        space = MomentSpace(run.maximiser.structure, run.ascent.origins)
 
         def moments(parameters, responsibilities):
-            found = space.of(statistics_of(climber.maximiser.structure, ROWS, responsibilities))
+            found = space.of(statistics_of(run.maximiser.structure, ROWS, responsibilities))
             return found / len(ROWS)
 
         def of_mixture(parameters):  # moments whose M-step is Θ
@@ -337,9 +337,9 @@ class TestMemory:
 @STRUCTURES
 def test_with_reg_covar_it_ends_at_the_fixed_point_of_regularised_em(covariance_type, reg_covar):
     """Such a step may lower the likelihood: it is accepted, and nothing loops."""
-    climber = Climber(started(covariance_type), reg_covar=reg_covar).taken(100)
-    point = climber.ascent.point.parameters
-    same(scored(point, climber.maximiser)[2], point, limit=1e-4)
+    run = Run(started(covariance_type), reg_covar=reg_covar).taken(100)
+    point = run.ascent.point.parameters
+    same(scored(point, run.maximiser)[2], point, limit=1e-4)
 
 
 def test_an_extrapolation_is_not_singular_without_reg_covar():
@@ -356,17 +356,17 @@ def test_an_extrapolation_is_not_singular_without_reg_covar():
 
 class TestCycle:
     def test_its_first_step_is_ems_own_where_nothing_is_remembered(self):
-        climber = Climber(started("full")).taken(2)
-        ascent = replace(climber.ascent, pairs=())
-        step = begin_cycle(ascent, climber.maximiser, 0.0)
-        space = MomentSpace(climber.maximiser.structure, ascent.origins)
-        same(step.parameters, climber.maximiser.parameters(space, ascent.point.response))
+        run = Run(started("full")).taken(2)
+        ascent = replace(run.ascent, pairs=())
+        step = begin_cycle(ascent, run.maximiser, 0.0)
+        space = MomentSpace(run.maximiser.structure, ascent.origins)
+        same(step.parameters, run.maximiser.parameters(space, ascent.point.response))
 
     @pytest.mark.parametrize("damping", [0.02, 1.0])
     def test_damping_shortens_the_gradient(self, damping):
-        climber = Climber(started("full")).taken(3)
-        point = climber.ascent.point
-        begun = begin_cycle(climber.ascent, climber.maximiser, damping).ascent.point
+        run = Run(started("full")).taken(3)
+        point = run.ascent.point
+        begun = begin_cycle(run.ascent, run.maximiser, damping).ascent.point
         np.testing.assert_allclose(begun.gradient, point.gradient / (1 + damping), atol=1e-14)
         assert begun.objective == pytest.approx(point.objective / (1 + damping))
         np.testing.assert_array_equal(begun.moments, point.moments)
@@ -374,10 +374,10 @@ class TestCycle:
     @pytest.mark.parametrize("damping", [0.02, 1.0])
     def test_what_is_remembered_has_the_curvature_of_the_damped_objective_in_it_alone(self, damping):
         """A damped gradient is, by its definition, (response + λ · that of the point) / (1 + λ) − moments."""
-        climber = Climber(started("full")).taken(4)
-        outer = climber.ascent
+        run = Run(started("full")).taken(4)
+        outer = run.ascent
         about, pair = outer.point.moments, outer.pairs[-1]
-        begun = begin_cycle(outer, climber.maximiser, damping).ascent
+        begun = begin_cycle(outer, run.maximiser, damping).ascent
 
         def damped(moments, response):
             return (response + damping * about) / (1 + damping) - moments
@@ -387,68 +387,68 @@ class TestCycle:
         response = before + outer.point.gradient + pair.decrease
         expected = damped(before, response) - damped(outer.point.moments, outer.point.response)
         np.testing.assert_allclose(begun.pairs[-1].decrease, expected, rtol=1e-9, atol=1e-13)
-        back = end_cycle(begun, outer, climber.maximiser, started("full", seed=9), damping)
+        back = end_cycle(begun, outer, run.maximiser, started("full", seed=9), damping)
         np.testing.assert_allclose(back.ascent.pairs[-1].decrease, pair.decrease, rtol=1e-9, atol=1e-13)
 
     def test_on_all_rows_it_leads_to_what_is_scored_next_with_its_gain_predicted(self):
-        climber = Climber(started("full")).taken(3)
-        outer = climber.ascent
-        begun = begin_cycle(outer, climber.maximiser, 0.0)
-        inner = Climber(started("full"))
+        run = Run(started("full")).taken(3)
+        outer = run.ascent
+        begun = begin_cycle(outer, run.maximiser, 0.0)
+        inner = Run(started("full"))
         inner.ascent, inner.parameters = begun.ascent, begun.parameters
         inner.taken(6)
-        step = end_cycle(inner.ascent, outer, climber.maximiser, inner.parameters, 0.0)
+        step = end_cycle(inner.ascent, outer, run.maximiser, inner.parameters, 0.0)
         assert step.accepted
         assert step.ascent.trial.kind is Kind.CYCLE
         assert step.parameters is inner.parameters
         assert step.ascent.point is outer.point
         assert step.ascent.trial.predicted > 0
         assert len(step.ascent.pairs) == len(inner.ascent.pairs)
-        moved = MomentSpace(climber.maximiser.structure, inner.ascent.origins).moved(
+        moved = MomentSpace(run.maximiser.structure, inner.ascent.origins).moved(
             inner.ascent.pairs[-1].step, outer.origins
         )
         np.testing.assert_array_equal(step.ascent.pairs[-1].step, moved)
-        climber.ascent, climber.parameters = step.ascent, step.parameters
-        after = climber.step()
+        run.ascent, run.parameters = step.ascent, step.parameters
+        after = run.step()
         assert after.accepted
-        assert climber.objectives[-1] > outer.point.objective
+        assert run.objectives[-1] > outer.point.objective
 
     def test_from_a_point_whose_gradient_is_unknown_it_leads_to_what_is_scored_next(self):
         """As from given parameters: nothing can be predicted there, and a fall would be refused."""
-        climber = Climber(started("full")).taken(1)
-        assert not climber.ascent.point.known
-        begun = begin_cycle(climber.ascent, climber.maximiser, 0.0)
-        inner = Climber(started("full"))
+        run = Run(started("full")).taken(1)
+        assert not run.ascent.point.known
+        begun = begin_cycle(run.ascent, run.maximiser, 0.0)
+        inner = Run(started("full"))
         inner.ascent, inner.parameters = begun.ascent, begun.parameters
         inner.taken(6)
-        step = end_cycle(inner.ascent, climber.ascent, climber.maximiser, inner.parameters, 0.0)
+        step = end_cycle(inner.ascent, run.ascent, run.maximiser, inner.parameters, 0.0)
         assert step.ascent.trial.kind is Kind.CYCLE
-        climber.ascent, climber.parameters = step.ascent, step.parameters
-        after = climber.step()
+        run.ascent, run.parameters = step.ascent, step.parameters
+        after = run.step()
         assert after.accepted
         assert len(after.ascent.pairs) == len(step.ascent.pairs)
 
     def test_one_that_should_bring_nothing_gives_way_to_a_step_of_all_rows(self):
-        climber = Climber(started("full")).taken(3)
-        outer = climber.ascent
+        run = Run(started("full")).taken(3)
+        outer = run.ascent
         worse = started("full", seed=9)
         inner = replace(outer, trial=Trial(outer.point.moments, Kind.PLAIN), pairs=())
-        step = end_cycle(inner, outer, climber.maximiser, worse, 0.0)
+        step = end_cycle(inner, outer, run.maximiser, worse, 0.0)
         gradient = outer.point.gradient
-        space = MomentSpace(climber.maximiser.structure, outer.origins)
+        space = MomentSpace(run.maximiser.structure, outer.origins)
         gains = [space.expected_log_density(gradient, p) for p in (worse, outer.point.parameters)]
         assert gains[0] < gains[1]
         assert step.ascent.trial.kind is not Kind.CYCLE
-        same(step.parameters, climber.maximiser.parameters(space, outer.point.response))
+        same(step.parameters, run.maximiser.parameters(space, outer.point.response))
 
 
-def test_elsewhere_pairs_are_kept_and_nothing_is_compared():
-    climber = Climber(started("full")).until(Kind.EXTRAPOLATED)
-    ascent = climber.ascent.elsewhere()
-    assert ascent.pairs == climber.ascent.pairs
+def test_with_a_new_objective_pairs_are_kept_and_nothing_is_compared():
+    run = Run(started("full")).until(Kind.EXTRAPOLATED)
+    ascent = run.ascent.with_new_objective()
+    assert ascent.pairs == run.ascent.pairs
     assert all(isinstance(pair, Pair) for pair in ascent.pairs)
     assert ascent.point is None
     assert ascent.trial.kind is Kind.GIVEN
     assert ascent.radius == math.inf
-    climber.ascent = ascent
-    assert climber.step(-1e9).accepted
+    run.ascent = ascent
+    assert run.step(-1e9).accepted

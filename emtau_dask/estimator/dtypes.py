@@ -1,0 +1,126 @@
+"""Whether data in memory and data frames hold real numbers: by dtype, in every container, with names."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from emtau_dask.data.source import check_dtype
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, cause_of, short
+
+NOT_NUMBERS = "USMmV"
+"""Kinds of dtypes that NumPy would convert to numbers that they do not mean: text, dates, records."""
+
+
+@contextmanager
+def errors_named(what: str) -> Iterator[None]:
+    """Raise errors of NumPy and scikit-learn as errors of the package that begin with ``what``."""
+    try:
+        yield
+    except TypeError as error:
+        raise InvalidDtypeError(f"{what}: {error}") from cause_of(error)
+    except ValueError as error:
+        raise InvalidDataError(f"{what}: {error}") from cause_of(error)
+    except OverflowError as error:
+        raise InvalidDataError(f"{what}: {error}. Remove or scale such values.") from error
+
+
+def check_real_numbers(data: Any, what: str) -> None:
+    """Raise unless an array, a list, a Series or a data frame holds real numbers; ``what`` is its name.
+
+    Frames are those that narwhals knows, and those of dask, whose dtypes alone are looked at. Of columns of
+    objects the values are looked at.
+
+    Raises
+    ------
+    InvalidDtypeError
+        A column holds something else. Its name and the first such value are in the message.
+    InvalidDataError
+        The frame has not been computed yet.
+    """
+    import narwhals as nw
+
+    if isinstance(data, (np.ndarray, list, tuple)):
+        with errors_named(what):
+            array = np.asarray(data)
+        _check_array(array, what)
+        return
+    data = getattr(data, "_meta", data)
+    if hasattr(data, "set_axis"):  # Of all frames, those of pandas alone may repeat names.
+        check_names_differ(map(str, getattr(data, "columns", ())))
+    known = nw.from_native(data, pass_through=True, allow_series=True)
+    if isinstance(known, nw.LazyFrame):
+        raise InvalidDataError(
+            f"{what} is a {type(data).__module__.partition('.')[0]} {type(data).__name__}, which has not "
+            f"been computed. Give {what}.collect(), or for more than fits in memory the path of a parquet "
+            "file of it, such as sink_parquet(path) writes."
+        )
+    if isinstance(known, nw.DataFrame):
+        for column in known.iter_columns():
+            _check_column(column, f"column {column.name!r} of {what}", f"{what}[{column.name!r}]")
+    elif isinstance(known, nw.Series):
+        _check_column(known, what, what)
+    elif isinstance(getattr(data, "dtype", None), np.dtype):
+        _check_array(data, what)
+
+
+def check_names_differ(names: Iterable[str]) -> None:
+    """Raise `InvalidDataError` for names of columns that repeat."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidDataError(f"X has several columns {short(min(twice))}; give each a name of its own.")
+
+
+def _check_array(array: Any, what: str) -> None:
+    if array.dtype.kind in NOT_NUMBERS:
+        check_dtype(array.dtype, what)
+    if array.dtype.kind != "O":
+        return
+    for place, value in np.ndenumerate(np.asarray(array)):
+        if not _is_number(value):
+            where = f"row {place[0]}" + (f", column {place[1]}" if len(place) > 1 else "")
+            raise InvalidDtypeError(
+                f"{what} has {short(value)} in {where}: argument must be no string, date or object, but a "
+                "real number. Leave it out, or convert it."
+            )
+
+
+def _check_column(column: Any, what: str, code: str) -> None:
+    import narwhals as nw
+
+    dtype = column.dtype
+    if dtype.is_numeric() or dtype == nw.Boolean:
+        return
+    fits = _is_number if dtype == nw.Object else _lacks
+    wrong = next(((row, value) for row, value in enumerate(column) if not fits(value)), None)
+    if wrong is None and len(column):
+        return
+    found = "" if wrong is None else f" (row {wrong[0]}: {short(wrong[1])})"
+    if dtype == nw.Duration:
+        remedy = f"Convert it, in pandas and polars with {code}.dt.total_seconds()."
+    elif dtype.is_temporal():
+        seconds = f"({code} - {code}.min()).dt.total_seconds()"
+        remedy = f"Leave it out, or convert it, in pandas and polars with {seconds}."
+    else:
+        remedy = "Leave it out, or convert it to numbers."
+    kind = str(dtype).partition("(")[0]
+    raise InvalidDtypeError(f"{what} holds {kind}{found}, but a mixture is fitted to real numbers. {remedy}")
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, (Real, Decimal)) and not isinstance(value, np.timedelta64)
+    return number or _lacks(value)
+
+
+def _lacks(value: Any) -> bool:
+    """Return whether a value is missing: None, NaN, or pandas' NA."""
+    return (
+        value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value))
+    )

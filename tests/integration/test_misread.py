@@ -1,0 +1,333 @@
+"""Data that could be read as other numbers than they mean: read right, or refused or warned of by name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dask.dataframe as dd
+import fsspec
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import zarr
+from commands import emtau
+from fits import ROWS
+from numpy.lib.recfunctions import structured_to_unstructured
+
+from emtau_dask import GaussianMixture, InvalidDataError, open_run
+from emtau_dask.data.opening import as_dask, open_source
+from emtau_dask.errors import InvalidDtypeError, SingularComponentError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def values(*arguments, **options):
+    return as_dask(open_source(*arguments, **options)).compute()
+
+
+class TestFirstLineOfNumbers:
+    """pandas writes 0,1,… above columns without names, and years may name columns."""
+
+    @pytest.mark.parametrize("names", [[0, 1], [2019, 2020]])
+    def test_is_a_header_above_other_numbers(self, names):
+        pd.DataFrame(ROWS, columns=names).to_csv("a.csv", index=False)
+        with pytest.warns(UserWarning, match="it is read as the header"):
+            source = open_source("a.csv")
+        assert source.names == tuple(map(str, names))
+        np.testing.assert_array_equal(values("a.csv", columns=source.names), ROWS)
+
+    def test_is_refused_where_it_may_be_a_row(self):
+        pd.DataFrame(np.arange(12).reshape(6, 2)[::-1]).to_csv("a.csv", index=False)
+        with pytest.raises(InvalidDataError, match=r"may be a header.*names with letters"):
+            open_source("a.csv")
+
+    @pytest.mark.parametrize(
+        "text", ["3,4\n5,6\n", "0\n1\n1\n", "1,2\n3.5,4\n5,\n", "0,0\n1.5,2.5\n", "1.0,2\n3.5,4.5\n"]
+    )
+    def test_is_a_row_otherwise(self, text):
+        Path("a.csv").write_text(text)
+        assert open_source("a.csv").names is None
+        np.testing.assert_array_equal(values("a.csv"), pd.read_csv("a.csv", header=None).to_numpy(float))
+
+
+EMTAU = Path(sys.executable).with_name("emtau")
+DATES = pd.date_range("2020", periods=60)
+NO_NUMBERS = {
+    "dates": (DATES, "Datetime", "total_seconds"),
+    "dates with NaT": (DATES.where(DATES[3] != DATES), "Datetime", "total_seconds"),
+    "zoned dates": (DATES.tz_localize("UTC"), "Datetime", "total_seconds"),
+    "durations": (DATES - DATES[0], "Duration", "total_seconds"),
+    "text": (["u"] * 60, "String", "Leave it out"),
+    "numeric text": (["1"] * 60, "String", "Leave it out"),
+    "categories": (pd.Categorical([1, 2] * 30), "Categorical", "Leave it out"),
+}
+CONTAINERS = {
+    "pandas": lambda frame: frame,
+    "polars": pl.from_pandas,
+    "pyarrow": pa.Table.from_pandas,
+    "dask": lambda frame: dd.from_pandas(frame, npartitions=2),
+}
+
+
+class TestColumnsOfNoNumbers:
+    """Refused by dtype, whatever holds them: the column, the first such row and a remedy are named."""
+
+    @pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside numbers"])
+    @pytest.mark.parametrize("kind", NO_NUMBERS)
+    @pytest.mark.parametrize("container", CONTAINERS)
+    def test_are_refused_in_frames(self, container, kind, alone):
+        values, words, remedy = NO_NUMBERS[kind]
+        frame = pd.DataFrame({} if alone else {"a": ROWS[:60, 0]}).assign(when=values)
+        if (container, kind) == ("polars", "categories"):
+            frame["when"] = (
+                frame["when"].astype(str).astype("category")
+            )  # Polars has categories of text only.
+        with pytest.raises(InvalidDtypeError, match=f"column 'when' of X holds {words}.*{remedy}") as refused:
+            GaussianMixture(1, algorithm="em", missing="marginalise").fit(CONTAINERS[container](frame))
+        assert container == "dask" or "row 0" in str(refused.value)
+
+    @pytest.mark.parametrize("made", [pd.Series, np.asarray, pl.Series], ids=["pandas", "numpy", "polars"])
+    @pytest.mark.parametrize(
+        "values", [["1"] * 60, list(DATES), list(DATES - DATES[0])], ids=["text", "dates", "durations"]
+    )
+    def test_are_refused_as_weights(self, made, values):
+        with pytest.raises(InvalidDtypeError, match=r"sample_weight (holds|has)"):
+            GaussianMixture(1).fit(ROWS[:60], sample_weight=made(values))
+
+    def test_among_objects_the_first_is_named(self):
+        objects = ROWS[:60].astype(object)
+        objects[7, 1] = "12"
+        with pytest.raises(InvalidDtypeError, match="X has '12' in row 7, column 1"):
+            GaussianMixture(1).fit(objects)
+        with pytest.raises(InvalidDtypeError, match=r"column 'y' of X holds Object .row 7: '12'"):
+            GaussianMixture(1).fit(pd.DataFrame(objects, columns=["x", "y"]))
+
+    def test_of_records_the_remedy_works(self):
+        records = np.zeros(9, [("a", float), ("b", float)])
+        with pytest.raises(InvalidDtypeError, match=r"lib\.recfunctions\.structured_to_unstructured\(X\)"):
+            GaussianMixture(1).fit(records)
+        assert structured_to_unstructured(records).shape == (9, 2)
+
+
+class TestColumnsOfNumbers:
+    def test_of_objects_are_read(self):
+        wanted = GaussianMixture(2, random_state=0).fit(ROWS).means_
+        np.testing.assert_array_equal(
+            GaussianMixture(2, random_state=0).fit(ROWS.astype(object)).means_, wanted
+        )
+
+    def test_of_booleans_beside_floats_are_read_by_dask_as_by_pandas(self):
+        frame = pd.DataFrame(ROWS, columns=["x", "y"]).assign(right=ROWS[:, 0] > 0)
+        wanted = GaussianMixture(2, random_state=0).fit(frame.to_numpy(float)).means_
+        chunked = dd.from_pandas(frame, npartitions=1)
+        with pytest.warns(UserWarning, match="unknown chunk sizes"):
+            got = GaussianMixture(2, random_state=0).fit(chunked).means_
+        np.testing.assert_array_equal(got, wanted)
+
+    def test_whose_names_repeat_are_refused(self):
+        frame = pd.DataFrame(ROWS, columns=["x", "x"])
+        with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a name of its own"):
+            GaussianMixture(2).fit(frame)
+
+
+class TestNamesOfFolders:
+    """Of a folder that Hive, Spark, pandas or dask partitioned; dask's default reader says what is right."""
+
+    FRAME = pd.DataFrame(ROWS, columns=["a", "b"])
+
+    @pytest.fixture(params=["table", "memory://table"], ids=["local", "remote"])
+    def table(self, request):
+        """Write a frame partitioned by columns, and give its place."""
+
+        def written(frame, *by):
+            for values, part in frame.groupby(list(by), dropna=False, sort=False):
+                names = (
+                    f"{name}={'__HIVE_DEFAULT_PARTITION__' if pd.isna(value) else value}"
+                    for name, value in zip(by, values, strict=True)
+                )
+                folder = "/".join((request.param, *names))
+                files = fsspec.url_to_fs(folder)[0]
+                files.makedirs(folder, exist_ok=True)
+                part.drop(columns=list(by)).to_parquet(f"{folder}/part.0.parquet", index=False)
+            return request.param
+
+        yield written
+        if "://" in request.param:
+            fsspec.filesystem("memory").store.clear()
+
+    @pytest.mark.parametrize("by", [("g",), ("g", "h"), ("h", "g")])
+    def test_that_are_whole_numbers_are_features_after_those_of_the_files(self, table, by):
+        frame = self.FRAME.assign(g=[-3, 2, 10] * 100, h=[2019, 2020] * 150)
+        place = table(frame[["a", "b", *by]], *by)
+        wanted = dd.read_parquet(place).astype(float).compute()
+        source = open_source(place)
+        assert source.names == tuple(wanted.columns) == ("a", "b", *by)
+        np.testing.assert_array_equal(values(place), wanted)
+        for chosen in (["g"], ["g", "a"]):
+            np.testing.assert_array_equal(values(place, columns=chosen), wanted[chosen])
+
+    def test_that_are_whole_numbers_have_the_type_that_pyarrow_infers(self, table):
+        place = table(self.FRAME.assign(g=[1, 2, 3] * 100), "g")
+        assert open_source(place, columns=["g"]).dtype == np.int32
+        if "://" not in place:
+            assert pa.dataset.dataset(place, partitioning="hive").schema.field("g").type == pa.int32()
+
+    def test_that_are_null_are_missing(self, table):
+        frame = self.FRAME.assign(g=["1", None, "3"] * 100).astype({"g": object})
+        got = values(table(frame, "g"), columns=["g"])
+        assert np.isnan(got).sum() == 100
+        assert set(got[~np.isnan(got)]) == {1, 3}
+
+    def test_that_are_text_are_left_out_with_a_warning_and_refused_if_named(self, table):
+        place = table(self.FRAME.assign(region=["north", "a b"] * 150, g=[1, 2] * 150), "region", "g")
+        with pytest.warns(UserWarning, match="column.s. 'region', which hold text and are left out"):
+            source = open_source(place)
+        assert source.names == ("a", "b", "g")
+        with pytest.raises(
+            InvalidDtypeError, match=r"column 'region' of .* holds text .the folder is named region="
+        ):
+            open_source(place, columns=["a", "region"])
+
+    def test_that_differ_between_files_are_refused(self, table):
+        table(self.FRAME.assign(g=1), "g")
+        place = table(self.FRAME.assign(h=1), "h")
+        with pytest.raises(InvalidDataError, match=r"names of folders give .* the columns \['h'\], but"):
+            open_source(place)
+
+    def test_label_rows_in_their_order(self, table):
+        place = table(self.FRAME.assign(g=[2, 10] * 150), "g")
+        gm = GaussianMixture(2, random_state=0).fit(place)
+        assert gm.feature_names_in_.tolist() == ["a", "b", "g"]
+        wanted = gm.predict(dd.read_parquet(place).astype(float).compute().to_numpy())
+        np.testing.assert_array_equal(gm.predict(place).compute(), wanted)
+
+
+class TestPaths:
+    """Home folders are found at every entrance, and any name that the file system takes is a name."""
+
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path_factory, monkeypatch):
+        home = tmp_path_factory.mktemp("home")
+        monkeypatch.setenv("HOME", str(home))
+        yield home
+        assert not Path("~").exists()
+
+    def test_of_python_lead_home(self, home):
+        np.save(home / "rows.npy", ROWS)
+        gm = GaussianMixture(2, checkpoint="~/run.zarr", random_state=0).fit("~/rows.npy")
+        gm.save(Path("~/model.zarr"))
+        assert sorted(path.name for path in home.iterdir()) == ["model.zarr", "rows.npy", "run.zarr"]
+        assert len(GaussianMixture.load("~/model.zarr").predict(["~/rows.npy"])) == len(ROWS)
+        resumed = GaussianMixture.resume(Path("~/run.zarr"), "~/rows.*")
+        np.testing.assert_array_equal(resumed.means_, gm.means_)
+        assert open_run("~/run.zarr").iteration == gm.n_iter_
+
+    def test_of_commands_lead_home(self, home):
+        for arguments in (
+            ("dataset", "mixture", "~/rows.zarr", "--rows", "500", "--features", "2", "--components", "2"),
+            ("fit", "~/rows.zarr", "-k", "2", "-o", "~/out", "--set", "checkpoint.path=~/run.zarr"),
+            ("resume", "~/run.zarr"),
+            ("inspect", "~/run.zarr"),
+            ("predict", "~/out", "~/rows.zarr", "~/labels.zarr"),
+            ("report", "~/out", "~/page.html", "--data", "~/rows.zarr"),
+            ("select", "~/rows.zarr", "-k", "1:2", "-o", "~/selected"),
+        ):
+            assert emtau(*arguments).exit_code == 0, arguments
+        wanted = ["labels.zarr", "out", "page.html", "rows.zarr", "run.zarr", "selected"]
+        assert sorted(path.name for path in home.iterdir() if path.name[0] != ".") == wanted
+
+    def test_of_no_user_are_names(self):
+        np.save("~nobody-of-this-name.npy", ROWS)
+        assert open_source("~nobody-of-this-name.npy").shape == ROWS.shape
+
+    @pytest.mark.parametrize("ending", [b".npy", b".zarr", b".csv", b".parquet"])
+    def test_that_are_not_utf8_are_read_and_written(self, ending):
+        place, run, model = (os.fsdecode(name) for name in (b"r\xff" + ending, b"run\xff", b"model\xff"))
+        frame = pd.DataFrame(ROWS, columns=["x", "y"])
+        if ending == b".npy":
+            np.save(place, ROWS)
+        elif ending == b".zarr":
+            zarr.create_array(place, data=ROWS)
+        elif ending == b".csv":
+            frame.to_csv(place, index=False)
+        else:
+            Path(place).write_bytes(frame.to_parquet())
+        gm = GaussianMixture(2, checkpoint=run, random_state=0).fit(place)
+        gm.save(model)
+        wanted = GaussianMixture(2, random_state=0).fit(ROWS).means_
+        np.testing.assert_array_equal(gm.means_, wanted)
+        np.testing.assert_array_equal(GaussianMixture.load(model).means_, wanted)
+        np.testing.assert_array_equal(GaussianMixture.resume(run, place).means_, wanted)
+
+
+class TestStandardStreams:
+    """A fit writes its results and ends with their exit code, whoever reads what it prints."""
+
+    @pytest.mark.parametrize(
+        "redirected",
+        [
+            ">&-",
+            "2>&-",
+            pytest.param("<&- >&- 2>&-", id="all closed"),
+            "| true",
+            "2> >(true)",
+            "2>&1 | head -2",
+        ],
+    )
+    def test_may_be_closed_or_lose_their_reader(self, redirected):
+        np.save("rows.npy", ROWS)
+        command = f"set -o pipefail; '{EMTAU}' fit rows.npy -k 2 -o out {redirected}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=100)
+        assert done.returncode == 0
+        assert GaussianMixture.load("out/model.zarr").converged_
+        assert b"Error" not in done.stderr
+
+    def test_that_are_closed_do_not_hide_how_a_fit_ended(self):
+        np.save("rows.npy", ROWS)
+        for options, code in (("--max-iter 1", 3), ("--missing nonsense", 2), ("--array none", 1)):
+            command = f"'{EMTAU}' fit rows.npy -k 2 -o out {options} >&- 2>&-"
+            assert subprocess.run(["bash", "-c", command], check=False, timeout=100).returncode == code
+
+    def test_of_python_may_be_missing(self, monkeypatch):
+        monkeypatch.setattr("sys.stdout", None)
+        GaussianMixture(2, verbose=1).fit(ROWS)
+
+
+class TestAdvice:
+    """The message names what is likely wrong, from the numbers that the fit has."""
+
+    @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+    @pytest.mark.parametrize("fill", [1e20, 9.96921e36, -1e30])
+    @pytest.mark.parametrize("covariance_type", ["full", "diag"])
+    def test_a_fill_value_is_named(self, fill, covariance_type):
+        frame = pd.DataFrame(ROWS, columns=["salinity", "depth"])
+        frame.iloc[::25, 0] = fill
+        with pytest.raises(SingularComponentError) as refused:
+            GaussianMixture(3, covariance_type=covariance_type, random_state=0).fit(frame)
+        said = str(refused.value)
+        assert "the variance of feature 0, 'salinity' is" in said
+        assert f"at {fill:.6g}, where its rows are" in said
+        assert "replace them by NaN" in said
+        assert "reg_covar" not in said
+
+    def test_rows_that_are_equal_get_another_regularisation(self):
+        with pytest.raises(
+            SingularComponentError, match=r"increase reg_covar.*can resolve at 3, where its rows are"
+        ):
+            GaussianMixture(1, reg_covar=0).fit(np.full((50, 1), 3.0))
+
+    @pytest.mark.parametrize("share", [0.0, 0.001])
+    def test_a_feature_that_is_missing_is_named(self, share):
+        frame = pd.DataFrame(ROWS, columns=["x", "y"]).assign(
+            z=np.where(np.arange(len(ROWS)) < share * len(ROWS), 1.0, np.nan)
+        )
+        words = "none has feature 2, 'z'" if share == 0 else "feature 2, 'z' is known in 0.3% of them"
+        with pytest.raises(InvalidDataError, match=words):
+            GaussianMixture(2, algorithm="em", missing="marginalise").fit(frame)
