@@ -33,7 +33,7 @@ from emtau_dask.data.source import (
     check_shape,
     memory_source,
 )
-from emtau_dask.data.zarr_arrays import open_zarr, zarr_source
+from emtau_dask.data.zarr_arrays import array_source, open_zarr, zarr_source
 from emtau_dask.errors import InvalidDataError, warn_user
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.locations import Place, check_readable, paths_at
@@ -265,7 +265,7 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
         source: Source = data
     elif isinstance(data, zarr.Array):
         check_dtype(np.dtype(data.dtype), what)
-        source = zarr_source(data)
+        source = array_source(data)
     else:
         array = np.asarray(data)
         check_shape(array.shape, ndim, what)
@@ -286,7 +286,7 @@ def as_dask(data: Any) -> da.Array:
     if isinstance(data, da.Array):
         return data
     if isinstance(data, zarr.Array):
-        data = zarr_source(data)
+        data = array_source(data)
     if isinstance(data, GraphSource):
         return data.array
     chunks = (data.chunk_rows, *((size,) for size in data.shape[1:]))

@@ -29,6 +29,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, ZipStore
 
+from emtau_dask.data.packing import Packing, unpacked
 from emtau_dask.data.source import CHUNK_BYTES, Loaded, RangeReader, RangeSource, Unstored, equal_chunks
 from emtau_dask.data.zarr_layout import ZarrLayout, count_unstored, place_of_object
 from emtau_dask.errors import InvalidDataError
@@ -38,7 +39,7 @@ from emtau_dask.storage.direct_reads import LEAST_BYTES, passes_cache, read_dire
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.files import read_regular
 from emtau_dask.storage.urls import Url, UrlStore, is_url
-from emtau_dask.storage.zarr_check import Found, StoredArray, StrictStore, document_at
+from emtau_dask.storage.zarr_check import Found, StoredArray, StrictStore, attributes_at, document_at
 
 READ_BYTES = 2**28
 """The budget of a process."""
@@ -46,6 +47,8 @@ MANY_CHUNKS = 2**16
 """Of more row chunks than these, small ones are read in groups."""
 GROUPED = 2**12
 """The most chunks in such a group: zarr takes some kilobytes for each."""
+BOUNDS = ("_bnds", "_bounds", "_vertices")
+"""Endings of the names of arrays that hold the bounds of a coordinate (CF conventions, section 7.1)."""
 DECODERS = {"blosc": Blosc().decode, "lz4": LZ4().decode, "zstd": Zstd().decode}
 """Fast codecs, which need no settings to decode."""
 
@@ -281,7 +284,7 @@ def _wherever_it_is_read(store: Store) -> Store:
 
 
 def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
-    """Return a zarr array as a source with these row chunks, by default its own, see `own_chunk_rows`.
+    """Return the stored numbers of a zarr array, in these row chunks, by default its own (`own_chunk_rows`).
 
     The array's own stored document says how it is read, however ``array`` was opened.
 
@@ -315,6 +318,19 @@ def _source(store: Store, path: str, found: Found, chunk_rows: tuple[int, ...] |
     return RangeSource(reader, stored.array.shape, np.dtype(stored.array.dtype), chunk_rows)
 
 
+def _meant(store: Store, path: str, found: Found) -> RangeSource:
+    """Return what the numbers of an array mean, in its own row chunks."""
+    source = _source(store, path, found)
+    attributes, fill = attributes_at(store, path, found), found.document.get("fill_value")
+    return unpacked(source, Packing.of(attributes, fill, str(StorePath(store, path))))
+
+
+def array_source(array: zarr.Array[Any]) -> RangeSource:
+    """Return what the numbers of a zarr array mean, as its attributes say; raises as `zarr_source`."""
+    packing = Packing.of(dict(array.attrs), array.fill_value, f"the zarr array {array.store_path}")
+    return unpacked(zarr_source(array), packing)
+
+
 def own_chunk_rows(layout: ZarrLayout, where: str) -> tuple[int, ...]:
     """Return the rows of an array's own row chunks, or of its shards, so that each is read once.
 
@@ -338,7 +354,8 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     path : str
         A local path or a URL.
     array : str or None
-        The group's member; by default ``"X"``, or the only array with two axes.
+        The group's member; by default ``"X"``, or the only array with two axes unless others have more, or it
+        holds the bounds of a coordinate.
 
     Raises
     ------
@@ -359,7 +376,7 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
             raise InvalidDataError(
                 f"{where} is a zarr array, not a group; leave out the array name {array!r}."
             )
-        return _source(store, "", found)
+        return _meant(store, "", found)
 
 
 def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSource:
@@ -381,16 +398,23 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
     if member is None or member.kind != "array":
         members = {each: found_at(each) for each in _names(store, path, group)}
         arrays = {each: found for each, found in members.items() if found and found.kind == "array"}
-        tables = [each for each, found in arrays.items() if len(found.document.get("shape", ())) == 2]
-        if array is not None or len(tables) != 1:
-            wanted = f"no array {array!r}" if array else "no array 'X' and not exactly one with two axes"
+        axes = {each: len(found.document.get("shape", ())) for each, found in arrays.items()}
+        tables = [each for each in arrays if axes[each] == 2]
+        wanted = None
+        if array is not None:
+            wanted = f"no array {array!r}"
+        elif len(tables) != 1:
+            wanted = "no array 'X' and not exactly one with two axes"
+        elif max(axes.values()) > 2 or tables[0].endswith(BOUNDS):
+            wanted = f"one array with two axes, {tables[0]!r}, which is hardly what is meant"
+        if wanted is not None:
             raise InvalidDataError(
                 f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one "
-                "of them."
+                "of them: --array NAME, in Python zarr.open_group(...)[NAME]."
             )
         (name,) = tables
         member = arrays[name]
-    return _source(store, f"{path}/{name}".lstrip("/"), member)
+    return _meant(store, f"{path}/{name}".lstrip("/"), member)
 
 
 def _names(store: Store, path: str, group: Found) -> list[str]:

@@ -27,7 +27,7 @@ from emtau_dask.data.dask_arrays import (
     zarr_beneath,
 )
 from emtau_dask.data.source import RangeSource, Source, is_stored
-from emtau_dask.data.zarr_arrays import zarr_source
+from emtau_dask.data.zarr_arrays import array_source, zarr_source
 from emtau_dask.errors import CheckpointError, ClusterError, InvalidDataError
 from emtau_dask.execution.graph import Payload
 from emtau_dask.execution.scheduler import cluster_errors, in_process, one_line, unsendable
@@ -85,7 +85,7 @@ def shared_data(client: Any, data: Any, name: str) -> Any:
     if isinstance(data, da.Array):
         plain = plain_zarr_of(data)
         return data if plain is None else shared_source(client, zarr_source(plain, data.chunks[0]), name)
-    return shared_source(client, zarr_source(data) if isinstance(data, zarr.Array) else data, name)
+    return shared_source(client, array_source(data) if isinstance(data, zarr.Array) else data, name)
 
 
 def _shared_by(source: Source) -> tuple[SharedRows, ...]:

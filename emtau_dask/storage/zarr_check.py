@@ -112,6 +112,16 @@ def document_at(store: Store, path: str, formats: tuple[int, ...] = (3, 2)) -> F
     return None
 
 
+def attributes_at(store: Store, path: str, found: Found) -> Document:
+    """Return the attributes of what `document_at` found; raises as that does."""
+    if found.zarr_format == 3:
+        attributes = found.document.get("attributes", {})
+        return attributes if isinstance(attributes, dict) else {}
+    key = f"{path}/.zattrs".lstrip("/")
+    buffer = sync(StrictStore(store).get(key, default_buffer_prototype()))
+    return {} if buffer is None else _parsed(key, buffer.to_bytes())
+
+
 def _parsed(name: str, data: bytes) -> Document:
     try:
         document = json.loads(data)

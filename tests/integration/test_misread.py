@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask.array as da
 import dask.dataframe as dd
 import fsspec
 import numpy as np
@@ -13,13 +14,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+import xarray as xr
 import zarr
 from commands import emtau
 from fits import ROWS
 from numpy.lib.recfunctions import structured_to_unstructured
 
 from emtau_dask import GaussianMixture, InvalidDataError, open_run
-from emtau_dask.data.opening import as_dask, open_source
+from emtau_dask.data.opening import as_dask, as_source, open_source
 from emtau_dask.errors import InvalidDtypeError, SingularComponentError
 
 
@@ -331,3 +333,133 @@ class TestAdvice:
         words = "none has feature 2, 'z'" if share == 0 else "feature 2, 'z' is known in 0.3% of them"
         with pytest.raises(InvalidDataError, match=words):
             GaussianMixture(2, algorithm="em", missing="marginalise").fit(frame)
+
+
+PACKINGS = {
+    "scale and offset": {"dtype": "int16", "scale_factor": 0.001, "add_offset": 3.0, "_FillValue": -32768},
+    "scale": {"dtype": "int32", "scale_factor": 0.5, "_FillValue": -1},
+    "unsigned": {"dtype": "int8", "scale_factor": 0.1, "_FillValue": -1, "_Unsigned": "true"},
+    "a fill value": {"dtype": "float32", "_FillValue": 9.96921e36},
+    "a fill value of 0": {"dtype": "float64", "_FillValue": 0.0},
+    "NaN": {"dtype": "float64", "_FillValue": np.nan},
+    "nothing": {"_FillValue": None},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+class TestAttributesOfZarr:
+    """Of arrays that xarray wrote; xarray says what is right."""
+
+    MEANT = np.round(np.abs(ROWS[:, :2]) * 4, 1)
+    MEANT[3, 1] = MEANT[250, 0] = np.nan
+
+    @pytest.fixture(params=[2, 3])
+    def written(self, request):
+        def write(encoding, **attributes):
+            array = xr.DataArray(self.MEANT, dims=("row", "feature"), attrs=attributes)
+            xr.Dataset({"X": array}).to_zarr("a.zarr", encoding={"X": encoding}, zarr_format=request.param)
+            return xr.open_zarr("a.zarr").X.to_numpy()
+
+        return write
+
+    @pytest.mark.parametrize("packing", PACKINGS)
+    def test_are_heeded(self, written, packing):
+        wanted = written(PACKINGS[packing] | {"chunks": (40, 2)})
+        assert np.isnan(wanted).sum() >= 2
+        group = zarr.open_group("a.zarr", mode="r")
+        for opened in (
+            open_source("a.zarr"),
+            open_source("a.zarr/X"),
+            as_source(group["X"], ndim=2, what="X"),
+        ):
+            got = as_dask(opened).compute()
+            assert got.dtype == opened.dtype
+            np.testing.assert_allclose(got, wanted, rtol=1e-6)
+        fits = (
+            GaussianMixture(2, algorithm="em", missing="marginalise", random_state=0, max_iter=5)
+            for _ in "ab"
+        )
+        by_path, by_xarray = (
+            gm.fit(rows) for gm, rows in zip(fits, ("a.zarr", xr.open_zarr("a.zarr").X), strict=True)
+        )
+        np.testing.assert_allclose(by_path.means_, by_xarray.means_, rtol=1e-5)
+        np.testing.assert_array_equal(
+            by_path.predict(group["X"]).compute(), by_path.predict("a.zarr").compute()
+        )
+
+    def test_of_missing_values_are_heeded(self):
+        array = zarr.create_array("b.zarr", data=np.array([[1, 2], [-9, 4], [-8, 6]], "i2"))
+        array.attrs.update({"missing_value": [-9, -8], "scale_factor": 2})
+        np.testing.assert_array_equal(values("b.zarr"), [[2, 4], [np.nan, 8], [np.nan, 12]])
+
+    def test_that_are_no_numbers_are_refused(self):
+        zarr.create_array("b.zarr", data=ROWS).attrs["scale_factor"] = "thousand"
+        with pytest.raises(
+            InvalidDataError, match=r"attribute scale_factor of .* is 'thousand', which is no number"
+        ):
+            open_source("b.zarr")
+
+    def test_that_make_dates_of_numbers_are_refused(self):
+        zarr.create_array("b.zarr", data=ROWS).attrs["units"] = "days since 2000-01-01"
+        with pytest.raises(
+            InvalidDtypeError, match=r"holds dates .'days since 2000-01-01'., not real numbers"
+        ):
+            open_source("b.zarr")
+
+    def test_that_change_nothing_leave_fits_as_they_were(self):
+        array = zarr.create_array("b.zarr", data=ROWS, chunks=(50, 2))
+        array.attrs.update({"units": "m", "long_name": "lengths", "scale_factor": 1, "add_offset": 0})
+        got = GaussianMixture(2, random_state=0).fit("b.zarr").means_
+        np.testing.assert_array_equal(
+            got, GaussianMixture(2, random_state=0).fit(as_source(array, ndim=2, what="X")).means_
+        )
+
+    def test_are_not_applied_to_a_graph_of_stored_numbers(self):
+        array = zarr.create_array("b.zarr", data=np.arange(600, dtype="i2").reshape(300, 2), chunks=(50, 2))
+        array.attrs["scale_factor"] = 0.5
+        lazy = da.from_zarr(array)
+        np.testing.assert_array_equal(as_dask(as_source(lazy, ndim=2, what="X")).compute(), lazy.compute())
+
+    def test_are_heeded_in_a_resumed_fit(self, written):
+        written(PACKINGS["a fill value"] | {"chunks": (40, 2)})
+        settings = {"algorithm": "em", "missing": "marginalise", "random_state": 0, "checkpoint": "run.zarr"}
+        gm = GaussianMixture(2, max_iter=3, **settings).fit("a.zarr")
+        again = GaussianMixture.resume("run.zarr", "a.zarr", max_iter=3)
+        np.testing.assert_array_equal(again.means_, gm.means_)
+
+
+class TestGroupsOfArrays:
+    """The one with two axes is taken unless something else is likely meant."""
+
+    T = np.arange(50.0)
+
+    @pytest.mark.parametrize(
+        "arrays",
+        [
+            {
+                "tas": (("time", "lat", "lon"), np.zeros((50, 4, 5))),
+                "time_bnds": (("time", "bnds"), np.zeros((50, 2))),
+            },
+            {"tas": (("time",), T), "time_bnds": (("time", "bnds"), np.zeros((50, 2)))},
+            {
+                "tas": (("time", "lat", "lon"), np.zeros((50, 4, 5))),
+                "mask": (("lat", "lon"), np.zeros((4, 5))),
+            },
+        ],
+        ids=["a cube", "a line", "a mask"],
+    )
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    def test_bounds_and_masks_are_not(self, arrays):
+        xr.Dataset(arrays, coords={"time": self.T}).to_zarr("a.zarr")
+        with pytest.raises(
+            InvalidDataError, match=r"hardly what is meant; its arrays are .*--array NAME, in Python"
+        ):
+            open_source("a.zarr")
+        name = next(name for name, (dims, _) in arrays.items() if len(dims) == 2)
+        assert open_source("a.zarr", array=name).shape[1] in (2, 5)
+
+    def test_rows_beside_labels_and_weights_are(self):
+        group = zarr.open_group("a.zarr", mode="w")
+        group.create_array("rows", data=ROWS)
+        group.create_array("labels", data=np.zeros(len(ROWS)))
+        np.testing.assert_array_equal(values("a.zarr"), ROWS)

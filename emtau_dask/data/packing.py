@@ -1,0 +1,160 @@
+"""Attributes that say what the stored numbers of an array mean, as xarray and netCDF write them.
+
+Numbers equal to ``_FillValue`` or ``missing_value`` are missing. The others are multiplied by
+``scale_factor``, and ``add_offset`` is added (CF conventions, sections 2.5.1 and 8.1). xarray does the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emtau_dask.data.source import Loaded, RangeReader, RangeSource
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, short
+
+DECODED_BYTES = 8 + 1
+"""Of a value: float64, and whether it is missing."""
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""xarray's attribute of arrays of format 2, of which it takes the fill value for a missing value."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What stored numbers mean.
+
+    Attributes
+    ----------
+    missing : tuple of number
+        Stored numbers that stand for a missing value, which becomes NaN.
+    scale, offset : float
+        Of all others.
+    unsigned : bool
+        Whether stored integers with a sign stand for those without.
+    """
+
+    missing: tuple[float, ...] = ()
+    scale: float = 1.0
+    offset: float = 0.0
+    unsigned: bool = False
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any], fill_value: object, where: str) -> Packing | None:
+        """Return what the attributes of an array say; None if its numbers are what they mean.
+
+        Parameters
+        ----------
+        attributes : mapping
+        fill_value : object
+            That of the array's document.
+        where : str
+            What errors call the array.
+
+        Raises
+        ------
+        InvalidDataError
+            An attribute is not a number.
+        InvalidDtypeError
+            The numbers stand for dates.
+        """
+        units = attributes.get("units")
+        if isinstance(units, str) and " since " in units:
+            raise InvalidDtypeError(
+                f"{where} holds dates ({units!r}), not real numbers. Convert them, for example to an array "
+                "of seconds without the attribute units."
+            )
+        missing: list[float] = []
+        for name in ("_FillValue", "missing_value"):
+            given = attributes.get(name)
+            values = given if isinstance(given, list) else [given]
+            missing += [_number(value, name, where) for value in values]
+        if DIMENSIONS in attributes:
+            missing.append(_number(fill_value, "fill_value", where))
+        found = cls(
+            tuple(dict.fromkeys(value for value in missing if not np.isnan(value))),
+            _number(attributes.get("scale_factor", 1.0), "scale_factor", where),
+            _number(attributes.get("add_offset", 0.0), "add_offset", where),
+            str(attributes.get("_Unsigned", "false")).lower() == "true",
+        )
+        return None if found == cls() else found
+
+    def dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type of the meant numbers: float64, or the stored one of fractions without a scale."""
+        as_they_are = stored.kind == "f" and (self.scale, self.offset) == (1.0, 0.0)
+        return stored if as_they_are else np.dtype(np.float64)
+
+    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the meant numbers."""
+        if self.unsigned and values.dtype.kind == "i":
+            values = values.view(values.dtype.str.replace("i", "u"))
+        meant = values.astype(self.dtype(values.dtype))
+        meant *= self.scale
+        meant += self.offset
+        for number in self.missing:
+            if _fits(number, values.dtype):
+                meant[values == np.asarray(number).astype(values.dtype)] = np.nan
+        return meant
+
+
+def _fits(number: float, dtype: np.dtype[Any]) -> bool:
+    """Return whether a number is one of a type; a negative one may be one of integers without a sign."""
+    if dtype.kind not in "iu":
+        return dtype.kind == "f"
+    size = 2 ** (8 * dtype.itemsize)
+    return float(number).is_integer() and -size // 2 <= number < size
+
+
+def _number(value: object, name: str, where: str) -> float:
+    """Return the number that an attribute holds, NaN for None; xarray writes some of them in base64."""
+    if value is None:
+        return np.nan
+    found = value
+    if isinstance(value, str):
+        try:
+            (found,) = struct.unpack("<d", base64.standard_b64decode(value))
+        except (ValueError, struct.error):
+            found = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}.get(value)
+    if isinstance(found, int | float | np.number):
+        number: float = found.item() if isinstance(found, np.number) else found
+        return number
+    raise InvalidDataError(
+        f"the attribute {name} of {where} is {short(value)}, which is no number, so that nobody can tell "
+        "what its numbers mean. Correct or remove the attribute."
+    )
+
+
+@dataclass(frozen=True)
+class UnpackedRows(RangeReader):
+    """Reads what the numbers of another reader mean."""
+
+    stored: RangeReader
+    packing: Packing
+    row_values: int
+
+    def read(self, start: int, stop: int) -> Loaded:
+        """Return the rows; the bytes are those that were read."""
+        found = self.stored.read(start, stop)
+        return found._replace(values=self.packing.decoded(found.values))
+
+    def identity(self) -> str:
+        """Return that of the stored numbers, which names their attributes too."""
+        return self.stored.identity()
+
+    def peak_bytes(self, start: int, stop: int) -> int:
+        """Return an upper bound of the bytes that `read` holds: the stored rows, and those that are meant."""
+        decoding = (stop - start) * self.row_values * DECODED_BYTES
+        return self.stored.peak_bytes(start, stop) + decoding
+
+
+def unpacked(source: RangeSource, packing: Packing | None) -> RangeSource:
+    """Return a source of the meant numbers; the same one if these are stored."""
+    if packing is None:
+        return source
+    rows = UnpackedRows(source.ranges, packing, math.prod(source.shape[1:]))
+    return replace(source, ranges=rows, dtype=packing.dtype(source.dtype))
