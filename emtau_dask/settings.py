@@ -22,7 +22,6 @@ COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_sphe
 STARTS = ("kmeans", "k-means++", "random", "random_from_data")
 SEED = integer(0, 2**32 - 1)
 NamedOrPolicy = Annotated[Any, "AUTO, one of `POLICIES`, or a policy"]
-Flag = Annotated[bool, FLAG]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class Settings:
     means_init: Any = None
     precisions_init: Any = None
     random_state: Annotated[int | None, either(SEED, NONE)] = None
-    warm_start: Flag = False
+    warm_start: Annotated[bool, FLAG] = False
     checkpoint: Any = None
     checkpoint_every: Annotated[int, integer(1)] = 1
     verbose: Annotated[int | bool, either(integer(0), FLAG)] = 0
@@ -67,7 +66,7 @@ class Settings:
     @property
     def automatic(self) -> bool:
         """Whether the data's shape decides on the algorithm."""
-        return is_automatic(self.algorithm)
+        return isinstance(self.algorithm, str) and self.algorithm == AUTO
 
     @property
     def stored(self) -> dict[str, Any]:
@@ -92,6 +91,7 @@ STORED = tuple(name for name in SETTINGS if name not in {*OF_ONE_FIT, "verbose"}
 
 
 def _plain(name: str, value: Any) -> Any:
+    """Return a number or flag that a setting may have as Python's own, anything else as it is."""
     if name not in CONSTRAINTS or isinstance(value, str | None) or not CONSTRAINTS[name].holds(value):
         return value
     if FLAG.holds(value):
@@ -104,11 +104,6 @@ def check(name: str, value: Any) -> None:
     """Raise `ConfigError` where a setting cannot have a value, naming value and limit."""
     if not CONSTRAINTS[name].holds(value):
         raise ConfigError(f"{name} is {short(value)}; it must be {CONSTRAINTS[name].words}.")
-
-
-def is_automatic(algorithm: object) -> bool:
-    """Return whether the data's shape decides on the algorithm."""
-    return isinstance(algorithm, str) and algorithm == AUTO
 
 
 def marginalises(missing: Any) -> bool:

@@ -1,8 +1,8 @@
 """Frozen records as strict JSON and arrays, and back, by the records' own annotations.
 
-What is read may come from a stranger. It becomes records, numbers and texts of the annotated types, or is
-refused. No name in it is looked up. Numbers are finite, integers are counts of at most 2**48, and nesting
-goes as deep as the annotations, or 32 levels where these allow any JSON.
+What is read may come from a stranger. It becomes records, numbers and texts of the annotated types, within
+annotated constraints, or is refused. No name in it is looked up. Numbers are finite, integers are counts of
+at most 2**48, and nesting goes as deep as the annotations, or 32 levels where these allow any JSON.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from emtau_dask.settings import STORED, Settings
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import StateObject
 
-MAX_CHUNKS, MAX_MEMORY = 2**24, 64
+MAX_CHUNKS = 2**24
 BESIDE_PAIRS = 3
 """Moments of an ascent beside its pairs: the point's, its response, and the trial's."""
 ORIGINS = 3

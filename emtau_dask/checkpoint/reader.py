@@ -20,7 +20,6 @@ from emtau_dask.checkpoint.codec import FormatError
 from emtau_dask.checkpoint.manifest import (
     HEAD,
     MAX_CHUNKS,
-    MAX_MEMORY,
     ROW_DTYPES,
     ArrayRef,
     Attempt,
@@ -188,8 +187,6 @@ def _frame(manifest: Manifest) -> Frame:
         raise FormatError(
             f"is of {data.shape} rows x features in {n_chunks} chunks of {rows} rows", ("data",)
         )
-    if config.acceleration is not None and config.acceleration.memory > MAX_MEMORY:
-        raise FormatError(f"is above {MAX_MEMORY}", ("config", "acceleration", "memory"))
     for attempt in attempts:
         _check_attempt(attempt, most_rows)
     if len({attempt.id for attempt in attempts}) < len(attempts):

@@ -31,7 +31,7 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.policies.policy import ActivityPolicy
 from emtau_dask.policies.registry import DescribedPolicy, describe_policy, policy_described
-from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy, Settings
+from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy
 from emtau_dask.storage.objects import ArrayLayout
 from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
 
@@ -247,5 +247,5 @@ CODEC = Codec(
     ),
 )
 _RUN = CODEC.record(RunState)
-SETTINGS, CONFIG, MANIFEST = (CODEC.record(kind) for kind in (Settings, EmSettings, Manifest))
+CONFIG, MANIFEST = CODEC.record(EmSettings), CODEC.record(Manifest)
 CONTENT = replace(CODEC, special=MappingProxyType({RunState: Form(_encode_run, _decode_run)})).record(Content)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
+from emtau_dask.constraints import integer, number
 from emtau_dask.data.row_random import Samples
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.errors import ConfigError
@@ -58,7 +60,7 @@ class Acceleration:
         well apart annealing merges them, so the runs between are not annealed, from the same starts.
     """
 
-    memory: int
+    memory: Annotated[int, integer(0, 64)]
     samples: Samples
     annealed: bool = False
 
@@ -105,8 +107,8 @@ class EmSettings:
 
     asked: Settings
     policy: ActivityPolicy
-    tol: float
-    gap_tol: float = 0.0
+    tol: Annotated[float, number(0)]
+    gap_tol: Annotated[float, number(0)] = 0.0
     acceleration: Acceleration | None = None
     seeds: tuple[int, ...] = (0,)
     previous_bound: float | None = None

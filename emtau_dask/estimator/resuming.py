@@ -102,7 +102,7 @@ def saved_estimator(
 
 
 def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
-    """Return what `saved_estimator` does; a policy of the user's own is an `DescribedPolicy`."""
+    """Return what `saved_estimator` does; a policy of the user's own is a `DescribedPolicy`."""
     config, asked = saved.config, saved.config.asked
     given, precisions = GivenParameters() if asked.warm_start else config.given, None
     with _impossible_named(saved):

@@ -33,7 +33,7 @@ from emtau_dask.policies.registry import DescribedPolicy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry
 from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, SelectionSettings
 from emtau_dask.selection.passes import CountedRows
-from emtau_dask.settings import is_automatic
+from emtau_dask.settings import Settings
 from emtau_dask.storage.commits import check_startable, holds_run
 from emtau_dask.storage.objects import ObjectStore, copy_new
 from emtau_dask.storage.stores import ZarrStoreObjects
@@ -145,7 +145,7 @@ def fit_sample(
 
 
 def _has_short_runs(mixture: GaussianMixture, n_rows: int, n_features: int) -> bool:
-    if mixture.n_components == 1 or not is_automatic(mixture.algorithm) or mixture.n_init != "auto":
+    if mixture.n_components == 1 or not Settings.of(mixture).automatic or mixture.n_init != "auto":
         return False
     plan = automatic(n_rows, mixture.n_components, n_features, mixture.covariance_type)
     return plan.annealed or not plan.shares
