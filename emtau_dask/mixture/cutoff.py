@@ -1,10 +1,10 @@
-"""How far components reach: which of them may count for a row that lies near one of them.
+"""Cut-offs: which components may count for a row that is near one of them.
 
-A component counts for no row for which its responsibility is at most 2⁻⁶⁴ of its weight. All such rows
-together add less than 2⁻⁶⁴ to what it has, and less than 2⁻⁵⁶ to its covariance, beside it.
+A component does not count for a row if its responsibility is at most 2⁻⁶⁴ of its weight. All such rows
+together add less than 2⁻⁶⁴ to its weight, relative to it, and less than 2⁻⁵⁶ to its covariance.
 
-A row at distance r from component a, in a's standard deviations, is at least ``v - c r`` of k's from k, with
-v the distance of a's mean from k, and c the standard deviation of a in the direction h of that distance. For
+Consider a row at distance r from component a, in a's standard deviations. Its distance from k, in k's, is at
+least ``v - c r``: v is the distance of a's mean from k, c the standard deviation of a in its direction h. For
 ``|P_kᵀ (x - μ_k)| >= h (x - μ_k) = v + h (x - μ_a)``, by Cauchy and Schwarz's inequality, twice.
 """
 
@@ -20,22 +20,22 @@ from emtau_dask.mixture.linalg import AnyArray, Floats, Ints, invert_upper
 from emtau_dask.mixture.parameters import MixtureParameters
 
 UNSEEN = 2.0**-64
-"""Responsibility that counts as none, relative to the component's weight."""
+"""Maximum responsibility that counts as none, relative to the component's weight."""
 ROUNDING = 2.0**-19
-"""Taken off bounds of squared distances, relative to them: more than rounding, to float32 too, adds."""
+"""Relative reduction of bounds of squared distances: more than rounding adds, to float32 too."""
 LEAST_NUMBERS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 256, 8, 32
-"""Fewest numbers of all means, K d, and fewest features for which components may be left out, and fewest rows
-of a chunk for each component."""
+"""Minimum numbers of all means (K d), minimum features, and minimum rows of a chunk for each component, for
+which components may be left out."""
 MOST_REACHED, OF_A_FEATURE = 0.65, 1 / 40
-"""Largest share of components that may count for a row, on average, for which that is done: in all, and for
-each feature. To find out which do costs the more beside scoring them, the fewer features there are."""
+"""Maximum mean share of components that may count for a row: in all, and for each feature. The fewer features
+there are, the more it costs to find these components, compared with scoring all."""
 BEYOND, ALONG = 1.0, 2.0
-"""More than the root of the mean squared distance from a component at which rows of it are taken to be, and
-how far along a direction, in its standard deviations."""
+"""Where `_share_reached` assumes a row of a component to be: its distance less √d, and its coordinate along
+a direction, both in standard deviations."""
 PROBED = 32
-"""Components at which it is taken."""
+"""Maximum components for which `_share_reached` assumes a row."""
 AT_ONCE = 2**19
-"""Numbers of a temporary array, about."""
+"""Approximate numbers of a temporary array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,12 @@ class Reach:
     ----------
     centre : ndarray of shape (d,)
     discriminants : ndarray of float32, shape (K, d + 1)
-        Coefficients of a row less the centre, and of 1: the largest sum is mostly that of the component of
-        the row.
+        Coefficients of a row less the centre, and of 1: mostly the row's component has the largest sum.
     distances : ndarray of float32, shape (K, K)
         Component k does not count for a row whose squared distance from component a, in a's standard
-        deviations, is at most ``[a, k]``. That is negative where k always may count.
+        deviations, is at most ``[a, k]``. Negative if k may always count.
     margins : ndarray of float64, shape (K,)
-        So many nats below the largest score of a row, a component does not count for it.
+        A component does not count for a row if its score is this much below the row's largest, nats.
     """
 
     centre: Floats
@@ -62,13 +61,13 @@ class Reach:
 
 
 def reach_of(parameters: MixtureParameters, centre: Floats) -> Reach:
-    """Return how far the components of a mixture reach, which have factors of their own."""
+    """Return the cut-offs of a mixture whose components have factors of their own."""
     everything = np.arange(parameters.n_components)
     return _reach(parameters, centre, _apart(parameters, everything))
 
 
 def reach_where_few(parameters: MixtureParameters, centre: Floats) -> Reach | None:
-    """Return how far they reach, None where too many may count for a row, by the distances from some."""
+    """Return the cut-offs; None if too many components may count for a row, as probed at some of them."""
     K, d = parameters.means.shape
     probed = np.unique(np.linspace(0, K - 1, PROBED).astype(np.intp))
     apart = _apart(parameters, probed)
@@ -87,7 +86,7 @@ def _reach(parameters: MixtureParameters, centre: Floats, apart: _Apart) -> Reac
 
 
 def may_leave_out(n_components: int, n_features: int, chunk_rows: float) -> bool:
-    """Return whether leaving out components may pay: a fixed function of shapes."""
+    """Return whether leaving out components may save time: a fixed function of shapes."""
     enough = chunk_rows >= LEAST_CHUNK_ROWS * n_components
     return enough and n_components * n_features >= LEAST_NUMBERS and n_features >= LEAST_FEATURES
 
@@ -97,7 +96,7 @@ def _margins(parameters: MixtureParameters) -> Floats:
 
 
 class _Apart(NamedTuple):
-    """How far components k are from some components a, (A, K) each."""
+    """Distances of components k from some components a, (A, K) each."""
 
     distance: Floats  # v, of a's mean from k, in k's standard deviations
     spread: Floats  # c, a's standard deviation along it, in k's
@@ -105,7 +104,7 @@ class _Apart(NamedTuple):
 
 
 def _apart(parameters: MixtureParameters, some: Ints) -> _Apart:
-    """Return how far all components are from ``some``."""
+    """Return the distances of all components from ``some``."""
     K, d = parameters.means.shape
     scales, margins, means = parameters.log_scales, _margins(parameters), parameters.means
     factors = np.ascontiguousarray(parameters.precisions_cholesky)
@@ -135,9 +134,9 @@ def _distances(apart: _Apart) -> AnyArray:
 
 
 def _share_reached(parameters: MixtureParameters, some: Ints, apart: _Apart) -> float:
-    """Return which share of the components may count for a row of some component, about.
+    """Return the approximate share of the components that may count for a row of some component.
 
-    Those of which the plane through its row, across the direction of their distance, is not far enough.
+    A component may count if the plane through the row, across the direction of its distance, is near enough.
     """
     farthest = math.sqrt(parameters.n_features) + BEYOND
     counts = apart.distance - ALONG * apart.spread < np.sqrt(farthest**2 + apart.below)

@@ -1,4 +1,4 @@
-"""The policies by name and as plain values."""
+"""The policies by name, and as plain values for checkpoints."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def describe_policy(policy: Any) -> tuple[str | None, str, dict[str, Any]]:
 
 
 def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dict[str, Any]) -> Any:
-    """Return the policy of a checkpointed run: rebuilt, or ``algorithm`` where that is the same.
+    """Return the policy of a checkpointed run: rebuilt, or ``algorithm`` if it is the same.
 
     Raises
     ------
     CheckpointMismatchError
-        A user's own policy was not given again, or it differs.
+        A policy that is not emtau_dask's was not given again, or differs.
     ConfigError
         No built-in policy has the checkpoint's name or parameters.
     """
@@ -95,7 +95,7 @@ def matching_policy(algorithm: Any, name: str | None, kind: str, parameters: dic
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as Python's own; anything else as it is."""
+    """Return a NumPy scalar as a Python scalar; anything else unchanged."""
     if isinstance(value, np.longdouble):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value
