@@ -1,1 +1,1 @@
-"""Gaussian mixtures on blocks of rows, in NumPy and SciPy; no files, no dask."""
+"""Gaussian mixtures on blocks of rows: NumPy and SciPy, no files, no dask."""

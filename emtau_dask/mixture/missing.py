@@ -101,10 +101,10 @@ class Conditioning:
     def statistics(self, rows: Floats, responsibilities: Floats) -> SufficientStatistics:
         """Return the expected statistics of all features, given ``rows`` (n, g) of some.
 
-        Responsibilities (K, n) may include weights of rows. With x̂ the rows completed by
-        `component_means`, the scatter of component k is that of x̂ plus ``Σ_n r_kn C_k``, with C the covariance of
-        the rest, given these features (Ghahramani and Jordan 1994, "Supervised learning from incomplete data
-        via an EM approach", section 3).
+        Responsibilities (K, n) may include weights of rows. With x̂ the rows completed by `component_means`,
+        the scatter of component k is that of x̂ plus ``Σ_n r_kn C_k``, where C is the covariance of the rest,
+        given these features (Ghahramani and Jordan 1994, "Supervised learning from incomplete data via an EM
+        approach", section 3).
         """
         structure, n = self.parameters.structure, len(rows)
         K, d = self.parameters.means.shape
