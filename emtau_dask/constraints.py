@@ -1,4 +1,4 @@
-"""Constraints on settings: each is stated once, for estimators, policies and run configs alike."""
+"""Constraints on settings, stated once for estimators, policies and run configs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 MAX_ITERATIONS = 10**12
-"""More than a fit can do; what counts iterations is stored as integers of bounded size."""
+"""Maximum iterations: more than a fit can do, and counters are stored as integers of bounded size."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the value of a setting may be.
+    """The allowed values of a setting.
 
     Attributes
     ----------
     words : str
-        Ends the sentence "the value must be …".
+        The end of the sentence "the value must be …".
     holds : callable
-        Return whether a value, which may be anything, is allowed.
+        Return whether any value is allowed.
     nearest : callable
-        Return the allowed value nearest to one that is not, as it is shown; None where there is none.
+        Return the nearest allowed value to one that is not, for display; None if there is none.
     """
 
     words: str
@@ -95,7 +95,7 @@ def text(what: str) -> Constraint:
 
 
 def either(*constraints: Constraint) -> Constraint:
-    """Allow what one of two or more constraints allows."""
+    """Allow every value that one of several constraints allows."""
     *first, last = (constraint.words for constraint in constraints)
     return Constraint(
         f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}",
@@ -105,7 +105,7 @@ def either(*constraints: Constraint) -> Constraint:
 
 
 def _as_float(value: Any, kinds: Any = (int, float, np.integer, np.floating)) -> float:
-    """Return a number of these kinds as a float; NaN for all else, infinity for what is beyond float64."""
+    """Return a number of these kinds as a float; NaN for other values, infinity beyond float64."""
     if isinstance(value, bool) or not isinstance(value, kinds):
         return math.nan
     try:
@@ -115,7 +115,7 @@ def _as_float(value: Any, kinds: Any = (int, float, np.integer, np.floating)) ->
 
 
 def _unquoted(value: Any) -> str | None:
-    """Return the number that a text spells, if it does."""
+    """Return the number in a text, None if it is not one."""
     if not isinstance(value, str):
         return None
     try:
