@@ -59,7 +59,7 @@ class ConvergenceDisplay:
 
     def __init__(self, history: FitHistory, *, against: str = "work") -> None:
         if against not in AGAINST:
-            raise InvalidDataError(f"against = {short(against)} must be 'work' or 'iteration'.")
+            raise InvalidDataError(f"against is {short(against)}; it must be 'work' or 'iteration'.")
         if not len(history):
             raise InvalidDataError("The fit had no iteration (max_iter=0), so there is nothing to draw.")
         self.history = history

@@ -204,8 +204,8 @@ def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
     given = [features] if isinstance(features, str) or not isinstance(features, Iterable) else [*features]
     if not 1 <= len(given) <= 2 or len(set(given)) < len(given):
         raise InvalidDataError(
-            f"features = {short(features)} must be one feature or two different ones; None draws the two "
-            "principal axes of the data."
+            f"features is {short(features)}; it must be one feature or two different ones. None draws "
+            "the two principal axes of the data."
         )
     numbers = [names.index(each) if isinstance(each, str) and each in names else each for each in given]
     for number in numbers:
@@ -249,7 +249,7 @@ def rows_to_show(
     check_is_fitted(estimator)
     allowed = integer(1)
     if not allowed.holds(max_rows):
-        raise InvalidDataError(f"max_rows = {short(max_rows)} must be {allowed.words}.")
+        raise InvalidDataError(f"max_rows is {short(max_rows)}; it must be {allowed.words}.")
     if isinstance(X, DrawnRows):
         return DrawnRows(X.rows[: int(max_rows)], X.weights[: int(max_rows)], X.total, X.imputed)
     return drawn_rows(

@@ -84,7 +84,9 @@ class SelectionDisplay:
     def __init__(self, table: Sequence[Candidate], criterion: str) -> None:
         criterion = criterion.replace("-", "_")
         if criterion not in CRITERIA:
-            raise InvalidDataError(f"criterion = {short(criterion)} must be one of {', '.join(CRITERIA)}.")
+            raise InvalidDataError(
+                f"criterion is {short(criterion)}; it must be one of {', '.join(CRITERIA)}."
+            )
         self.criterion = criterion
         self.known = [
             (candidate, value) for candidate in table if math.isfinite(value := _value(candidate, criterion))

@@ -192,7 +192,7 @@ def _as_new(place: ObjectStore | None) -> Iterator[None]:
     except CheckpointExistsError as error:
         assert place is not None
         raise CheckpointTakenError(
-            f"another process goes on with this selection: it has begun the fit in {place.location} "
+            f"another process continues this selection: it has begun the fit in {place.location} "
             "meanwhile. Let it finish, or stop it and give the same call again."
         ) from error
 

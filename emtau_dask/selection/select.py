@@ -165,9 +165,9 @@ def select(
 
 def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
     if checkpoint is None:
-        return "The selection was interrupted; with checkpoint=PATH what is done would have been kept."
+        return "The selection was interrupted. With checkpoint=PATH its progress would have been kept."
     return shown(
-        f"The selection was interrupted. The same call goes on from what is done, in {checkpoint.location}."
+        f"The selection was interrupted. The same call continues from its progress in {checkpoint.location}."
     )
 
 

@@ -108,8 +108,8 @@ class ObjectStore(Protocol):
         """Lock the store for replacing a run; `CheckpointTakenError` if another process has the lock."""
         if not self.create(CLAIM, uuid.uuid4().hex.encode()):
             raise CheckpointTakenError(
-                f"another process is replacing the run in {self.location}, or ended while it did. See that "
-                f"none is, remove {CLAIM} there, and start again."
+                f"another process is replacing the run in {self.location}, or was killed while replacing it. "
+                f"If none is, remove the object {CLAIM!r} there, and start again."
             )
         try:
             yield
@@ -143,7 +143,9 @@ def is_remnant(key: str) -> bool:
 
 def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
     """Return the error for a run that another process has begun just before this one."""
-    return CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
+    return CheckpointTakenError(
+        f"another process has just begun a run in {objects.location}. Choose another place."
+    )
 
 
 def copy_new(source: ObjectStore, target: ObjectStore) -> None:
@@ -156,7 +158,9 @@ def copy_new(source: ObjectStore, target: ObjectStore) -> None:
     limit = sys.maxsize - 1
     try:
         if not target.create(first, source.get(first, limit) or b""):
-            raise CheckpointExistsError(f"{target.location} is being written by another process.")
+            raise CheckpointExistsError(
+                f"another process is writing {target.location}. Choose another place."
+            )
         each(lambda key: target.put(key, source.get(key, limit) or b""), others)
         target.create(ROOT_DOCUMENT, source.get(ROOT_DOCUMENT, limit) or b"")
     except CheckpointExistsError:

@@ -82,7 +82,7 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
             folder.remove()
         except OSError as error:
             raise EmtauError(
-                f"what was at {target} cannot be put back ({error}); it is {folder.path / OLD}, move it"
+                f"what was at {target} cannot be put back ({error}); it is at {folder.path / OLD}, move it"
             ) from error
 
 
@@ -92,7 +92,7 @@ def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | N
             _set_aside(folder, target)
         elif os.path.lexists(target):
             raise PathTakenError(
-                f"{target} already exists, made meanwhile; it was left as it is. Choose another place"
+                f"{target} already exists: another process has made it meanwhile. Choose another place"
             )
 
 
@@ -135,7 +135,7 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
     kind = kind_by_ending(str(path))
     if kind is not None:
         raise EmtauError(
-            f"{path} would be {kind} by its name, but results are zarr groups; give a name such as "
+            f"{path} is the name of {kind}, but results are zarr groups; give a name such as "
             f"{path.with_suffix('.zarr')}"
         )
     refuse_inputs(path, inputs)
@@ -168,7 +168,7 @@ def refuse_inputs(path: Path, inputs: Sequence[str | Path]) -> None:
         ours, theirs = followed(path), followed(source)
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise EmtauError(
-                f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
+                f"{path} is, contains or is inside {source}, which this run reads; choose another place"
             )
 
 
@@ -305,7 +305,7 @@ def refuse_existing_page(path: Path, overwrite: bool, *, inputs: Sequence[str | 
     refuse_url(path)
     if path.suffix.lower() not in ENDINGS:
         raise EmtauError(
-            f"{path} would hold a page of HTML, which its name does not say; give a name such as "
+            f"a report is a page of HTML, but the name {path} has another ending; give a name such as "
             f"{path.with_suffix(ENDINGS[0])}"
         )
     refuse_inputs(path, inputs)
