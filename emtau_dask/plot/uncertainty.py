@@ -38,8 +38,8 @@ BINS = 20
 SURE = 0.9
 MOST_COMPONENTS = 40
 """Maximum components that are drawn; those that label the most rows are taken."""
-COLOURS, DOUBTS = "Blues", "YlOrBr"
-TITLE, DOUBT = "Where rows are between components", "1 − largest responsibility"
+COLOURS, UNCERTAINTY_COLOURS = "Blues", "YlOrBr"
+TITLE, UNCERTAINTY = "Where rows are between components", "1 − largest responsibility"
 
 
 class UncertaintyDisplay:
@@ -150,26 +150,26 @@ class UncertaintyDisplay:
         _bar(ax, image, "% of the component's rows", format=lambda value, _: f"{value:g}")
 
     def _in_a_plane(self, ax: Axes) -> None:
-        points, doubt = self.plane.points(self.drawn.rows), 1 - self.largest
-        look: dict[str, Any] = {"cmap": colours(DOUBTS), "vmin": 0, "vmax": 1 - self.edges_[0]}
+        points, uncertainty = self.plane.points(self.drawn.rows), 1 - self.largest
+        look: dict[str, Any] = {"cmap": colours(UNCERTAINTY_COLOURS), "vmin": 0, "vmax": 1 - self.edges_[0]}
         look["rasterized"] = True
         dress(ax, TITLE, self.plane.labels, counted(self.drawn))
         if len(points) <= FEW_ROWS:
-            order = np.argsort(doubt)
-            look |= {"linewidths": 0.5, "edgecolors": FAINT, "s": 14, "c": doubt[order]}
+            order = np.argsort(uncertainty)
+            look |= {"linewidths": 0.5, "edgecolors": FAINT, "s": 14, "c": uncertainty[order]}
             image: Any = ax.scatter(points[order, 0], points[order, 1], **look)
         else:
             bins, weights = [cells_of(len(points))] * 2, self.drawn.weights
             total, edges = np.histogramdd(points, bins, weights=weights)
-            doubtful, _ = np.histogramdd(points, edges, weights=weights * doubt)
-            mean = np.ma.masked_where(total == 0, doubtful / np.where(total == 0, 1.0, total))
+            uncertain, _ = np.histogramdd(points, edges, weights=weights * uncertainty)
+            mean = np.ma.masked_where(total == 0, uncertain / np.where(total == 0, 1.0, total))
             image = ax.pcolormesh(edges[0], edges[1], mean.T, **look)
-        _bar(ax, image, DOUBT)
+        _bar(ax, image, UNCERTAINTY)
 
     def _on_a_line(self, ax: Axes) -> None:
-        points, doubt = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
-        ax.scatter(points, doubt, s=6, color=PALETTE[1], alpha=0.4, linewidths=0, rasterized=True)
-        dress(ax, TITLE, (self.plane.labels[0], DOUBT), counted(self.drawn))
+        points, uncertainty = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
+        ax.scatter(points, uncertainty, s=6, color=PALETTE[1], alpha=0.4, linewidths=0, rasterized=True)
+        dress(ax, TITLE, (self.plane.labels[0], UNCERTAINTY), counted(self.drawn))
         ax.set_ylim(bottom=0)
         with_grid(ax)
 
