@@ -29,7 +29,7 @@ from emtau_dask.mixture.linalg import Floats, Ints
 
 
 class CentredConstants(NamedTuple):
-    """What is the same for all blocks under one Θ."""
+    """Constants of all blocks under one Θ."""
 
     origin: Floats  # zeros, (1, d)
     log_scales: Floats  # (K,), less the ceiling, nats
@@ -37,7 +37,7 @@ class CentredConstants(NamedTuple):
     least: float  # exponentials of smaller numbers count as 0
     ceiling: float  # log-densities less scores, nats
     negligible: float  # responsibility that groups leave out, relative to the component's sum so far
-    few: int  # so many rows of a tile, or fewer, are gathered
+    few: int  # maximum rows of a tile that are gathered
 
 
 class CentredBuffers(NamedTuple):

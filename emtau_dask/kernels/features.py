@@ -10,7 +10,7 @@ from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
 
 
 class FeatureConstants(NamedTuple):
-    """What is the same for all blocks under one Θ; arrays of numbers have the dtype of the products.
+    """Constants of all blocks under one Θ; arrays of numbers have the dtype of the products.
 
     Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
     """

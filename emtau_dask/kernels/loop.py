@@ -167,7 +167,7 @@ def _fetch(_: Any, values: Any, i: Any) -> Any:
         place = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), integer, integer, integer])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, *(integer(told) for told in TO_READ_SOON)])
+        builder.call(function, [place, *(integer(argument) for argument in TO_READ_SOON)])
         return context.get_dummy_value()
 
     return types.void(values, types.intp), built

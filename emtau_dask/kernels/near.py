@@ -34,7 +34,7 @@ HALF = 0.5 * (1.0 - ROUNDING)
 
 
 class NearConstants(NamedTuple):
-    """What is the same for all blocks under one Θ."""
+    """Constants of all blocks under one Θ."""
 
     centred: CentredConstants
     centre: Floats  # of the discriminants, (d,)

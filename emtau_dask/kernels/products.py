@@ -210,7 +210,7 @@ def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:
         raise ValueError("vectors and result do not fit each other, or the machine's vectors do not fit them")
     if depth < 0 or depth > len(vectors):
-        raise ValueError("there are not so many vectors")
+        raise ValueError("there are fewer vectors than the depth")
     step = COLUMNS * lanes
     for i in range(0, side, ROWS):
         first = i - i % lanes

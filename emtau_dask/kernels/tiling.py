@@ -127,7 +127,7 @@ class BlockSums(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Tiling:
-    """What compiled tiles need under one plan."""
+    """The loops, constants and buffers of compiled tiles under one plan."""
 
     blocks: ModuleType  # `kernels.loop`
     loops: Any  # its `BlockLoops`, of the form
@@ -198,11 +198,11 @@ class _CentredSums:
 
 
 def _feature_parts(
-    plan: KernelPlan, loops: ModuleType, scores: AnyArray, beside: AnyArray
+    plan: KernelPlan, loops: ModuleType, scores: AnyArray, extra: AnyArray
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
     """Return constants and buffers of the form by features, and the buffers that must be finite.
 
-    ``scores`` are (K, T); ``beside`` are two more buffers (2, T).
+    ``scores`` are (K, T); ``extra`` are two more buffers (2, T).
     """
     assert plan.frame is not None
     structure, transform, d = plan.parameters.structure, plan.frame.transform, plan.parameters.n_features
@@ -224,7 +224,7 @@ def _feature_parts(
         differences,
         features,
         scores,
-        *beside,
+        *extra,
         np.empty(shapes[0], dtype),
         lines(d * over_all, tile, dtype),
         np.empty((d * over_all, d * over_all), dtype),
@@ -242,7 +242,7 @@ def _whitening(parameters: MixtureParameters) -> Floats:
 
 
 def _centred_parts(
-    plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, beside: Floats
+    plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, extra: Floats
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
     """Return the same of the centred form."""
     parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
@@ -261,7 +261,7 @@ def _centred_parts(
     groups.fill(0.0)
     wide = d + LINES_AT_ONCE
     coordinates = lines(wide, tile, DOUBLE)
-    sums, peaks = beside
+    sums, peaks = extra
     buffers = loops.CentredBuffers(
         coordinates=coordinates,
         scores=scores,
@@ -336,12 +336,12 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
         return Tiling(loops.blocks, loops.near.loops, *near, (), about_means())
     by_features = plan.frame is not None
     tile = rows_of_tile(structure.n_row_features(d) if by_features else 2 * (1 + d), dtype.itemsize)
-    scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
+    scores, extra = lines(K, tile, dtype), lines(2, tile, dtype)
     if not by_features:
-        parts = _centred_parts(plan, loops.centred, side, scores, beside)
+        parts = _centred_parts(plan, loops.centred, side, scores, extra)
         return Tiling(loops.blocks, loops.centred.loops, *parts, about_means())
     pools = len(plan.moment_shapes) > 1
     form = loops.features
     sums = _FeatureSums(form.PooledMoments if pools else form.FeatureMoments, plan.moment_shapes)
-    parts = _feature_parts(plan, form, scores, beside)
+    parts = _feature_parts(plan, form, scores, extra)
     return Tiling(loops.blocks, form.pooled_loops if pools else form.loops, *parts, sums)

@@ -150,7 +150,7 @@ def unchanged(array: Floats, n_components: int) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class CovarianceStructure:
-    """What one covariance type does differently; comments say what each field takes and returns.
+    """The operations of one covariance type; comments say what each field takes and returns.
 
     ``covariances``, ``scatter`` and ``factors`` (the precision factors) have the shape that ``shape`` says.
     """

@@ -30,10 +30,10 @@ MOST_REACHED, OF_A_FEATURE = 0.65, 1 / 40
 """Maximum mean share of components that may count for a row: in all, and for each feature. The fewer features
 there are, the more it costs to find these components, compared with scoring all."""
 BEYOND, ALONG = 1.0, 2.0
-"""Where `_share_reached` assumes a row of a component to be: its distance less √d, and its coordinate along
+"""Where `_share_within` assumes a row of a component to be: its distance less √d, and its coordinate along
 a direction, both in standard deviations."""
 PROBED = 32
-"""Maximum components for which `_share_reached` assumes a row."""
+"""Maximum components for which `_share_within` assumes a row."""
 AT_ONCE = 2**19
 """Approximate numbers of a temporary array."""
 
@@ -63,26 +63,26 @@ class Reach:
 def reach_of(parameters: MixtureParameters, centre: Floats) -> Reach:
     """Return the cut-offs of a mixture whose components have factors of their own."""
     everything = np.arange(parameters.n_components)
-    return _reach(parameters, centre, _apart(parameters, everything))
+    return _cutoffs(parameters, centre, _separation(parameters, everything))
 
 
 def reach_where_few(parameters: MixtureParameters, centre: Floats) -> Reach | None:
     """Return the cut-offs; None if too many components may count for a row, as probed at some of them."""
     K, d = parameters.means.shape
     probed = np.unique(np.linspace(0, K - 1, PROBED).astype(np.intp))
-    apart = _apart(parameters, probed)
-    if _share_reached(parameters, probed, apart) > min(MOST_REACHED, OF_A_FEATURE * d):
+    separation = _separation(parameters, probed)
+    if _share_within(parameters, probed, separation) > min(MOST_REACHED, OF_A_FEATURE * d):
         return None
-    return _reach(parameters, centre, apart) if len(probed) == K else reach_of(parameters, centre)
+    return _cutoffs(parameters, centre, separation) if len(probed) == K else reach_of(parameters, centre)
 
 
-def _reach(parameters: MixtureParameters, centre: Floats, apart: _Apart) -> Reach:
+def _cutoffs(parameters: MixtureParameters, centre: Floats, separation: _Separation) -> Reach:
     pooled = np.tensordot(parameters.weights, parameters.covariances, axes=1)
     means = parameters.means - centre
     linear = np.linalg.solve(pooled, means.T).T
     constant = np.log(parameters.weights) - 0.5 * (linear * means).sum(axis=1)
     discriminants = np.ascontiguousarray(np.column_stack([linear, constant]), np.float32)
-    return Reach(centre, discriminants, _distances(apart), _margins(parameters))
+    return Reach(centre, discriminants, _distances(separation), _margins(parameters))
 
 
 def may_leave_out(n_components: int, n_features: int, chunk_rows: float) -> bool:
@@ -95,7 +95,7 @@ def _margins(parameters: MixtureParameters) -> Floats:
     return -math.log(UNSEEN) - np.log(parameters.weights)
 
 
-class _Apart(NamedTuple):
+class _Separation(NamedTuple):
     """Distances of components k from some components a, (A, K) each."""
 
     distance: Floats  # v, of a's mean from k, in k's standard deviations
@@ -103,7 +103,7 @@ class _Apart(NamedTuple):
     below: Floats  # s, twice the nats by which k may lie below a
 
 
-def _apart(parameters: MixtureParameters, some: Ints) -> _Apart:
+def _separation(parameters: MixtureParameters, some: Ints) -> _Separation:
     """Return the distances of all components from ``some``."""
     K, d = parameters.means.shape
     scales, margins, means = parameters.log_scales, _margins(parameters), parameters.means
@@ -121,24 +121,24 @@ def _apart(parameters: MixtureParameters, some: Ints) -> _Apart:
         spread[part] = np.sqrt(np.einsum("aki,aki->ak", along, along))
     spread /= np.where(distance > 0, distance, 1.0)
     below = 2.0 * np.maximum(0.0, margins + scales - scales[some, np.newaxis])
-    return _Apart(distance, spread, below)
+    return _Separation(distance, spread, below)
 
 
-def _distances(apart: _Apart) -> AnyArray:
+def _distances(separation: _Separation) -> AnyArray:
     """Return rows of the distances of `Reach`: they solve ``(v - c r)² = r² + s`` for r."""
-    distance, spread, below = apart
+    distance, spread, below = separation
     left = distance**2 - below
     root = np.sqrt(np.maximum(0.0, left + below * spread**2))
     reached = (left / np.where(left > 0, distance * spread + root, 1.0)) ** 2
     return np.where(left > 0, (1.0 - ROUNDING) * reached, -1.0).astype(np.float32)
 
 
-def _share_reached(parameters: MixtureParameters, some: Ints, apart: _Apart) -> float:
+def _share_within(parameters: MixtureParameters, some: Ints, separation: _Separation) -> float:
     """Return the approximate share of the components that may count for a row of some component.
 
     A component may count if the plane through the row, across the direction of its distance, is near enough.
     """
     farthest = math.sqrt(parameters.n_features) + BEYOND
-    counts = apart.distance - ALONG * apart.spread < np.sqrt(farthest**2 + apart.below)
+    counts = separation.distance - ALONG * separation.spread < np.sqrt(farthest**2 + separation.below)
     weights = parameters.weights[some]
     return float(weights @ counts.mean(axis=1) / weights.sum())

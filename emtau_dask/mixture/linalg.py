@@ -167,8 +167,8 @@ def add_squares(rows: Floats, upper: Floats, kept: float = 1.0) -> None:
 
 def _changed_stack(matrices: Floats) -> tuple[list[int], Any]:
     """Return the address of each of matrices (K, m, n), and a pointer to the stride of their rows."""
-    first, apart = _changed(matrices[0])
-    return [first + k * matrices.strides[0] for k in range(len(matrices))], apart
+    first, stride = _changed(matrices[0])
+    return [first + k * matrices.strides[0] for k in range(len(matrices))], stride
 
 
 def factorise(matrices: Floats) -> Ints:
@@ -181,11 +181,11 @@ def factorise(matrices: Floats) -> Ints:
         of it and below it are undefined then.
     """
     routine, size = _routines().dpotrf, _whole(matrices.shape[1])
-    places, apart = _changed_stack(matrices)
+    places, stride = _changed_stack(matrices)
     failed = np.zeros((len(matrices), 2), dtype=np.int32)
     begin = failed.ctypes.data
     for k, place in enumerate(places):
-        routine(LOWER, size, place, apart, begin + k * failed.strides[0])
+        routine(LOWER, size, place, stride, begin + k * failed.strides[0])
     first: Ints = failed.sum(axis=1, dtype=np.intp)
     return first
 
@@ -193,9 +193,9 @@ def factorise(matrices: Floats) -> Ints:
 def invert_small(uppers: Floats) -> None:
     """Invert upper triangles (K, d, d) in place, whose diagonals have no zero."""
     routine, size, ignored = _routines().dtrtri, _whole(uppers.shape[1]), _whole(0)
-    places, apart = _changed_stack(uppers)
+    places, stride = _changed_stack(uppers)
     for place in places:
-        routine(LOWER, ANY_DIAGONAL, size, place, apart, ignored)
+        routine(LOWER, ANY_DIAGONAL, size, place, stride, ignored)
 
 
 def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:

@@ -53,7 +53,7 @@ class RowArray:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the E-step of iteration ``iteration`` found for one chunk's active rows.
+    """The results of the E-step of iteration ``iteration`` for one chunk's active rows.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class NextPass(Enum):
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What the fitting process knows after an iteration.
+    """The state of a fit after an iteration.
 
     Attributes
     ----------

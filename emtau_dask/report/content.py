@@ -193,9 +193,9 @@ def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
         return Cells((), ((),) * k)
     kernels = scoring_kernels(parameters, compiled=False)
     labels: NDArray[np.intp] = LABELS(drawn.rows, kernels)
-    sure = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
+    certain_rows = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
     counts = np.bincount(labels, drawn.weights, minlength=k)
-    certain = np.bincount(labels, drawn.weights * sure, minlength=k)
+    certain = np.bincount(labels, drawn.weights * certain_rows, minlength=k)
     return Cells(
         ("rows labelled", "certain"),
         tuple(

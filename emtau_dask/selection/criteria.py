@@ -90,7 +90,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What chooses among candidates.
+    """A rule that chooses among candidates.
 
     Attributes
     ----------

@@ -154,7 +154,7 @@ class LocalObjects(ObjectStore):
 
     @contextmanager
     def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-        """Give the block a temporary file beside ``path``; after an error nothing new is left."""
+        """Yield a temporary file beside ``path``; after an error nothing new is left."""
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         try:
             with self._opened(partial) as file:
